@@ -3,7 +3,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=sync.proto");
     println!("cargo:rerun-if-changed=query.proto");
     let descriptors = protox::compile(["sync.proto", "query.proto"], ["."])?;
-    // What holds content, a token or a key gets its `Debug` by hand, in `wire`, without it.
+    // Types with content, tokens or keys get a manual `Debug` in `wire`, without those.
     tonic_prost_build::configure()
         .build_client(false)
         .build_server(false)

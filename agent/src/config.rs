@@ -36,7 +36,7 @@ pub enum Command {
     Run(Options),
 }
 
-/// How to run.
+/// The options of `run`.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     /// A file with the join string. After the join the agent reads it for new addresses of the same hub, and to join again

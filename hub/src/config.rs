@@ -12,17 +12,17 @@ use runnel_transport::ops::LogFormat;
 #[derive(Parser)]
 #[command(name = "runnel-hub", version, about)]
 pub struct Cli {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Subcommand)]
 pub enum Command {
     /// Run the hub.
-    // Of a repeated option the last one counts, so that a chart's `extraArgs` replace the arguments
-    // before them.
+    // If an option is repeated, the last value applies, so that a chart's `extraArgs` replace
+    // earlier arguments.
     #[command(args_override_self = true)]
     Run(Box<Run>),
     /// Let clusters join.
@@ -38,7 +38,7 @@ pub struct Access {
     /// Kubeconfig file of the hub cluster; without it, the ServiceAccount of the pod is used.
     #[arg(long, env = "RUNNEL_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// The namespace on the hub in which Runnel keeps its own Secrets.
+    /// The namespace of Runnel's own Secrets on the hub.
     #[arg(long, env = "RUNNEL_NAMESPACE", default_value = "runnel-system")]
     pub namespace: String,
     /// The format of log lines.
@@ -49,7 +49,7 @@ pub struct Access {
 /// Run the hub.
 #[derive(Args)]
 pub struct Run {
-    /// Which API server.
+    /// The API server.
     #[command(flatten)]
     pub access: Access,
     /// The address on which the hub accepts agents.
@@ -134,7 +134,7 @@ pub struct Run {
     /// How long the leader leads without a successful renewal; shorter than the lease duration.
     #[arg(long, env = "RUNNEL_RENEW_DEADLINE", default_value = "10s", value_parser = duration, value_name = "DURATION")]
     pub renew_deadline: Duration,
-    /// How often the leader renews its Lease.
+    /// The interval of renewals of the Lease.
     #[arg(long, env = "RUNNEL_RETRY_PERIOD", default_value = "2s", value_parser = duration, value_name = "DURATION")]
     pub retry_period: Duration,
 }
@@ -153,7 +153,7 @@ pub enum Token {
 /// Create a MemberCluster, or use the existing one, and print the join string for its agent.
 #[derive(Args)]
 pub struct Create {
-    /// Which API server.
+    /// The API server.
     #[command(flatten)]
     pub access: Access,
     /// Name of the cluster.

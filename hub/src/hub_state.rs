@@ -38,7 +38,7 @@ use runnel_hub_core::status::{Deliveries, ReportStore};
 
 /// The session of a connected agent, as the other tasks of the hub access it.
 pub struct LiveSession {
-    /// Distinguishes this session from a later one of the same cluster.
+    /// The validity of the join string, which one agent can use once.
     pub number: u64,
     /// The agent's acked set, and what must be sent to it.
     pub session: OrderedMutex<Session, SESSION>,

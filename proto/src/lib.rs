@@ -66,8 +66,7 @@ pub const HISTORY_TOKEN_LIMIT: usize = 256;
 /// The status metadata with the reason of a refusal, a word from the list in `sync.proto`.
 pub const REASON_METADATA: &str = "runnel-reason";
 
-/// The largest gRPC message that either end takes, in bytes.
-///
-/// The largest object an API server stores (1.5 MiB) fits compressed; agent frames are far smaller
+/// The maximum size of a gRPC message, in bytes.
+/// The largest object of an API server (1.5 MiB) fits compressed; agent frames are far smaller
 /// ([`model::AGENT_FRAME_LIMIT`]).
 pub const FRAME_LIMIT: usize = 4 * 1024 * 1024;

@@ -1,7 +1,7 @@
-//! The pure parts at 10, 1,000 and 100,000 of what each grows with.
-//!
-//! `cargo bench -p runnel-tests --bench growth`. What is done for one edit must not grow with what stands beside it; what
-//! is done for everything must grow no faster than it. Read the ratio of a row's figures, a hundredfold each time.
+//! Benchmarks of the pure parts at 10, 1,000 and 100,000 items.
+//! `cargo bench -p runnel-tests --bench growth`. The cost of one edit must not grow with unrelated
+//! items; the cost of everything must grow linearly. Compare the figures of a row, a hundredfold
+//! each time.
 
 mod planning;
 
@@ -36,14 +36,14 @@ use serde_json::json;
 use planning::{NAMESPACE, body, cluster, edits, index, labels, payload, revision, rule, source};
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
-/// What is rendered is bounded, and takes time: a tenfold each time.
+/// Rendered copies are bounded and slow: tenfold each time.
 const SHAPED_SIZES: [usize; 3] = [10, 100, 1_000];
 
 fn main() {
     divan::main();
 }
 
-/// One rule's plan with so many sources.
+/// One rule's plan with a number of sources.
 fn planned(mut plan: RulePlan, sources: usize) -> RulePlan {
     for number in 0..sources {
         plan.set(&source(number), Some(&body(number)));
@@ -64,13 +64,13 @@ fn edited(bencher: Bencher<'_, '_>, mut index: Index, rules: usize) {
     edit.bench_local_values(|(source, labels, body)| index.set_source(source, labels, Some(body)));
 }
 
-/// One edit beside so many other sources of its rule.
+/// One edit among a number of other sources of its rule.
 #[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_beside_sources(bencher: Bencher<'_, '_>, sources: usize) {
     edited(bencher, index(sources, 1, 1), 1);
 }
 
-/// One edit beside so many other rules of its namespace with a source each.
+/// One edit among a number of other rules of its namespace with one source each.
 #[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_beside_rules(bencher: Bencher<'_, '_>, rules: usize) {
     edited(bencher, index(rules, 1, rules), rules);
@@ -83,7 +83,7 @@ fn edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     edited(bencher, index(10, clusters, 1), 1);
 }
 
-/// An edit of one source that is rendered for each of so many clusters: it grows with them and no faster.
+/// An edit of one source that is rendered for a number of clusters: linear in the clusters.
 #[divan::bench(args = SHAPED_SIZES, sample_count = 5, sample_size = 1)]
 fn shaped_edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     let mut index = shaped_index(clusters);
@@ -132,21 +132,22 @@ fn shaped_body(number: usize) -> SourceState {
     )))
 }
 
-/// One rule that renders 10 sources for each of so many clusters.
+/// A rule that renders 10 sources for a number of clusters.
 fn shaped_index(clusters: usize) -> Index {
     let mut index = index(0, clusters, 1);
     for number in 0..10 {
         index.set_source(source(number), labels(0), Some(shaped_body(number)));
     }
     index.set_rule(shaped_rule());
-    // What no rule of before had needed is read.
+    // Sources that no former rule needed are read.
     for number in 0..10 {
         index.set_source(source(number), labels(0), Some(shaped_body(number)));
     }
     index
 }
 
-/// What one agent is sent of one edit, in a rule of so many sources; one edit at a time, as several would be one delta.
+/// The messages to one agent about one edit, in a rule with many sources; one edit at a time,
+/// because several would be one delta.
 #[divan::bench(args = SIZES, sample_count = 50, sample_size = 1)]
 fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
     let index = RefCell::new(index(sources, 1, 1));
@@ -180,7 +181,7 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
     edit.bench_local_values(|()| assert_eq!(say(), 1));
 }
 
-/// A batch with so many intents is read from the wire, taken in, and decided about, copy by copy.
+/// A batch with a number of intents is decoded, applied and decided, copy by copy.
 #[divan::bench(args = SIZES, sample_count = 10)]
 fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
     let terms = rule(0).terms;
@@ -227,7 +228,7 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
     });
 }
 
-/// The status of a rule that is well in so many clusters.
+/// The status of a healthy rule in a number of clusters.
 #[divan::bench(args = SIZES, sample_count = 10)]
 fn status_fold(bencher: Bencher<'_, '_>, clusters: usize) {
     folded(bencher, clusters, &[]);

@@ -29,29 +29,29 @@ const LINKER_FLAGS: &str = concat!(
     " -X k8s.io/component-base/version.gitMinor=36",
 );
 
-/// A folder that holds every part of a control plane, and `kubectl`.
+/// A folder with the binaries of a control plane and `kubectl`.
 #[derive(Clone, Debug)]
 pub struct Assets {
     folder: PathBuf,
 }
 
-/// Where the binaries may come from.
+/// The possible locations of the binaries.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// A folder with ready binaries (`KUBEBUILDER_ASSETS`); nothing is built where it is set.
     pub given: Option<PathBuf>,
-    /// The folder below which our own build is kept.
+    /// The folder for built binaries.
     pub cache: PathBuf,
     /// The Go command.
     pub go: PathBuf,
 }
 
 impl Places {
-    /// The places of the environment: `KUBEBUILDER_ASSETS`, `XDG_CACHE_HOME` or `HOME`, and the
-    /// `go` of the search path.
+    /// Returns the locations from the environment: `KUBEBUILDER_ASSETS`, `XDG_CACHE_HOME` or
+    /// `HOME`, and the `go` of the search path.
     ///
     /// # Errors
-    /// When there is no cache folder.
+    /// If there is no cache folder.
     pub fn from_environment() -> Result<Self> {
         Ok(Self {
             given: variable("KUBEBUILDER_ASSETS"),
@@ -149,7 +149,7 @@ fn built(places: &Places) -> Result<Assets> {
     fs::create_dir_all(&places.cache)
         .with_context(|| format!("cannot create {}", places.cache.display()))?;
     let _turn = wait_for_turn(&places.cache, BINARY, "the control plane")?;
-    // Whoever had the turn before may have built it.
+    // The former holder of the lock may have built it.
     if !assets.folder.is_dir() {
         build(&places.go, &assets.folder)?;
     }
@@ -181,7 +181,7 @@ pub(crate) fn wait_for_turn(cache: &Path, name: &str, what: &str) -> Result<File
     Ok(file)
 }
 
-// Built beside its place and moved there in one step: what has the final name is complete.
+// Built under a temporary name and moved at once: the final name is always complete.
 fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);

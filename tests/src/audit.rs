@@ -1,4 +1,4 @@
-//! Who wrote what: an API server's audit log.
+//! The audit log of an API server.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,9 +12,8 @@ use serde_json::{Value, json};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark(u64);
 
-/// One request that an API server has answered.
-///
-/// What a request does not have is empty: the namespace of a cluster-scoped object, the name of a
+/// A request that an API server has answered.
+/// Missing properties are empty: the namespace of a cluster-scoped object, the name of a
 /// collection, the group of core resources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
@@ -31,9 +30,9 @@ pub struct Write {
     pub namespace: String,
     /// The object's name.
     pub name: String,
-    /// Who asked; empty for a token that was not accepted (401).
+    /// The user; empty for a token that was not accepted (401).
     pub user: String,
-    /// The program with which they asked.
+    /// The user agent.
     pub user_agent: String,
     /// The HTTP status of the answer.
     pub code: u16,
@@ -100,7 +99,7 @@ pub(crate) fn end(log: &Path) -> Mark {
     Mark(std::fs::metadata(log).map_or(0, |found| found.len()))
 }
 
-/// What was answered after `mark`, in the order of the answers.
+/// Returns the answered requests after `mark`, in order.
 pub(crate) fn since(log: &Path, mark: Mark) -> Result<Vec<Write>> {
     let mut text = String::new();
     let mut file = File::open(log).with_context(|| format!("cannot read {}", log.display()))?;

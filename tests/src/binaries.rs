@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::cargo;
 use crate::progress::Progress;
 
-/// Where the built binaries are.
+/// The location of the built binaries.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     /// `runnel-hub`.

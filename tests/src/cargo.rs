@@ -1,4 +1,4 @@
-//! Cargo itself, asked from a program that cargo has started.
+//! Runs cargo from a program that cargo has started.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use serde::Deserialize;
 /// The folder of the workspace.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-/// How cargo is asked to name what it builds, so that a person still reads the compiler's own words.
+/// The format of cargo's messages: artifacts as JSON, compiler messages as text.
 pub const NAMES: [&str; 2] = ["--message-format", "json-render-diagnostics"];
 
 /// An artifact that cargo reports.
@@ -16,24 +16,24 @@ pub const NAMES: [&str; 2] = ["--message-format", "json-render-diagnostics"];
 pub struct Artifact {
     /// The manifest of its package.
     pub manifest_path: PathBuf,
-    /// What of the package it is.
+    /// The target.
     pub target: Target,
-    /// How it was built.
+    /// The build profile.
     pub profile: Profile,
     /// The program, if it is one.
     pub executable: Option<PathBuf>,
 }
 
-/// What of a package was built.
+/// The target of an artifact.
 #[derive(Debug, Deserialize)]
 pub struct Target {
-    /// As the manifest names it.
+    /// The name in the manifest.
     pub name: String,
-    /// `lib`, `bin`, `test` and the like.
+    /// The kinds, such as `lib`, `bin` or `test`.
     pub kind: Vec<String>,
 }
 
-/// How something was built.
+/// A build profile.
 #[derive(Debug, Deserialize)]
 pub struct Profile {
     /// With the harness of its own tests.
@@ -49,8 +49,8 @@ pub fn command() -> Command {
     command
 }
 
-/// Takes away what cargo says of the package of this program. To build scripts it would look like a change, and everything
-/// that depends on them would be built again, here and in the next run; another program would take it for its own.
+/// Removes cargo's environment variables of this package. Build scripts would treat them as a
+/// change, and their dependents would be rebuilt, here and in the next run.
 pub fn without_own_package(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();

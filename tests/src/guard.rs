@@ -1,9 +1,8 @@
-//! Processes that end when the test run ends, also when that is killed with `kill -9`.
-//!
-//! Beside each process stands a watchdog: a shell that reads from a pipe whose other end only this
-//! test run holds. When the test run is gone, however it went, the pipe closes and the watchdog
-//! kills. The process itself waits for a word on its standard input before it becomes the real
-//! program, so there is no moment at which it runs unwatched.
+//! Processes that end with the test run, even after `kill -9`.
+//! Each process has a watchdog: a shell that reads from a pipe whose other end only this test run
+//! has. When the test run ends, the pipe closes and the watchdog kills the process. The process
+//! waits for a line on its standard input before it becomes the real program, so it never runs
+//! without a watchdog.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -48,36 +47,35 @@ impl Program {
         }
     }
 
-    /// The same with more arguments.
+    /// Adds arguments.
     #[must_use]
     pub fn arguments<A: Into<OsString>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
         self.arguments.extend(arguments.into_iter().map(Into::into));
         self
     }
 
-    /// The same with an environment variable; the rest of the environment is inherited, without
-    /// `KUBECONFIG`.
+    /// Sets an environment variable; the other variables are inherited, without `KUBECONFIG`.
     #[must_use]
     pub fn environment(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// The same with no other environment than what is given here.
+    /// Removes all inherited environment variables.
     #[must_use]
     pub fn without_inheritance(mut self) -> Self {
         self.inherits = false;
         self
     }
 
-    /// The same under a memory limit.
+    /// Sets a memory limit.
     #[must_use]
     pub fn memory_limit(mut self, limit: MemoryLimit) -> Self {
         self.memory = Some(limit);
         self
     }
 
-    /// The file to which the program's standard output and standard error go.
+    /// Returns the file with the program's standard output and standard error.
     #[must_use]
     pub fn log(&self) -> &Path {
         &self.log
@@ -104,7 +102,7 @@ impl Program {
             .with_context(|| format!("cannot start {}", self.path.display()))?;
         let pid = pid_of(&child)?;
         writeln!(watchdog.pipe, "{}", pid.as_raw_pid()).context("the watchdog has ended")?;
-        // Before it becomes the program, so that every byte of that counts.
+        // Set before the program starts, so that all of its memory counts.
         limit
             .as_ref()
             .map_or(Ok(()), |limit| limit.enter(pid.as_raw_pid().unsigned_abs()))?;
@@ -177,10 +175,10 @@ impl Guarded {
         self.pid.as_raw_pid().unsigned_abs()
     }
 
-    /// Ends the process as a power cut would, and returns when it is gone.
+    /// Kills the process, and returns after its end.
     ///
     /// # Errors
-    /// When the operating system refuses. A process that has ended already is no error.
+    /// If the operating system refuses. A process that has ended already is no error.
     pub fn kill9(&self) -> Result<()> {
         let mut inner = self.inner.lock();
         if inner.ended()?.is_none() {
@@ -221,10 +219,10 @@ impl Guarded {
         self.signal(Signal::STOP)
     }
 
-    /// Lets a frozen process go on (`SIGCONT`).
+    /// Continues a stopped process (`SIGCONT`).
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// If the operating system refuses.
     pub fn cont(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }

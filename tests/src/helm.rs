@@ -31,7 +31,7 @@ pub fn chart(name: &str) -> PathBuf {
     Path::new(CHARTS).join(name)
 }
 
-/// What the caller's own environment would change in helm's behaviour.
+/// Variables of the caller's environment that change helm's behavior.
 const FOREIGN: [&str; 6] = [
     "HELM_NAMESPACE",
     "HELM_KUBECONTEXT",
@@ -79,7 +79,7 @@ impl Helm {
         self.call(Some(kubeconfig), arguments, "").await
     }
 
-    /// The same with `input` on standard input, as for `--values -`.
+    /// As [`Helm::on`], with `input` on standard input, as for `--values -`.
     ///
     /// # Errors
     /// As [`Helm::run`].
@@ -92,15 +92,15 @@ impl Helm {
         self.call(Some(kubeconfig), arguments, input).await
     }
 
-    /// What `helm template` makes of one of our charts in `runnel-system`, with these values (YAML).
+    /// Renders one of our charts in `runnel-system` with these values (YAML).
     ///
     /// # Errors
-    /// As [`Helm::run`]; values that the schema refuses are such an error.
+    /// As [`Helm::run`]; also values that the schema refuses.
     pub async fn template(&self, name: &str, values: &str) -> Result<String> {
         self.template_as(name, name, values).await
     }
 
-    /// The same for a release of another name than the chart's.
+    /// As [`Helm::template`], with another release name.
     ///
     /// # Errors
     /// As [`Helm::template`].
@@ -139,7 +139,7 @@ impl Helm {
                     .parent()
                     .unwrap_or(Path::new("/nonexistent"))
                     .join("helm");
-                // What it learned about a server is kept by address and port, and ports are used again.
+                // Cached data about servers is stored by address and port, and ports are reused.
                 command
                     .env("KUBECONFIG", path)
                     .env("KUBECACHEDIR", home.join("discovery"));
@@ -202,14 +202,14 @@ fn find() -> Result<Helm> {
     fs::create_dir_all(&places.cache)
         .with_context(|| format!("cannot create {}", places.cache.display()))?;
     let _turn = wait_for_turn(&places.cache, "helm", "helm")?;
-    // Whoever had the turn before may have built it.
+    // The former holder of the lock may have built it.
     if !folder.is_dir() {
         build(&places.go, &folder)?;
     }
     Ok(helm)
 }
 
-// Built beside its place and moved there in one step: what has the final name is complete.
+// Built under a temporary name and moved at once: the final name is always complete.
 fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);

@@ -1,4 +1,4 @@
-//! Plain HTTP, asked once: what metrics, probes, etcd and Prometheus need.
+//! A plain HTTP client for single requests: metrics, probes, etcd and Prometheus.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// What was answered.
+/// The response.
 #[derive(Debug)]
 pub struct Answer {
     /// The status code, as 200.
     pub status: u16,
-    /// What came after the headers.
+    /// The response body.
     pub body: String,
 }
 
@@ -44,7 +44,7 @@ pub async fn post(address: &str, path: &str, json: &str, limit: Duration) -> Res
     .await
 }
 
-// HTTP/1.0, so that an answer comes in one piece and not in chunks, and ends with the connection.
+// HTTP/1.0, so that the response is not chunked, and ends with the connection.
 async fn ask(address: &str, request: &str, limit: Duration) -> Result<Answer> {
     let asked = async {
         let mut stream = TcpStream::connect(address).await?;

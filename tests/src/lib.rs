@@ -1,8 +1,7 @@
-//! What Runnel's tests stand on: real Kubernetes control planes and the real binaries.
-//!
+//! The test harness: real Kubernetes control planes and the real binaries.
 //! Start with [`fleet::Fleet`] for a hub with its member clusters, or with
-//! [`control_plane::ControlPlane`] for a single cluster. [`wait`] holds the only ways in which a
-//! test may wait. Everything that is started here ends with the test, even after a `kill -9`.
+//! [`control_plane::ControlPlane`] for a single cluster. [`wait`] has the only functions to wait in
+//! a test. All started processes end with the test, even after a `kill -9`.
 
 pub mod all;
 pub mod assets;

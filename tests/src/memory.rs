@@ -31,7 +31,7 @@ pub enum Enforcement {
     /// By a memory cgroup where one can be created, otherwise by `prlimit --data`, which counts reserved memory too and
     /// so is a little stricter.
     Always,
-    /// Not at all.
+    /// The limit is not enforced.
     Never,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum Enforced {
     Group(Arc<Group>),
     /// `prlimit --data`.
     DataSegment {
-        /// What the process is called in messages.
+        /// The name of the process for messages.
         name: String,
         /// The limit.
         bytes: u64,

@@ -54,7 +54,7 @@ pub fn free() -> Result<u16> {
     }
 }
 
-/// Takes a block that no other process has.
+/// Locks a block of ports that no other process has.
 fn free_block(directory: &Path) -> Result<(u16, File)> {
     for block in 0..BLOCKS {
         let path = directory.join(format!("ports-{block}.lock"));
@@ -85,7 +85,7 @@ mod tests {
         let (first, lock) = free_block(&root).unwrap();
         let (second, _other) = free_block(&root).unwrap();
         assert_ne!(first, second);
-        // The lock is of the open file, as another process would see it.
+        // Locks belong to the open file, so that a second handle acts like another process.
         let again = File::open(root.join(format!("ports-{first}.lock"))).unwrap();
         assert!(again.try_lock().is_err());
         drop(lock);

@@ -26,7 +26,7 @@ const PACKAGE: &str = "prometheus";
 pub struct Programs {
     /// The server.
     pub prometheus: PathBuf,
-    /// What checks rules.
+    /// The program that checks rules.
     pub promtool: PathBuf,
 }
 
@@ -86,7 +86,7 @@ impl Programs {
     }
 }
 
-// Unpacked beside its place and moved there in one step: what has the final name is complete.
+// Unpacked under a temporary name and moved at once: the final name is always complete.
 fn fetch(folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);
@@ -177,10 +177,10 @@ impl Prometheus {
         Ok(started)
     }
 
-    /// What an expression gives now: a list of samples.
+    /// Returns the samples of an expression.
     ///
     /// # Errors
-    /// What Prometheus has against the expression.
+    /// The error of Prometheus.
     pub async fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let answer = self
             .get(&format!("/api/v1/query?query={}", escaped(expression)))

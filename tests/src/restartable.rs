@@ -30,7 +30,7 @@ impl Restartable {
         }
     }
 
-    /// Changes what is started the next time; the log stays the one it was.
+    /// Changes the program for the next start; the log is unchanged.
     pub fn set_program(&self, program: Program) {
         *self.program.lock() = program;
     }
@@ -132,10 +132,10 @@ impl Restartable {
         &self.log
     }
 
-    /// Says that the program has not ended by itself.
+    /// Checks that the program has not ended by itself.
     ///
     /// # Errors
-    /// When it has; with its exit code and its last words.
+    /// If it has; with its exit code and the end of its log.
     pub fn check(&self) -> Result<()> {
         let Some(code) = self.exit_code() else {
             return Ok(());
@@ -149,7 +149,7 @@ impl Restartable {
         )
     }
 
-    /// The end of the log and where to find the rest, for an error message.
+    /// Returns the end of the log with its path, for an error message.
     #[must_use]
     pub fn last_words(&self) -> String {
         format!(

@@ -17,17 +17,15 @@ const KEPT_FOR: Duration = Duration::from_secs(24 * 3600);
 static LIVING: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Keeps the folders of the failed test, and prints their paths, so that a person can read the
-/// logs.
+/// Keeps the folders of a failed test and prints their paths, so that their logs can be read.
 pub fn keep_everything() {
     LIVING.lock().iter().for_each(|path| keep(path));
 }
 
 /// A folder that only this user can read.
-///
-/// It is removed when dropped. It is kept, and its path printed, when the thread is panicking, a
-/// wait of this test run was in vain, or `RUNNEL_KEEP` is set. What a killed test run left behind
-/// is removed by the next one, and what was kept is removed after a day.
+/// It is removed on drop. It is kept, and its path printed, if the thread is panicking, a wait of
+/// this test run failed, or `RUNNEL_KEEP` is set. Folders of killed test runs are removed by the
+/// next one, and kept folders after a day.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -104,7 +102,7 @@ impl Drop for Scratch {
 fn keep(folder: &Path) {
     let marked = File::create_new(folder.join(KEPT)).is_ok();
     if marked {
-        // Past the capture of `cargo test`: the path is of use only when it is seen.
+        // Written around the capture of `cargo test`, so that the path is visible.
         let _ = writeln!(std::io::stderr(), "kept {}", folder.display());
     }
 }

@@ -41,13 +41,13 @@ impl Tunnels {
         Ok(tunnels)
     }
 
-    /// What `HTTPS_PROXY` is for its users.
+    /// Returns the value for `HTTPS_PROXY`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}@{}", self.user, self.address)
     }
 
-    /// Where the connections went that it has let through, each as `host:port`.
+    /// Returns the targets of its tunnels, each as `host:port`.
     #[must_use]
     pub fn targets(&self) -> Vec<String> {
         self.targets.lock().clone()

@@ -1,4 +1,5 @@
-//! Fleets with which the tests of one file take turns: for tests that stop or freeze what others would need meanwhile.
+//! Fleets that tests of one file use exclusively in turn: for tests that stop or freeze shared
+//! processes.
 
 use futures::future::select_all;
 use tokio::sync::{Mutex, MutexGuard, OnceCell};

@@ -8,15 +8,14 @@ use crate::{memory, scratch};
 
 const BETWEEN: Duration = Duration::from_millis(50);
 
-/// Asks `probe` every 50 ms until it answers `Some`, and returns that answer.
-///
-/// `None` means "not yet". An error means the same, and the last one is part of the message when
-/// the deadline passes, so a probe does well to say what it saw. A probe that hangs is cut off at
-/// the deadline.
+/// Calls `probe` every 50 ms until it returns `Some`, and returns that value.
+/// `None` means "not yet". An error means the same, and the last one is part of the message at the
+/// deadline, so a probe should describe its observation. A probe that hangs is aborted at the
+/// deadline.
 ///
 /// # Errors
-/// When the deadline passes; names what was awaited, for how long and what was seen last. The
-/// folders of this test run, with their logs, are kept then.
+/// At the deadline, with the goal, the time and the last observation. The folders of this test run,
+/// with their logs, are kept then.
 pub async fn eventually<T>(
     what: &str,
     deadline: Duration,
@@ -53,8 +52,8 @@ pub fn timed_out(what: &str, deadline: Duration, seen: anyhow::Error) -> anyhow:
 /// Checks every 50 ms, for the whole of `duration`, that `probe` returns without an error.
 ///
 /// # Errors
-/// The first error of `probe`, with what was to stay true and when it ceased to be. The folders of
-/// this test run, with their logs, are kept then.
+/// The first error of `probe`, with the goal and the time. The folders of this test run, with their
+/// logs, are kept then.
 pub async fn steadily(
     what: &str,
     duration: Duration,

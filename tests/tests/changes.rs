@@ -1,4 +1,5 @@
-//! Whatever changes on the hub or in a member is followed: sources, rules and namespaces that come, change and go.
+//! Changes on the hub and in members are followed: sources, rules and namespaces that are created,
+//! changed and deleted.
 
 #[path = "changes/suspended.rs"]
 mod is_suspended;
@@ -88,7 +89,7 @@ async fn source_recreated_within_a_second_is_an_edit() -> Result<()> {
             scene.arrives(&source, &rule, &[home]).await?;
         }
     }
-    // The grace of the last deletion passes, and nothing comes of it.
+    // The grace period of the last deletion ends without effect.
     steadily("the copies stay", Duration::from_secs(6), async || {
         never_missing(&recorders)
     })
@@ -126,7 +127,7 @@ async fn deleted_source_takes_its_copies_and_may_return() -> Result<()> {
     scene.arrives(&source, &rule, &[home]).await?;
     scene.arrives(&other, &rule, &[home]).await?;
 
-    // A source that is being deleted is a deleted source, however long its finalizers take.
+    // A source counts as deleted when its deletion starts, independent of its finalizers.
     let finalizers = json!({"metadata": {"finalizers": ["example.com/wait"]}});
     scene.hub.change(&Id::of(&source)?, finalizers).await?;
     scene.hub.delete(&Id::of(&source)?).await?;
@@ -169,14 +170,15 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
         .await?;
     sources.push(secret);
     let rule = Id::rule(home, "chosen");
-    // So many edits within a minute are above what may go without a release.
+    // This many edits within a minute exceed the limit without an approval.
     let draft = RuleDraft::new(home, "chosen").named(&["ca"]).everywhere();
     hub.make(&draft.with("removalLimit", json!({"count": 1000})).json())
         .await?;
     scene.arrives(&sources[0], &rule, &[home]).await?;
     let recorder = Recorder::start(scene.member(1), &Id::config_map(home, "")).await?;
 
-    // Each step: the entries, and which sources they mean. What two entries mean counts once.
+    // Each step: the entries, and the sources that they select. A source selected twice counts
+    // once.
     let both = json!(["configmaps", "secrets"]);
     let steps = [
         (
@@ -216,7 +218,7 @@ async fn a_rule_whose_choice_of_sources_is_edited_is_followed() -> Result<()> {
         }
         hub.all_applied(&rule, 2 * chosen.len()).await?;
     }
-    // What every step meant was there all the time, and never written to.
+    // The copies of every step existed all the time, and were not written.
     recorder.was_never_missing(home, "ca")?;
     ensure!(recorder.about(home, "ca")?.is_empty());
     Ok(())
@@ -278,7 +280,7 @@ async fn a_rule_whose_choice_of_clusters_is_edited_is_followed() -> Result<()> {
     Ok(())
 }
 
-/// Whether a former copy was left as it was, without marks, by this rule.
+/// Checks that a former copy of this rule was retained without marks.
 fn is_left(object: &Value, rule: &Id) -> Result<()> {
     ensure!(
         !is_marked(object),
@@ -432,7 +434,7 @@ async fn a_rule_that_is_deleted_takes_its_copies_along_and_only_those() -> Resul
     let recorder = Recorder::start(scene.member(2), &Id::config_map(home, "")).await?;
     hub.delete(&first).await?;
     hub.lacks(&first).await?;
-    // The rule is released after its copies are gone, not earlier.
+    // The rule's finalizer is removed after its copies, not earlier.
     for member in &scene.members {
         for source in &sources[..2] {
             ensure!(

@@ -1,5 +1,5 @@
-//! The charts, by the real helm: the rights that they give, the values that they refuse, what they render, and their life
-//! on a real control plane.
+//! The charts with the real helm: their permissions, refused values, output, and installation on a
+//! real control plane.
 
 #[path = "charts/admission.rs"]
 mod admission;
@@ -26,7 +26,7 @@ use serde_json::Value;
 use render::{CHARTS, container, documents, one, texts, tried};
 use rights::{has_few_rights, in_words, is_about_content, is_front_proxy, rights, writes};
 
-/// What each golden file is rendered from.
+/// The values of each golden file.
 const RIGHTS: [(&str, &str, &str); 6] = [
     ("hub", "runnel-hub", "{}"),
     (
@@ -128,7 +128,7 @@ async fn content_is_accessed_only_in_the_configured_namespaces() -> Result<()> {
         // The hub writes only Secrets of its own namespace.
         let own = right.role == "Role runnel-system/runnel-hub" && right.resources == ["secrets"];
         ensure!(own || !writes(right), "{right:?}");
-        // Also: `create` would let it make a token of any ServiceAccount of that namespace.
+        // Also: `create` would allow it to create a token of any ServiceAccount of that namespace.
         ensure!(own != right.names.is_empty(), "{right:?}");
     }
     ensure!(
@@ -320,7 +320,7 @@ async fn the_image_is_exact() -> Result<()> {
     Ok(())
 }
 
-/// What the chart passes, the binary takes.
+/// Every argument of the chart is valid for the binary.
 #[tokio::test]
 async fn binaries_support_every_argument() -> Result<()> {
     let helm = Helm::find().await?;
@@ -343,7 +343,8 @@ async fn binaries_support_every_argument() -> Result<()> {
     Ok(())
 }
 
-/// A value that is not in values.yaml has no default to read about, and one that is not in the schema cannot be set.
+/// A value without an entry in values.yaml has no documented default, and one without an entry in
+/// the schema cannot be set.
 #[tokio::test]
 async fn values_and_schema_have_the_same_fields() -> Result<()> {
     for name in CHARTS {

@@ -1,4 +1,5 @@
-//! The custom resources on a real API server: what it accepts, what it fills in, what it refuses and with which words.
+//! The custom resources on a real API server: accepted objects, defaults, and refusals with their
+//! messages.
 
 #[path = "crds/cases.rs"]
 mod cases;
@@ -54,7 +55,7 @@ async fn hub() -> Result<&'static ControlPlane> {
             })
             .await?;
         }
-        // What is established is discovered a moment later.
+        // Established definitions are discovered a moment later.
         eventually("kubectl to know them", SOON, async || {
             let known = hub
                 .kubectl(&["api-resources", "--api-group=runnel.dev", "-o", "name"])
@@ -83,7 +84,7 @@ fn is_complaint(condition_type: &str, status: &str) -> bool {
     status != wanted
 }
 
-/// What the API server would store for an object of this kind, or its refusal.
+/// Returns the object that the API server would store, or its refusal.
 async fn ask(kind: &str, spec: &Value) -> Result<Result<Value, String>> {
     ask_named(kind, "example", spec).await
 }
@@ -123,7 +124,7 @@ async fn refused(kind: &str, name: &str, what: &str, spec: &Value, words: &[&str
             "{kind}, {what}: the refusal does not say {word:?}: {output}"
         );
     }
-    // Printed for a person: what a user would see.
+    // Printed for review: the user's view.
     println!("{kind}, {what}:\n  {output}");
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! A hub that is restored from an older backup, two hubs with one identity, two clusters with one identity, a cluster that
-//! joins anew: each is noticed, and nothing is removed or rolled back before an administrator confirms.
-//!
-//! Each test has a fleet of its own, as the others would notice.
+//! A hub restored from an older backup, two hubs with one identity, two clusters with one identity,
+//! a cluster that joins again: each is detected, and nothing is removed or rolled back before an
+//! administrator confirms.
+//! Each test has its own fleet, because it affects all members.
 
 #[path = "epochs/clusters.rs"]
 mod clusters;

@@ -1,5 +1,5 @@
-//! What goes wrong: hubs and agents that are killed, frozen or lost, links that are cut, orders that wait. Whatever
-//! happens, no copy goes without an order, nothing is done twice, and the status tells the truth.
+//! Failures: killed, frozen or lost hubs and agents, cut connections, pending removals. No copy is
+//! removed without an order, nothing is done twice, and the status is right.
 
 #[path = "faults/away.rs"]
 mod away;

@@ -163,7 +163,7 @@ fn none(wrong: Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Whether the line has this word, and not only a longer one that begins with it.
+/// Whether the line contains the whole word.
 fn says(line: &str, word: &str) -> bool {
     let whole = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
     let ends_open = word.ends_with(|last: char| last.is_alphanumeric());

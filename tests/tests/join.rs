@@ -1,4 +1,4 @@
-//! Joins and renewals with a real API server: who gets a certificate, and who does not.
+//! Joins and renewals with a real API server: accepted and refused ones.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -171,7 +171,7 @@ async fn a_cluster_joins_once_and_renews() -> Result<()> {
         );
     }
 
-    // A new join string keeps what others wrote, and shuts the old keys out.
+    // A new join string preserves fields of other writers, and invalidates the old keys.
     let members: Api<MemberCluster> = Api::all(client.clone());
     let join = join_string(&client, "eu-1", &["zone=a"]).await?;
     let member = members.get("eu-1").await?;

@@ -67,7 +67,7 @@ async fn apply_as(manager: &str, object: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Whether a text gives the canary away, as it is or in base64.
+/// Whether a text contains the canary, as it is or in base64.
 fn gives_away(text: &str) -> bool {
     let encoded = data_encoding::BASE64.encode(CANARY.as_bytes());
     text.contains(CANARY) || text.contains(encoded.trim_end_matches('='))

@@ -1,5 +1,5 @@
-//! The life of rules and copies across hub and agent: a rule that is gone from the API leaves no copy behind, however fast
-//! it came and went.
+//! The lifecycle of rules and copies across hub and agent: a deleted rule leaves no copy behind,
+//! however short its life was.
 
 #[path = "lifecycle/bursts.rs"]
 mod bursts;
@@ -15,7 +15,7 @@ use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Id, Scene, is_marked};
 use runnel_tests::wait::{eventually, steadily};
 
-/// A burst of many rules takes its time on a machine that is busy.
+/// A burst of many rules takes long on a busy machine.
 const BURST: Duration = Duration::from_secs(240);
 
 struct Stage {

@@ -1,5 +1,6 @@
-//! The hub's index and session and the agent's core together, pure: rules are created and deleted in any order with whatever
-//! else happens. When a rule is gone from the API and everything has come to rest, no copy of it is left.
+//! A model of the hub's index and session and the agent's core, pure: rules are created and deleted
+//! in any order, among other events. After a rule is deleted and all work is done, no copy of it is
+//! left.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -38,27 +39,27 @@ enum Step {
     EndDelete,
     /// The hub receives the oldest change of a rule.
     Watch,
-    /// The hub does what is to be done about a rule.
+    /// The hub processes a rule.
     Write(u8),
     /// The session reads claims from the index.
     Read,
-    /// It takes them in.
+    /// The hub's watch catches up.
     CatchUp,
-    /// It sends what is next.
+    /// The hub sends the next batch.
     Send,
-    /// The agent takes in the oldest frame.
+    /// The agent handles the oldest frame.
     Receive,
-    /// The agent sends what is next.
+    /// The agent sends the next frame.
     Speak,
-    /// The hub takes in the oldest frame.
+    /// The hub handles the oldest frame.
     Handle,
     /// A watch event reaches the agent.
     Deliver,
     /// The member's API server carries a request out and answers.
     Work,
-    /// It carries a request out, and the answer is lost.
+    /// The API server handles a request, and the answer is lost.
     Lose,
-    /// The agent begins what is due.
+    /// The agent starts the due jobs.
     GiveOut,
     /// The stream breaks, and another one begins.
     Reconnect,
@@ -107,7 +108,7 @@ struct World {
     api: BTreeMap<RuleUid, ApiRule>,
     /// Deletions under way, each with whether a finalizer was read.
     deletions: VecDeque<(RuleUid, bool)>,
-    /// What the hub's watch has yet to deliver: a rule, and whether it is gone.
+    /// The undelivered events of the hub's watch: a rule, and whether it was deleted.
     changes: VecDeque<(RuleUid, ApiRule, bool)>,
     known: BTreeMap<RuleUid, Known>,
     index: Index,
@@ -347,7 +348,7 @@ impl World {
         self.known.insert(uid, Known { rule, is_gone });
     }
 
-    /// As the hub's writer does it.
+    /// As the hub's writer does.
     fn write(&mut self, number: u8) {
         let uids: Vec<_> = self.known.keys().cloned().collect();
         let Some(uid) = uids.get(usize::from(number) % uids.len().max(1)) else {
@@ -554,7 +555,7 @@ impl World {
         }
     }
 
-    /// Lets everything come to rest.
+    /// Processes events until no work is left.
     fn settle(&mut self) {
         for round in 0..60 {
             if round % 20 == 19 {

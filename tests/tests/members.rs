@@ -1,6 +1,6 @@
-//! Member clusters come, change and go: relabelled, joined late, leaving in order, shut out and let in again.
-//!
-//! Each test has a member of its own, as the others would notice.
+//! Changes of member clusters: relabeled, joined late, leaving in order, revoked and accepted
+//! again.
+//! Each test has its own member.
 
 use std::time::Duration;
 
@@ -222,7 +222,7 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
     for name in ["edited", "deleted", "by-ends", "by-stays"] {
         before.push(member.get(&Id::config_map(home, name)).await?);
     }
-    // Its agent keeps what it has.
+    // Its agent keeps the copies.
     member
         .change(
             &Id::config_map(home, "tampered"),
@@ -312,7 +312,7 @@ async fn is_cordoned_and_catches_up(
         place.lacks(&there(&gone)?).await?;
     }
     hub.wait_ready(&rule, "False", "Cordoned").await?;
-    // What went there is counted a moment later.
+    // Copies of the new target are counted a moment later.
     hub.sees("how each cluster fares", &rule, |observed| {
         let entry = entry_of(observed, "late")?;
         ensure!(
@@ -447,7 +447,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
         "it gets nothing new"
     );
 
-    // The leave is canceled: what was retained is taken over again.
+    // The leave is canceled: retained copies are adopted again.
     hub.change(&Id::member("late"), json!({"spec": {"leaving": false}}))
         .await?;
     for source in [&source, &more] {

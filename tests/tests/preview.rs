@@ -1,4 +1,4 @@
-//! Plans: compares `kubectl runnel plan` of a rule with what happens when the rule is saved.
+//! Plans: compares `kubectl runnel plan` of a rule with the result of saving it.
 
 #[path = "preview/cases.rs"]
 mod cases;
@@ -26,7 +26,7 @@ use cases::Case;
 const AT_ONCE: usize = 6;
 
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
-/// Whoever has it has the fleet for himself: what a test does to a cluster is seen in all namespaces.
+/// The lock for exclusive use of the fleet, because changes of a cluster affect all namespaces.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Two members whose policies allow overwriting and the creation of namespaces.
@@ -116,7 +116,7 @@ fn is_copy(metadata: &Value) -> bool {
     metadata["labels"][HUB_LABEL].is_string()
 }
 
-/// What has become of one object.
+/// Returns what happened to one object.
 fn became(before: Option<&Value>, after: Option<&Value>) -> &'static str {
     match (before, after) {
         (None, None) => "absent",
@@ -136,7 +136,7 @@ fn became(before: Option<&Value>, after: Option<&Value>) -> &'static str {
     }
 }
 
-/// What must become of a copy for which the plan has this word; where it has one for two ends, it `is` one of them.
+/// Returns the expected results for an outcome of the plan.
 fn expected(verdict: &str, before: Option<&Value>, rule: &str, is: &str) -> Result<&'static str> {
     let takes_part = |before: &Value| before["annotations"][RULE] != rule;
     Ok(match verdict {
@@ -297,7 +297,7 @@ async fn holds(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String> {
     comes_true(fleet, scene, case).await
 }
 
-/// Of a case that is set up.
+/// Of a prepared case.
 async fn comes_true(fleet: &Fleet, scene: &Scene, case: &Case) -> Result<String> {
     let before = objects(scene, &case.home()).await?;
     let plan = planned(fleet, &case.rule)
@@ -345,7 +345,7 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
     let _alone = ALONE.lock().await;
     let scene = Scene::of(fleet).await?;
     scene.lift_fleet_limits().await?;
-    // What is not labelled has no grant but its own.
+    // Namespaces without the label have no other grant.
     let everything = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
     let some = json!([{"op": "replace", "path": "/spec/rules", "value": {"namespaces": {"selector": {"matchLabels": {"open": "true"}}}}}]);
     scene.hub.json_patch(&Id::of(&everything)?, some).await?;
@@ -353,7 +353,8 @@ async fn a_plan_is_what_happens_case_by_case() -> Result<()> {
         scene.hub.make(&grant).await?;
     }
     let scene = &scene;
-    // What is blocked of one rule counts for others that lose copies by the same cause: such cases come last, one by one.
+    // Blocked removals of one rule count for other rules with the same cause: such cases run last,
+    // one by one.
     let (blocked, free): (Vec<&Case>, Vec<&Case>) = cases
         .iter()
         .partition(|case| case.summary["blocked"].is_number());
@@ -432,7 +433,7 @@ async fn a_plan_is_what_happens_where_a_cluster_is_cordoned_or_away() -> Result<
     fleet.start_agent(2).await?;
     fleet.connected(2).await?;
     copies_there?;
-    // What the plans left open comes to pass there as well.
+    // The results that the plans left open occur as well.
     for case in cordoned.iter().chain(&away) {
         settled(&scene.hub, &Id::of(&case.rule)?)
             .await

@@ -103,7 +103,7 @@ impl Stage {
         self.scene.hub.change(rule, change).await.map(|_| ())
     }
 
-    /// The rule that is held goes when it is released, and takes all its copies along.
+    /// The deletion of a blocked rule is carried out after the approval, with all its copies.
     async fn ends(&self, digest: &str) -> Result<()> {
         self.release(&self.rule, digest).await?;
         self.scene.hub.lacks(&self.rule).await?;
@@ -120,7 +120,7 @@ impl Stage {
         self.ended(command, words).await
     }
 
-    /// The same at a terminal, at which a person types this.
+    /// As above, with a terminal and this input.
     async fn answered(&self, words: &[&str], types: &str) -> Result<(Option<i32>, String)> {
         let quoted = |text: &str| format!("'{text}'");
         let called: Vec<_> = self
@@ -255,7 +255,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     stage.blocked_metric(0.0).await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
-    // A grant that is gone, and comes back.
+    // A grant is deleted and created again.
     let everything = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"}});
     let grant = hub.get(&Id::of(&everything)?).await.context("no grant")?;
     hub.delete(&Id::of(&everything)?).await?;
@@ -266,7 +266,8 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
-    // Labels, one after another: what is below the limit goes, the rest of a minute is held.
+    // Labels change one after another: removals below the limit pass, the others of the same minute
+    // are blocked.
     for number in 0..3 {
         stage.label(number, "b").await?;
         for member in 1..=MEMBERS {
@@ -280,7 +281,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     for number in 3..8 {
         stage.label(number, "b").await?;
     }
-    // 6 copies went; of the next 10 no more than 4 may.
+    // 6 copies were removed; at most 4 of the next 10 may be.
     let observed = hub.sees("the rest held", &stage.rule, |rule| {
         let copies = rule["status"]["pendingApproval"]["copies"]
             .as_u64()
@@ -301,7 +302,8 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES).await?;
 
-    // Held, the hub dies; held by the next one, which never saw the edit; an edit while there is no hub is held as well.
+    // The hub is killed with a blocked removal; the next one, which did not observe the edit,
+    // blocks it too; an edit while no hub runs is blocked as well.
     stage.select("nothing").await?;
     let blocked = stage.is_blocked(24, 12).await?;
     ensure!(
@@ -331,7 +333,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     });
     let grown = grown.await?;
 
-    // The former digest releases nothing; the one that is shown does, everywhere.
+    // The former digest approves nothing; the published one approves the set everywhere.
     stage.release(&stage.rule, &blocked).await?;
     ensure!(stage.is_blocked(24, 12).await? == grown);
     let (code, printed) = stage.runnel(&["approve", "all"]).await?;
@@ -419,13 +421,13 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     Ok(())
 }
 
-/// The rule itself was not deleted, and a namespace is gone sooner than it can be observed.
+/// The rule was not deleted itself, and the deletion of a namespace is too fast to observe.
 #[tokio::test]
 async fn deletion_of_a_namespace_waits_for_approval() -> Result<()> {
     let stage = stage().await?;
     let hub = &stage.scene.hub;
     hub.delete(&Id::namespace(HOME)).await?;
-    // Its sources went with it, and so did the rule.
+    // Its sources were deleted with it, and so was the rule.
     let digest = stage.is_blocked(24, 12).await?;
     stage.ends(&digest).await
 }

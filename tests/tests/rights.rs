@@ -93,7 +93,7 @@ async fn live(fleet: &Fleet, scene: &Scene) -> Result<()> {
         .await?;
     scene.member(1).has_copy(&login, TARGETS[0], &rule).await?;
 
-    // Both begin again: they read what they have written down.
+    // Both restart and read their stored state.
     fleet.kill_hub()?;
     fleet.kill_agent(1)?;
     fleet.start_hub().await?;
@@ -270,7 +270,7 @@ async fn chart_arguments_are_known_and_mounts_stay_fresh() -> Result<()> {
         "a new policy has started the agent again"
     );
 
-    // As is an object that is changed by hand.
+    // So is an object that another client changes.
     fleet
         .hub()
         .kubectl(&[

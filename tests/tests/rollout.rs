@@ -1,5 +1,5 @@
-//! Changes that travel in waves: the next one begins when the one before is applied and has soaked, a bad one stays where it
-//! was seen, and whoever takes the lead goes on where it was.
+//! Rollouts in waves: a wave begins when the former one is applied and has soaked, a failing change
+//! stops, and a new leader continues the rollout.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ impl Stage {
         Self::start_with(members, 16).await
     }
 
-    /// The same, where the hub stores so many MiB of completed rollouts.
+    /// As above, with this rollback storage in MiB.
     async fn start_with(members: usize, storage: u16) -> Result<Self> {
         let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
         let hub_values = json!({"lease": lease, "rollback": {"storageMiB": storage}});
@@ -138,7 +138,7 @@ impl Stage {
         .await
     }
 
-    /// The leader dies without a word, and another one takes over.
+    /// The leader is killed, and another one takes over.
     async fn kill_leader(&self) -> Result<()> {
         let leader = self.leader().await?;
         self.fleet.hub_replica(leader).process().kill()?;
@@ -216,7 +216,7 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
             && message.contains("wave 1 is applied and is watched until"),
         "{ready}"
     );
-    // What is not reached keeps what it has, and its agent keeps it right.
+    // Clusters that are not reached keep their copies, and their agents correct drift.
     stage.last().delete(&stage.source).await?;
     stage.has(stage.last(), &before).await?;
     stage.kill_leader().await?;
@@ -276,7 +276,7 @@ async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<
     stage.is_in_phase("Stopped", 1).await?;
     stage.fleet.start_hub().await?;
 
-    // Held by a person, a newer edit does not begin; then it does, and supersedes.
+    // While paused, a newer edit does not begin; afterwards it does, and supersedes the former one.
     stage.wants(json!({"paused": true})).await?;
     let cured = stage.edit("k", "2").await?;
     stage.is_in_phase("Paused", 0).await?;
@@ -336,7 +336,7 @@ async fn leader_killed_in_a_wave_is_followed_at_the_same_point() -> Result<()> {
     );
     let received = stage.received(1).await?;
     stage.kill_leader().await?;
-    // The new leader knows the wave, and that it has not ended.
+    // The new leader knows the current wave, and that it has not ended.
     let unseen = async || {
         ensure!(
             stage.last().get(&stage.source).await?["data"] == before["data"],
@@ -391,7 +391,7 @@ async fn stored(stage: &Stage) -> Result<Vec<Value>> {
     Ok(all)
 }
 
-/// So many states have been stored for the rule, one instead of the other.
+/// States have been stored for the rule, one replacing the other.
 async fn is_stored(stage: &Stage, number: u64) -> Result<()> {
     let uid = stage.scene.hub.get(&stage.rule).await?["metadata"]["uid"]
         .as_str()
@@ -424,12 +424,12 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     stage.is_completed(2).await?;
     is_stored(&stage, 2).await?;
 
-    // Of the first wave one member takes what the other one will refuse.
+    // One member of the first wave accepts the change that the other one will refuse.
     let received = stage.received(1).await?;
     stage.fleet.agent_process(3).pause()?;
     let bad = stage.edit("poison", "1").await?;
     stage.has(stage.first(), &bad).await?;
-    // It is killed when it is to go back, and so is the leader.
+    // The agent is killed when its rollback starts, and so is the leader.
     stage.fleet.agent_process(2).pause()?;
     stage.fleet.agent_process(3).resume()?;
     stage.is_in_phase("Reverting", 1).await?;
@@ -488,7 +488,7 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     };
     steadily("it stays undone", A_WHILE, unseen).await?;
 
-    // What is spoilt there is put back as it was, also after a restart of the agent.
+    // Damaged copies are restored to the former state, also after a restart of the agent.
     stage
         .first()
         .change(&stage.source, json!({"data": {"k": "c3BvaWx0"}}))
@@ -499,7 +499,7 @@ async fn failed_change_is_undone_everywhere_despite_kills() -> Result<()> {
     steadily("it stays undone", A_WHILE, unseen).await?;
     stage.is_in_phase("Reverted", 1).await?;
 
-    // A good edit goes through, and is what the next rollback goes back to.
+    // A good edit completes, and is the target of the next rollback.
     let cured = stage.edit("k", "2").await?;
     for member in 1..=3 {
         stage.has(stage.scene.member(member), &cured).await?;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, OnceCell};
 
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
-/// One at a time, so that each time means something.
+/// Runs one test at a time, so that times are meaningful.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 const LONG: Duration = Duration::from_secs(300);
@@ -192,7 +192,7 @@ async fn an_object_as_large_as_an_api_server_takes() -> Result<()> {
         .await?;
     scene.arrives(&edited, &rule, &[home]).await?;
     took("an edit of 1,000,000 bytes", begin);
-    // Put back from what the agent keeps.
+    // Restored from the agent's own copy.
     scene.member(1).delete(&Id::of(&secret)?).await?;
     scene.member(1).has_copy(&secret, home, &rule).await?;
     hub.all_applied(&rule, 6).await.map(|_| ())

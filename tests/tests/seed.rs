@@ -162,7 +162,7 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
     Ok(())
 }
 
-/// Sources of all sorts, and one that is never distributed.
+/// Sources of all kinds, and one that is never distributed.
 fn varied(namespace: &str) -> Vec<Value> {
     let config = |name| Draft::config_map(namespace, name);
     let secret = |name, kind: &str| Draft::secret(namespace, name).with("type", json!(kind));
@@ -351,7 +351,7 @@ async fn revision_changes_when_an_edit_has_arrived_everywhere() -> Result<()> {
         ensure!(condition(&first, absent).is_err(), "{}", first["status"]);
     }
 
-    // One agent takes its time.
+    // One agent is slow.
     fleet.agent_process(2).pause()?;
     let edited = hub
         .change(&Id::of(&source)?, json!({"data": {"k": "two"}}))

@@ -144,7 +144,7 @@ async fn copies_are_renamed_without_a_gap_and_named_by_cluster() -> Result<()> {
     member.lacks(&Id::config_map(home, "app-member-1")).await?;
     hub.all_applied(&rule, 2).await?;
 
-    // A name that cannot be: nothing is sent, and what is there stays.
+    // An invalid name: nothing is sent, and existing copies are left unchanged.
     let copy = member.get(&Id::config_map(home, "app-next")).await?;
     hub.change(&rule, name("App-${source.name}")).await?;
     let words = ["spec.transform.name", &of, "App-app", "left unchanged"];
@@ -218,7 +218,7 @@ async fn keys_labels_and_types_follow_the_rule_or_are_not_sent() -> Result<()> {
         annotations["cert-manager.io/issuer"] == "ca",
         "{annotations}"
     );
-    // What is allowed follows its source, though it is no content.
+    // Allowed labels follow the source, although they are no content.
     hub.change(
         &id,
         json!({"metadata": {"annotations": {"cert-manager.io/issuer": "other"}}}),
@@ -338,7 +338,8 @@ async fn name_and_labels_of_a_cluster_fill_its_copies() -> Result<()> {
     scene.member(1).is_untouched(&untouched).await?;
     hub.all_applied(&rule, 2).await?;
 
-    // A label without default: the cluster that has it gets the copy, the other keeps what it has.
+    // A label without default: the cluster with the label gets the copy, the other keeps its former
+    // one.
     hub.change(
         &id,
         json!({"data": {"app.yaml": "in ${cluster.labels.zone}"}}),
@@ -463,7 +464,7 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     let untouched = holds(two, &id, &of, with("for-most")).await?;
     holds(one, &id, &of, with("s3cret-one")).await?;
     hub.all_applied(&rule, 2).await?;
-    // An edit of it, and one of the source.
+    // An edit of the Secret, and one of the source.
     let secret = Id::secret(home, "login-one");
     hub.change(&secret, json!({"stringData": {"pw": "s3cret-two"}}))
         .await?;
@@ -512,7 +513,7 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     holds(one, &id, &of, next("s3cret-one")).await?;
     hub.all_applied(&rule, 2).await?;
 
-    // What is in a Secret goes into no ConfigMap.
+    // Values of Secrets are not used in ConfigMaps.
     let both = json!({"spec": {"sources": [{"resources": ["configmaps", "secrets"], "names": ["login"]}]}});
     let refused = hub
         .change(&rule, both)

@@ -1,5 +1,5 @@
-//! The hub on the wire: authentication, what a member gets and what it never gets, and the cost.
-//! The members are simulated; the hub, its API server and every byte between them are real.
+//! The hub's wire interface: authentication, data isolation of members, and cost. The members are
+//! simulated; the hub, its API server and every byte between them are real.
 
 #[path = "wire/costs.rs"]
 mod costs;

@@ -23,20 +23,20 @@ static SPECS: LazyLock<BTreeMap<String, JSONSchemaProps>> = LazyLock::new(|| {
     definitions().into_iter().filter_map(spec).collect()
 });
 
-/// What a spec has that its definition does not allow. It names the field, and nothing of what it holds.
+/// A value in a spec that its definition does not allow. Contains the field name, never a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct SpecError {
     /// The path of the field, such as `spec.sources[0].names`.
     pub field: String,
-    /// What is wrong with its value.
+    /// The problem with the value.
     pub problem: String,
 }
 
-/// Whether the spec of an object of ours keeps to its definition.
+/// Checks a spec against its definition.
 ///
 /// # Errors
-/// [`SpecError`] for the first field that does not.
+/// [`SpecError`] for the first invalid field.
 pub fn check_spec(kind: &str, spec: &Value) -> Result<(), SpecError> {
     let unknown = || SpecError {
         field: "kind".to_owned(),

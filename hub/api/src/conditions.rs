@@ -18,20 +18,21 @@ closed_list! {
         Applied,
         /// Rule: the hub or the agents are at work on it. Present only while true.
         Reconciling,
-        /// Rule: it cannot go on without a person. Present only while true.
+        /// Rule: it cannot make progress without a user. Present only while true.
         Stalled,
-        /// Rule: a removal is above a limit and is blocked until a person approves it. Present only while true.
+        /// Rule: a removal is above a limit and is blocked until a user approves it. Present only
+        /// while true.
         ApprovalRequired,
         /// Rule: more clusters failed than `spec.rollout.maxFailures`, and nothing further is sent. Present only while true.
         RolloutStopped,
-        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and by `onFailure` clusters
-        /// get what the last completed rollout sent: False while they do, True when they have it.
-        /// Present until a newer change begins.
+        /// Rule: more clusters failed than `spec.rollout.maxFailures`, and `onFailure` is Revert.
+        /// False while clusters are rolled back to the last completed rollout, True when all of
+        /// them are. Present until a newer change begins.
         RolloutReverted,
         /// Rule: it is suspended, because `spec.suspend` is true. Present only while true.
         Suspended,
-        /// Rule: agents report what they would do and write nothing, because `spec.enforcement` is DryRun. Present only while
-        /// true.
+        /// Rule: `spec.enforcement` is DryRun: agents report planned changes and write nothing.
+        /// Present only while true.
         DryRun,
         /// Rule: False when something that it requests is not granted, Unknown when the hub cannot
         /// read the grants, True when some of the namespaces that it chooses by glob or label may
@@ -44,7 +45,8 @@ closed_list! {
         /// Member: False while its agent cannot watch the cluster's API, so that nothing is known of its copies. Absent
         /// otherwise.
         APIAvailable,
-        /// Member: it keeps what it has and gets nothing new, because `spec.cordoned` is true. Present only while true.
+        /// Member: `spec.cordoned` is true: copies are left unchanged, and nothing new is sent.
+        /// Present only while true.
         Cordoned,
         /// Member: whether a cluster that leaves has left. Present only while `spec.leaving` is true.
         Drained,
@@ -54,8 +56,8 @@ closed_list! {
         /// Member: a client used a key that the cluster's agent had replaced, so it has a copy of
         /// that key. Present only while true: until the cluster joins again.
         PossibleKeyTheft,
-        /// Member: two agents use the cluster's key alternately, so one of them may have a copy of
-        /// it. Present until this was not observed for fifteen minutes.
+        /// Member: two agents use the cluster's key alternately, so the key may have been copied.
+        /// Present for fifteen minutes after the last observation.
         KeyShared,
         /// Member: this hub does not have state that it once sent to the cluster, so it was
         /// restored from an older backup. Nothing is changed or removed there until an
@@ -74,9 +76,9 @@ closed_list! {
 /// The status of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ConditionStatus {
-    /// It holds.
+    /// The condition is true.
     True,
-    /// It does not hold.
+    /// The condition is false.
     False,
     /// The hub cannot determine it.
     Unknown,
@@ -115,7 +117,7 @@ closed_list! {
         /// Nothing failed, but clusters are unreachable. The counts of their copies are the last
         /// reported values.
         ClustersUnreachable,
-        /// The agent cannot watch its cluster's API: copies are as it last saw them.
+        /// The agent cannot watch its cluster's API: the counts are the last observed ones.
         MemberAPIUnavailable,
         /// Copies failed.
         CopiesFailed,
@@ -124,7 +126,7 @@ closed_list! {
         DigestMismatch,
         /// Copies wait for namespaces that do not exist yet.
         CopiesWaiting,
-        /// The hub may not read what the rule selects, or cannot; its copies stay as they are.
+        /// The hub cannot read a selected source; existing copies are left unchanged.
         SourceUnreadable,
         /// Changes are on their way.
         Progressing,
@@ -136,17 +138,17 @@ closed_list! {
         FleetReady,
         /// On the fleet: not every member cluster is connected, or not every rule is ready.
         FleetNotReady,
-        /// The cluster holds as many rules as one cluster takes: the rule is not sent there.
+        /// The cluster has the maximum number of rules: the rule is not sent there.
         RuleLimit,
         /// A change is rolled out in waves, and has not reached every cluster.
         RollingOut,
-        /// The same, and `spec.rollout.paused` is true: nothing further is sent.
+        /// More clusters failed, and `spec.rollout.paused` is true: nothing further is sent.
         RolloutPaused,
         /// More clusters failed than `spec.rollout.maxFailures`.
         TooManyFailures,
-        /// A change failed, and clusters get what the last completed rollout sent.
+        /// A change failed, and clusters are being rolled back to the last completed rollout.
         RollingBack,
-        /// The cluster has what the last completed rollout sent, as the newest one failed.
+        /// The cluster has the state of the last completed rollout, because the newest one failed.
         Reverted,
         /// The rule is suspended.
         Suspended,
@@ -154,9 +156,9 @@ closed_list! {
         NotGranted,
         /// Some of the namespaces that the rule chooses by glob or label may not be granted.
         PartiallyGranted,
-        /// The hub cannot read what is granted; nothing is sent and nothing removed.
+        /// The hub cannot read grants: nothing is sent or removed.
         GrantsUnknown,
-        /// The cluster is cordoned: it keeps what it has and gets nothing new.
+        /// The cluster is cordoned: copies are left unchanged, and nothing new is sent.
         Cordoned,
         /// `spec.transform.name` gives what no object can be called.
         InvalidName,
@@ -166,7 +168,7 @@ closed_list! {
         VariableMissing,
         /// A Secret named in `spec.overrides`, or its key, is missing or cannot be read.
         ValueMissing,
-        /// Any API server would refuse what a source is made into.
+        /// The rendered copy is invalid for every API server.
         InvalidCopy,
         /// The copies differ by cluster and take more bytes than one rule may have.
         RenderBudgetExceeded,
@@ -176,11 +178,12 @@ closed_list! {
         NotAccepted,
         /// Member: the cluster leaves: its copies are being removed.
         Leaving,
-        /// Member: the cluster leaves, and nothing of it is left to see to: it can be deleted.
+        /// Member: the cluster is leaving, and all its copies are removed or retained: the object
+        /// can be deleted.
         Drained,
         /// Member: the agent's session is open.
         SessionOpen,
-        /// Member: the agent's session ended and has not come back.
+        /// Member: the agent's session ended, and the agent has not reconnected.
         SessionLost,
         /// Member: no agent has connected yet.
         NeverConnected,
@@ -192,15 +195,15 @@ closed_list! {
         RetiredKeySeen,
         /// Member: two processes took the session from one another.
         ConcurrentSessions,
-        /// The cluster waits for an administrator, see the conditions of its MemberCluster. Its
-        /// copies stay as they are.
+        /// The cluster waits for a confirmation; see the conditions of its MemberCluster. Its
+        /// copies are left unchanged.
         Unconfirmed,
         /// Member: the cluster has received state that this hub does not have.
         HubStateBehind,
         /// Member: another hub with the same identity has sent something to the cluster since this
         /// one became the leader.
         SecondHub,
-        /// Member: an agent in another cluster came with the member's key.
+        /// Member: an agent in another cluster connected with the member's key.
         SecondCluster,
         /// Member: copies from a previous membership of the cluster are not selected now.
         CopiesFromPreviousMembership,
@@ -265,12 +268,13 @@ pub fn set_condition(
     }
 }
 
-/// Takes a condition away: those that are present only while true.
+/// Removes a condition that is present only while true.
 pub fn remove_condition(conditions: &mut Vec<Condition>, condition_type: ConditionType) {
     conditions.retain(|condition| condition.type_ != condition_type.as_str());
 }
 
-/// A time as the API server gives it back, without fractions of a second: so what was written equals what is read.
+/// Truncates a time to whole seconds, as the API server stores it, so that a written time equals
+/// the read one.
 pub fn whole_seconds(time: Timestamp) -> Time {
     Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
 }

@@ -21,8 +21,9 @@ use super::{PendingApproval, limits, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct FleetSpec {
-    /// How many copies may be removed at a time because of an edit, a label, a grant or the like, counted over all rules. A
-    /// removal above a limit is blocked, with everything else that the same change would remove, until a person approves it.
+    /// Limits of removals over all rules, such as those caused by an edit, a label or a grant. A
+    /// removal above a limit is blocked, with everything else that the same change would remove,
+    /// until a user approves it.
     #[serde(default)]
     pub removal_limit: FleetRemovalLimit,
 }
@@ -40,7 +41,7 @@ pub struct FleetRemovalLimit {
     pub deliberate: Deliberate,
 }
 
-/// How many copies of the fleet may go at a time: the larger of count and percent.
+/// The fleet's limit of removals at a time: the larger of count and percent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FleetLimit {
@@ -61,7 +62,7 @@ impl Default for FleetLimit {
     }
 }
 
-/// How many copies of a member cluster may go at a time: the larger of count and percent.
+/// A member cluster's limit of removals at a time: the larger of count and percent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemberLimit {
@@ -82,13 +83,13 @@ impl Default for MemberLimit {
     }
 }
 
-/// What a deliberate delete counts as.
+/// Whether deliberate deletes are limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Deliberate {
-    /// It is never blocked.
+    /// Deliberate deletes are never blocked.
     #[default]
     Allow,
-    /// It is under the limits.
+    /// Deliberate deletes are limited like indirect removals.
     Hold,
 }
 
@@ -100,36 +101,36 @@ pub struct FleetStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::conditions)]
     pub conditions: Vec<Condition>,
-    /// Connected member clusters, of all that are accepted, such as `118/120`.
+    /// Connected and accepted member clusters, such as `118/120`.
     #[serde(default)]
     #[schemars(transform = schema::text(64))]
     pub clusters: String,
-    /// Rules that are ready, of all, such as `30/31`.
+    /// Ready and existing rules, such as `30/31`.
     #[serde(default)]
     #[schemars(transform = schema::text(64))]
     pub rules: String,
-    /// Copies that are applied, of all that should exist, such as `9480/9600`.
+    /// Applied and desired copies, such as `9480/9600`.
     #[serde(default)]
     #[schemars(transform = schema::text(64))]
     pub copies: String,
-    /// How many causes wait for approval.
+    /// Number of causes with pending removals.
     #[serde(default)]
     pub pending: i64,
-    /// What waits for approval, by cause, at most 32.
+    /// Pending approvals by cause, at most 32.
     // Always written: a merge patch clears a list only by an empty one.
     #[serde(default)]
     #[schemars(transform = schema::list(limits::PENDING_CAUSES))]
     pub pending_approvals: Vec<PendingCause>,
 }
 
-/// What one cause would remove, in all rules.
+/// The pending removals of one cause, over all rules.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingCause {
     /// All of it as one set; its names are those of the first rules.
     #[serde(flatten)]
     pub approval: PendingApproval,
-    /// How many rules it concerns.
+    /// Number of affected rules.
     #[serde(default)]
     pub rules: i64,
 }

@@ -139,7 +139,7 @@ fn text(definition: &CustomResourceDefinition) -> String {
     text
 }
 
-/// What `kubectl get` shows of a rule.
+/// Columns of `kubectl get` for a rule.
 fn rule_columns() -> Vec<CustomResourceColumnDefinition> {
     vec![
         column(
@@ -181,7 +181,7 @@ fn rule_columns() -> Vec<CustomResourceColumnDefinition> {
     ]
 }
 
-/// What `kubectl get` shows of a grant: whether it is a wide one.
+/// Columns of `kubectl get` for a grant: whether it is a wide one.
 fn grant_columns() -> Vec<CustomResourceColumnDefinition> {
     vec![
         column(
@@ -217,7 +217,7 @@ fn grant_columns() -> Vec<CustomResourceColumnDefinition> {
     ]
 }
 
-/// What `kubectl get` shows of the fleet.
+/// Columns of `kubectl get` for the fleet.
 fn fleet_columns() -> Vec<CustomResourceColumnDefinition> {
     let pending = "How many causes of removals wait for approval.";
     vec![
@@ -249,7 +249,7 @@ fn fleet_columns() -> Vec<CustomResourceColumnDefinition> {
     ]
 }
 
-/// What `kubectl get` shows of a member cluster. A column of type date could not show a time to come.
+/// Columns of `kubectl get` for a member cluster. A column of type date cannot show a future time.
 fn member_columns() -> Vec<CustomResourceColumnDefinition> {
     let expires = "When the agent's certificate expires; it is renewed long before.";
     vec![
@@ -389,7 +389,7 @@ mod tests {
         let plain = files()
             .into_iter()
             .map(|(name, text)| (format!("crds/{name}"), text));
-        // As files that the chart quotes, not as templates: what is in braces there stays as it is.
+        // As files that the chart quotes, not as templates: braces in them are left unchanged.
         let charted = chart_files()
             .into_iter()
             .map(|(name, text)| (format!("charts/runnel-hub/files/crds/{name}"), text));

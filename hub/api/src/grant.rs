@@ -21,17 +21,18 @@ use super::{Clusters, LabelSelector, limits, schema, schema::Item};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct DistributionGrantSpec {
-    /// Whose rules: those of these namespaces of the hub.
+    /// The hub namespaces whose rules get the grant.
     pub rules: GrantedRules,
     /// The kinds that may be sent, as `plural` or `plural.group`, as in RBAC. At least one.
     #[schemars(transform = schema::filled_set("resources", 16, Item::Resource, "list the kinds that may be sent, such as [configmaps, secrets]"))]
     pub resources: Vec<String>,
-    /// The member clusters that they may be sent to. At least one of selector, names and all; they add up.
+    /// The member clusters that the rules may send to. At least one of selector, names and all;
+    /// they add up.
     pub clusters: Clusters,
     /// The namespaces in those clusters that may have copies. A copy exists where its rule requests
     /// it and a grant allows it.
     pub namespaces: GrantedNamespaces,
-    /// What else the rules may do there.
+    /// The policies that the rules may use there.
     #[serde(default)]
     pub policies: GrantedPolicies,
     /// The most copies that the rules of one namespace may have in one member cluster. Of several grants for one copy
@@ -39,23 +40,23 @@ pub struct DistributionGrantSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::between(1, 1_000_000_000))]
     pub max_copies: Option<i64>,
-    /// The most bytes that the values of such copies may have together. Of several grants for one copy the higher
-    /// limit applies; absent: any number.
+    /// The limit of the total size of such copies, in bytes. Of several grants for one copy the
+    /// highest limit applies; absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::between(1, 1_000_000_000_000_000))]
     pub max_bytes: Option<i64>,
 }
 
-/// Whose rules are granted something.
+/// The rules that get a grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantedRules {
-    /// The namespaces of the hub whose DistributionRules get the grant. At least one of names,
-    /// selector and all; they add up.
+    /// The hub namespaces whose DistributionRules get the grant. At least one of names, selector
+    /// and all; they add up.
     pub namespaces: GrantedNamespaces,
 }
 
-/// Chooses namespaces. What is not named, labelled or meant by all is not granted.
+/// Selects namespaces. A namespace that no entry matches is not granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule(
@@ -73,12 +74,12 @@ pub struct GrantedNamespaces {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "LabelSelector", transform = schema::filled_selector("namespaces.selector", "for every namespace remove it and write all: true"))]
     pub selector: Option<LabelSelector>,
-    /// Whether every namespace is chosen, `kube-*` and the one of Runnel itself too.
+    /// Whether every namespace is selected, including `kube-*` and Runnel's own.
     #[serde(default)]
     pub all: bool,
 }
 
-/// What rules may do besides.
+/// The policies that rules may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantedPolicies {

@@ -65,13 +65,13 @@ pub const VERSION: &str = "v1alpha1";
 /// The finalizer on rules: a rule is deleted only after its copies are removed or retained.
 pub const FINALIZER: &str = "runnel.dev/copies";
 
-/// The annotation of a rule, or of the `Fleet`, by which a person approves the removal that its status names: the digest, or
-/// several with commas between them.
+/// The annotation of a rule, or of the `Fleet`, that approves the removal in its status. Its value
+/// is the digest, or several digests separated by commas.
 pub const APPROVE: &str = "runnel.dev/approve";
 /// The name of the only `Fleet`.
 pub const FLEET: &str = "default";
 
-/// What a spec may hold at most, so that the API server can bound the cost of checking it.
+/// Limits of a spec, so that the API server can bound the cost of validation.
 pub mod limits {
     /// Entries in a rule's `sources`.
     pub const SOURCES: usize = 16;
@@ -81,7 +81,7 @@ pub mod limits {
     pub const NAMESPACES: usize = 128;
     /// Names in `clusters.names` or `clusters.exclude`.
     pub const CLUSTERS: usize = 512;
-    /// Grants that count for one rule in one cluster, different ones, in the order of what they say.
+    /// Number of different grants that apply to one rule in one cluster.
     pub const GRANTS: usize = 32;
     /// Requirements in one label selector: `matchLabels` and `matchExpressions` each.
     pub const EXPRESSIONS: usize = 16;
@@ -107,12 +107,12 @@ pub mod limits {
     pub const PENDING_NAMES: usize = 5;
     /// Pending approvals in the status of the `Fleet`.
     pub const PENDING_CAUSES: usize = 32;
-    /// Keys that one member may hold at a time: during a renewal, the old and the new one.
+    /// Valid keys of one member: during a renewal, the old and the new one.
     pub const KEYS: usize = 4;
-    /// Used tokens that one member's status remembers.
+    /// Stored used tokens in one member's status.
     pub const TOKENS: usize = 16;
-    /// Keys that one member gave up and that are still watched for.
+    /// Stored retired keys of one member.
     pub const RETIRED_KEYS: usize = 16;
-    /// Removals that wait for one member; what does not fit is retained.
+    /// Pending removals of one member; copies of further rules are retained.
     pub const PENDING_REMOVALS: usize = 1000;
 }

@@ -1,4 +1,4 @@
-//! Member clusters: the places that copies go to.
+//! Member clusters: the targets of copies.
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DeletionPolicy, limits, schema};
 
-/// Whether and how a cluster takes part.
+/// The membership of a cluster.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -27,15 +27,15 @@ pub struct MemberClusterSpec {
     /// whether its copies stay.
     #[serde(default = "yes")]
     pub accepted: bool,
-    /// Whether the cluster is cordoned: it keeps what it has and gets nothing new, neither copies nor changed content
-    /// nor changed terms, until it is uncordoned. Its agent still corrects drift, and what is deleted on the hub or
-    /// no longer selected is removed there too.
+    /// Whether the cluster is cordoned: the hub sends no new copies, content or terms until it is
+    /// uncordoned. Its agent still corrects drift, and removals of deleted or deselected sources
+    /// are carried out.
     #[serde(default)]
     pub cordoned: bool,
-    /// Whether the cluster leaves: its copies are removed or retained as each rule's deletionPolicy says, and it gets
-    /// no new ones. When its condition Drained is True, all of them are removed or retained, and its owner can delete
-    /// it. The hub does not, as an object that is declared in Git would come back. To remove a dead cluster, delete
-    /// it at once.
+    /// Whether the cluster is leaving: its copies are removed or retained by each rule's
+    /// deletionPolicy, and no new ones are sent. Delete the object when its condition Drained is
+    /// True. The hub does not delete it, because Git would create it again. To remove a dead
+    /// cluster, delete the object at once.
     #[serde(default)]
     pub leaving: bool,
     /// The join that is allowed now, made by `runnel-hub token create`, or declared in Git together with the agent's Secret.
@@ -45,7 +45,7 @@ pub struct MemberClusterSpec {
 }
 
 impl Default for MemberClusterSpec {
-    /// As the API server fills in an empty spec.
+    /// The default of the API server for an empty spec.
     fn default() -> Self {
         Self {
             accepted: true,
@@ -60,7 +60,7 @@ fn yes() -> bool {
     true
 }
 
-/// One allowed join. The token itself is never stored on the hub.
+/// An allowed join. The token itself is never stored on the hub.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Join {
@@ -73,7 +73,7 @@ pub struct Join {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::token_id)]
     pub token_id: Option<String>,
-    /// Until when the token is taken, in RFC 3339, such as 2026-01-31T12:00:00Z.
+    /// The expiry of the token, in RFC 3339, such as 2026-01-31T12:00:00Z.
     pub expires_at: Time,
 }
 
@@ -125,7 +125,7 @@ pub struct MemberClusterStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Certificate {
-    /// When it expires.
+    /// Expiry of the certificate.
     pub expires_at: Time,
 }
 
@@ -133,22 +133,23 @@ pub struct Certificate {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Identity {
-    /// At most 4: during a renewal the old and the new key both hold.
+    /// At most 4: during a renewal the old and the new key are both valid.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("fingerprint", limits::KEYS))]
     pub keys: Vec<KeyRecord>,
-    /// Keys that were retired when the agent first used a newer one. A client that uses one of them is refused, and
-    /// has a copy that the agent does not have any more. At most 16, the newest; a new join empties the list.
+    /// Keys that were retired when the agent first used a newer one. A client with a retired key is
+    /// refused: it has a stolen or restored copy of the key. At most 16, the newest; a new join
+    /// clears the list.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("fingerprint", limits::RETIRED_KEYS))]
     pub retired: Vec<RetiredKey>,
 }
 
-/// A key that an agent gave up.
+/// A retired key of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RetiredKey {
-    /// As in `keys`.
+    /// The fingerprint, as in `keys`.
     #[schemars(transform = schema::sha256("fingerprint"))]
     pub fingerprint: String,
     /// When its last certificate expires.
@@ -168,7 +169,7 @@ pub struct KeyRecord {
     pub fingerprint: String,
     /// When the newest certificate for this key was issued.
     pub issued_at: Time,
-    /// When that certificate expires.
+    /// Expiry of the certificate for this key.
     pub expires_at: Time,
     /// The CA of the hub that signed it: `sha256:` and the SHA-256 of the CA's certificate. The hub keeps a CA that was
     /// replaced until no member has a certificate of it.
@@ -184,7 +185,7 @@ pub struct UsedToken {
     /// The hash of the token, as in `spec.join`.
     #[schemars(transform = schema::sha256("tokenHash"))]
     pub token_hash: String,
-    /// Until when it would be accepted, by `spec.join`; stored until then.
+    /// The expiry of the token by `spec.join`; the entry is stored until then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub expires_at: Option<Time>,
@@ -192,7 +193,8 @@ pub struct UsedToken {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::sha256("keyFingerprint"))]
     pub key_fingerprint: Option<String>,
-    /// How often it was tried with a wrong secret before it was redeemed; with five it is burnt.
+    /// Number of attempts with a wrong secret before the redemption; after five the token is
+    /// invalid.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub wrong_secrets: i32,
 }
@@ -202,7 +204,7 @@ fn is_zero(count: &i32) -> bool {
     *count == 0
 }
 
-/// A deleted rule whose copies in this cluster are not removed or released yet.
+/// A deleted rule whose copies in this cluster are not removed or retained yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PendingRemoval {
@@ -211,7 +213,7 @@ pub struct PendingRemoval {
     pub rule_uid: String,
     /// The policy for its copies.
     pub deletion_policy: DeletionPolicy,
-    /// How the rule was called: `namespace/name`, or `name` for a ClusterDistributionRule.
+    /// The rule: `namespace/name`, or `name` for a ClusterDistributionRule.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(512))]
     pub rule: String,

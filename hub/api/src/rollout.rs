@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{limits, schema};
 
-/// How a change is rolled out: to one wave of clusters after the other, as long as few enough fail.
-/// A change is an edit of a source, or of this rule's sources, namespaces, policies and of what
-/// makes copies other than their sources.
+/// A rollout in waves: a change is sent to one wave of clusters after the other, while at most
+/// maxFailures clusters fail. A change is an edit of a source, or of this rule's sources,
+/// namespaces, policies and transformation of copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Rollout {
@@ -36,13 +36,13 @@ pub struct Rollout {
     pub on_failure: OnFailure,
 }
 
-/// What happens when too many clusters fail.
+/// The action when too many clusters fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnFailure {
     /// Nothing further is sent.
     #[default]
     Stop,
-    /// Clusters get what the last completed rollout sent.
+    /// Clusters are rolled back to the last completed rollout.
     Revert,
 }
 
@@ -63,23 +63,24 @@ impl Default for Rollout {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum CountOrPercent {
-    /// So many.
+    /// A number of clusters.
     Count(i64),
-    /// Such as `25%`.
+    /// A percentage such as `25%`.
     Text(String),
 }
 
-/// How far a rollout has come.
+/// The progress of a rollout.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutStatus {
-    /// Names what is rolled out. Opaque: compare it, do not read it.
+    /// Opaque identifier of the change that is rolled out, for comparison.
     #[schemars(transform = schema::text(64))]
     pub revision: String,
-    /// Progressing: a wave is under way. Soaking: it is applied and being watched. Paused: `spec.rollout.paused` is true.
-    /// Stopped: more clusters failed than maxFailures. Reverting: the same, and clusters get what the last completed
-    /// rollout sent. Reverted: they have it, but for those that are not connected or could not take it. Completed: every cluster that could be reached has it, and the
-    /// others get it when they come back.
+    /// Progressing: a wave is under way. Soaking: the wave is applied and observed. Paused:
+    /// `spec.rollout.paused` is true. Stopped: more than maxFailures clusters failed. Reverting:
+    /// more than maxFailures clusters failed, and clusters are being rolled back. Reverted: all
+    /// connected clusters are rolled back or have failed to. Completed: every reachable cluster has
+    /// the change; the others get it when they reconnect.
     pub phase: RolloutPhase,
     /// The wave, from 1.
     #[serde(default)]
@@ -90,7 +91,7 @@ pub struct RolloutStatus {
     /// Of these, the clusters that have been reached.
     #[serde(default)]
     pub clusters_reached: i64,
-    /// The clusters in which what is rolled out is applied.
+    /// Number of clusters in which the change is applied.
     #[serde(default)]
     pub clusters_applied: i64,
     /// The clusters that were reached and fail now.
@@ -103,7 +104,7 @@ pub struct RolloutStatus {
     /// Of those that were reached, the clusters that are rolled back.
     #[serde(default)]
     pub clusters_reverted: i64,
-    /// Names what the last completed rollout before it sent; a rollback sends that again.
+    /// Identifier of the last completed change, the target of a rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(64))]
     pub former_revision: Option<String>,
@@ -111,7 +112,7 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub rollback_blocker: Option<String>,
-    /// Where it went wrong first, and why, once it is rolled back.
+    /// The first failure, with its cause, after a rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub failure: Option<String>,
@@ -123,19 +124,19 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "ReachedUpTo")]
     pub reached_up_to: Option<ReachedUpTo>,
-    /// When it began.
+    /// Start of the rollout.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub started_at: Option<Time>,
-    /// When the wave began.
+    /// Start of the current wave.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub wave_started_at: Option<Time>,
-    /// When all of the wave was applied, from when it soaks.
+    /// The time at which all of the wave was applied, the start of the soak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub applied_at: Option<Time>,
-    /// When it was completed, or rolled back.
+    /// The time of completion or of the end of the rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub ended_at: Option<Time>,
@@ -143,13 +144,13 @@ pub struct RolloutStatus {
     /// begins with the first wave, so that while edits come faster than the waves the last wave gets nothing.
     #[serde(default)]
     pub superseded: i64,
-    /// When the first of these began.
+    /// Start of the first unfinished change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub unfinished_since: Option<Time>,
 }
 
-/// What a rollout is doing.
+/// The phase of a rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RolloutPhase {
     /// A wave is under way.
@@ -161,9 +162,9 @@ pub enum RolloutPhase {
     Paused,
     /// Too many clusters failed.
     Stopped,
-    /// The same, and it is being rolled back.
+    /// More clusters failed, and they are being rolled back.
     Reverting,
-    /// It is rolled back, but for clusters that are not connected or could not take it.
+    /// All connected clusters are rolled back or have failed to.
     Reverted,
     /// Every reachable cluster has it. A disconnected cluster gets it when it reconnects and there
     /// is a slot.

@@ -9,7 +9,7 @@ use super::{
     limits, schema, schema::Item,
 };
 
-/// What is copied, to which clusters, and into which namespaces there.
+/// Distributes the selected objects to clusters and namespaces.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -27,17 +27,17 @@ use super::{
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule_spec)]
 pub struct DistributionRuleSpec {
-    /// What is copied, out of this rule's own namespace. Entries add up: an object is a source when any entry selects it.
-    /// 1 to 16 entries.
+    /// The sources in this rule's own namespace. Entries add up: an object is a source if any entry
+    /// selects it. 1 to 16 entries.
     #[schemars(transform = schema::list(limits::SOURCES))]
     #[schemars(transform = schema::rule("size(self) > 0", "sources is empty: add an entry with resources and either selector or names"))]
     pub sources: Vec<Source>,
-    /// Where the copies go and how they are kept.
+    /// The targets and policies of the copies.
     #[serde(flatten)]
     pub terms: RuleTerms,
 }
 
-/// What is copied, to which clusters, and into which namespaces there.
+/// Distributes the selected objects to clusters and namespaces.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -54,12 +54,12 @@ pub struct DistributionRuleSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule_spec)]
 pub struct ClusterDistributionRuleSpec {
-    /// What is copied, out of the namespaces that each entry names. Entries add up: an object is a source when any entry
-    /// selects it. 1 to 16 entries.
+    /// The sources in the namespaces of each entry. Entries add up: an object is a source if any
+    /// entry selects it. 1 to 16 entries.
     #[schemars(transform = schema::list(limits::SOURCES))]
     #[schemars(transform = schema::rule("size(self) > 0", "sources is empty: add an entry with namespaces, resources and either selector or names"))]
     pub sources: Vec<ClusterSource>,
-    /// Where the copies go and how they are kept.
+    /// The targets and policies of the copies.
     #[serde(flatten)]
     pub terms: RuleTerms,
 }
@@ -94,7 +94,7 @@ pub struct ClusterSource {
     /// match `kube-*` or the namespace of Runnel itself; an exact name may. 1 to 128.
     #[schemars(transform = schema::filled_set("namespaces", limits::NAMESPACES, Item::NamespacePattern, "name the hub's namespaces to read; for all of them write namespaces: [\"*\"]"))]
     pub namespaces: Vec<String>,
-    /// What to select there.
+    /// The selection in those namespaces.
     #[serde(flatten)]
     pub source: Source,
 }
@@ -103,40 +103,40 @@ pub struct ClusterSource {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RuleTerms {
-    /// The member clusters that get copies. At least one of selector, names and all; they add up.
+    /// The target clusters. At least one of selector, names and all; they add up.
     pub clusters: Clusters,
-    /// The namespaces in each member cluster that get copies. Without it, a copy goes to the namespace that its source
-    /// is in. A namespace that does not exist yet gets its copies when it comes to be; until then they are counted as
-    /// waiting, not as failed.
+    /// The target namespaces in each member cluster; absent: the source's own namespace. A
+    /// namespace that does not exist gets its copies when it is created; until then they are
+    /// counted as waiting, not as failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Namespaces")]
     pub namespaces: Option<Namespaces>,
-    /// Whether namespaces that are missing in a member cluster are created. Holds for the names in `namespaces.names`
-    /// that are not globs. A namespace that was created is never deleted.
+    /// Whether missing namespaces are created in a member cluster. Applies to literal names in
+    /// `namespaces.names`. A created namespace is never deleted.
     #[serde(default)]
     pub create_namespaces: bool,
-    /// What to do when an object that is not a copy has the name of a copy. Fail: leave it alone and report it, with
-    /// who wrote it. AdoptIfEqual: take it over if its data, binaryData, type and immutable equal the source's;
-    /// otherwise as Fail. Overwrite: take it over in any case; its former content is lost. The rule's grant and the
-    /// member's policy have to allow Overwrite.
+    /// The policy for a foreign object with the name of a copy. Fail: leave it unchanged and report
+    /// it with its writer. AdoptIfEqual: adopt it if its data, binaryData, type and immutable equal
+    /// the source's; otherwise as Fail. Overwrite: overwrite it; its content is lost. The rule's
+    /// grant and the member's policy must allow Overwrite.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
     /// What to do when a copy was changed or deleted in a member cluster. Correct: restore it. Report: leave it so and
     /// report what differs, until the source changes: an edit of the source is applied and ends the drift.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
-    /// What to do when a changed source meets a copy that is immutable, or a Secret of another type. Report: leave
-    /// the copy as it is and report it. Recreate: delete the copy and create it again at once; nodes may serve the
-    /// old values to running pods until these are restarted.
+    /// The policy for a change of an immutable copy, or of a Secret's type. Report: leave the copy
+    /// unchanged and report it. Recreate: delete the copy and create it again at once; running pods
+    /// may keep the old values until they restart.
     #[serde(default)]
     pub immutable_policy: ImmutablePolicy,
-    /// Fields of the copies that are left alone once the copies are created, as JSON pointers: `/data/KEY`,
-    /// `/binaryData/KEY`, `/metadata/labels/KEY`, `/metadata/annotations/KEY` (in a KEY, `~1` means `/`). They are
-    /// written when a copy is created, and from then on neither compared nor changed. At most 32.
+    /// Fields of the copies that are written at creation only, as JSON pointers: `/data/KEY`,
+    /// `/binaryData/KEY`, `/metadata/labels/KEY`, `/metadata/annotations/KEY` (in a KEY, `~1` means
+    /// `/`). Afterwards they are neither compared nor written. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::field_pointers)]
     pub ignore_fields: Vec<String>,
-    /// What to do with a copy that is no longer selected, for any cause: the rule, its source, a
+    /// The policy for a copy that is no longer desired, for any cause: the rule, its source, a
     /// label, a namespace or a cluster. Delete: delete it. Retain: leave it in place, without
     /// Runnel's labels and annotations.
     #[serde(default)]
@@ -154,15 +154,14 @@ pub struct RuleTerms {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::OVERRIDES))]
     pub overrides: Vec<Override>,
-    /// How many copies may be removed at a time because of an edit, a label or the like. A removal
-    /// of more is blocked, in every cluster, and the condition ApprovalRequired states how many,
-    /// where, and how to approve it. A deliberate act is not blocked: the delete of a source or of
-    /// the rule, or of a literal name out of a list. Copies in namespaces that are no longer
-    /// targets count, whether by the rule, a grant or a label in the member. The Fleet limits all
-    /// rules together.
+    /// The limit of copies that an edit, a label or another indirect cause may remove at a time. A
+    /// larger removal is blocked in every cluster, and the condition ApprovalRequired has the
+    /// number, the clusters and the command to approve it. Deliberate deletes are not blocked: of a
+    /// source, of the rule, or of a literal name in a list. Copies in namespaces that are no longer
+    /// targets count. The Fleet limits all rules together.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
-    /// How a change is rolled out. Without it, all clusters get it at once.
+    /// The rollout of changes. Without it, all clusters get a change at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Rollout")]
     pub rollout: Option<Rollout>,
@@ -170,25 +169,26 @@ pub struct RuleTerms {
     /// Suspended is True.
     #[serde(default)]
     pub suspend: bool,
-    /// Whether agents carry out what the rule asks for. Enforce: they do. DryRun: they report what they would create,
-    /// update and delete, and write nothing; existing copies stay as they are. The condition DryRun shows it.
+    /// Whether agents apply the rule. Enforce: they do. DryRun: they report planned creations,
+    /// updates and deletions, and write nothing; existing copies are left unchanged. See the
+    /// condition DryRun.
     #[serde(default)]
     pub enforcement: Enforcement,
 }
 
-/// What to do with an object that is not a copy and has the name of a copy.
+/// The policy for a foreign object with the name of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ConflictPolicy {
     /// Leave it alone and report it.
     #[default]
     Fail,
-    /// Take it over if it is equal.
+    /// Adopt it if it is equal.
     AdoptIfEqual,
-    /// Take it over; its former content is lost.
+    /// Overwrite it; its content is lost.
     Overwrite,
 }
 
-/// What to do with a copy that was changed in a member cluster.
+/// The policy for a copy that was changed in a member cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DriftPolicy {
     /// Restore it.
@@ -198,34 +198,34 @@ pub enum DriftPolicy {
     Report,
 }
 
-/// Whether agents carry out what a rule asks for.
+/// Whether agents apply the rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Enforcement {
-    /// They do.
+    /// Agents apply the rule.
     #[default]
     Enforce,
     /// They report it and write nothing.
     DryRun,
 }
 
-/// What to do where a copy does not take a change.
+/// The policy for a change of an immutable copy or field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ImmutablePolicy {
-    /// Leave it as it is and report it.
+    /// Leave the copy unchanged and report it.
     #[default]
     Report,
     /// Delete it and create it again.
     Recreate,
 }
 
-/// How many copies may go at a time because of an edit, a label or the like: the larger of count and percent.
+/// The limit of indirect removals at a time: the larger of count and percent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RemovalLimit {
-    /// This many copies may go at a time. 0 to 1000000000.
+    /// Number of copies. 0 to 1000000000.
     #[schemars(transform = schema::between(0, 1_000_000_000))]
     pub count: i64,
-    /// This part of all copies of the rule may go at a time, in percent: 0 to 100.
+    /// Percentage of all copies of the rule: 0 to 100.
     #[schemars(transform = schema::between(0, 100))]
     pub percent: i64,
     /// Whether the delete of the rule itself counts as deliberate. Allow: its copies are removed, as deletionPolicy
@@ -247,14 +247,14 @@ impl Default for RemovalLimit {
 /// Whether the delete of a rule counts as deliberate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum OnRuleDelete {
-    /// It does.
+    /// The delete is deliberate.
     #[default]
     Allow,
-    /// It does not.
+    /// The delete is limited like an indirect removal.
     Hold,
 }
 
-/// What to do with a copy that is no longer selected.
+/// The policy for a copy that is no longer desired.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]

@@ -29,7 +29,7 @@ pub struct RuleStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "PendingApproval")]
     pub pending_approval: Option<PendingApproval>,
-    /// How far the rollout of the newest change has come, where `spec.rollout` is set.
+    /// The progress of the rollout of the newest change, if `spec.rollout` is set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "RolloutStatus")]
     pub rollout: Option<RolloutStatus>,
@@ -60,7 +60,7 @@ pub struct Summary {
     pub copies: i64,
     /// Copies that equal their source.
     pub copies_applied: i64,
-    /// Copies whose last attempt failed.
+    /// Copies whose last write failed.
     pub copies_failed: i64,
     /// Copies for namespaces that do not exist yet.
     pub copies_waiting: i64,
@@ -86,10 +86,10 @@ pub struct PendingApproval {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub cause: String,
-    /// How many copies it is, as the agents counted them.
+    /// Number of copies, by the agents' reports.
     #[serde(default)]
     pub copies: i64,
-    /// In how many member clusters.
+    /// Number of member clusters.
     #[serde(default)]
     pub clusters: i64,
     /// The first names of the set: sources, clusters or rules.
@@ -106,10 +106,10 @@ pub struct PendingApproval {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Display {
-    /// Clusters that are ready, of all that are chosen, such as `118/120`.
+    /// Ready and chosen clusters, such as `118/120`.
     #[schemars(transform = schema::text(64))]
     pub clusters: String,
-    /// Copies that are applied, of all that should exist, such as `948/960`.
+    /// Applied and desired copies, such as `948/960`.
     #[schemars(transform = schema::text(64))]
     pub copies: String,
 }
@@ -138,7 +138,7 @@ pub struct ClusterStatus {
     /// Copies that equal their source.
     #[serde(default)]
     pub applied: i64,
-    /// Copies whose last attempt failed.
+    /// Copies whose last write failed.
     #[serde(default)]
     pub failed: i64,
     /// Copies for namespaces that do not exist yet.
@@ -160,8 +160,7 @@ pub struct ClusterStatus {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(128))]
     pub reason: String,
-    /// A sentence for a person. Never contains a value of a Secret; of a ConfigMap, short ones where a copy has
-    /// drifted.
+    /// A message. Never contains a value of a Secret; contains short values of a drifted ConfigMap.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub message: String,

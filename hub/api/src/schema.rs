@@ -20,7 +20,7 @@ const LABEL_KEY_HINT: &str = "a label key is up to 63 letters, digits, '-', '_' 
      ends, optionally after a DNS name and '/', such as app or example.com/app";
 const LABEL_VALUE_HINT: &str = "a label value is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
 
-/// What the strings of a list are.
+/// The type of the strings in a list.
 #[derive(Clone, Copy)]
 pub(super) enum Item {
     /// Object names and globs.
@@ -146,7 +146,7 @@ pub(super) fn field_pointers(schema: &mut Schema) {
     );
 }
 
-/// Like [`set`], and not empty.
+/// As [`set`], with at least one entry.
 pub(super) fn filled_set(
     field: &'static str,
     max: usize,
@@ -221,7 +221,7 @@ pub(super) fn conditions(schema: &mut Schema) {
     }
 }
 
-/// A string of at most so many characters.
+/// A string of at most `max` characters.
 pub(super) fn text(max: usize) -> impl FnMut(&mut Schema) {
     move |schema| {
         schema.insert("maxLength".into(), json!(max));
@@ -239,14 +239,14 @@ pub(super) fn sha256(field: &'static str) -> impl FnMut(&mut Schema) {
     }
 }
 
-/// What a token begins with.
+/// The id of a token.
 pub(super) fn token_id(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(8));
     let hint = "join.tokenId: write the 8 characters before the dot of the token, or leave it out";
     rule("self.matches('^[a-z2-7]{8}$')", hint)(schema);
 }
 
-/// One CEL rule; it holds of the object or the message is the answer.
+/// A CEL rule, and the message for objects that violate it.
 pub(super) fn rule(rule: impl Into<String>, message: impl Into<String>) -> impl FnMut(&mut Schema) {
     let (rule, message) = (rule.into(), message.into());
     move |schema| add(schema.ensure_object(), &rule, &message)
@@ -313,7 +313,7 @@ pub(super) fn secret_type(schema: &mut Schema) {
     )(schema);
 }
 
-/// A map of at most so many texts, each of at most so many characters.
+/// A map of at most `max` strings of at most `longest` characters.
 pub(super) fn texts(max: usize, longest: usize) -> impl FnMut(&mut Schema) {
     move |schema| {
         schema.insert("maxProperties".into(), json!(max));
@@ -326,7 +326,7 @@ pub(super) fn texts(max: usize, longest: usize) -> impl FnMut(&mut Schema) {
     }
 }
 
-/// What a step of a JSON patch does.
+/// The operation of a JSON patch step.
 pub(super) fn patch_operation(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(7));
     schema.insert(
@@ -335,7 +335,7 @@ pub(super) fn patch_operation(schema: &mut Schema) {
     );
 }
 
-/// One key of data.
+/// A key of data.
 pub(super) fn data_key(field: &'static str) -> impl FnMut(&mut Schema) {
     one(field, Item::Key)
 }
@@ -419,7 +419,7 @@ pub(super) fn rule_spec(schema: &mut Schema) {
     )(schema);
 }
 
-/// Every user who may read rules reads it: it holds nothing that goes into a Secret.
+/// Every user who may read rules reads it: it must not contain values of Secrets.
 fn no_literal_secrets(schema: &mut Schema) {
     rule(
         "!has(self.overrides) || !self.sources.exists(source, 'secrets' in source.resources) || \

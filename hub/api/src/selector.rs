@@ -37,19 +37,19 @@ pub struct LabelExpression {
     /// The key of the label.
     #[schemars(transform = schema::label_key)]
     pub key: String,
-    /// How the label compares. In: it is there and its value is one of `values`. NotIn: it is not there, or its value is
-    /// none of `values`. Exists: it is there. DoesNotExist: it is not there.
+    /// The operator. In: the label exists with one of `values`. NotIn: the label does not exist, or
+    /// has another value. Exists: the label exists. DoesNotExist: it does not exist.
     pub operator: Operator,
-    /// What the label is compared to: 1 to 64 values for In and NotIn, none for Exists and DoesNotExist.
+    /// The values to compare with: 1 to 64 for In and NotIn, none for Exists and DoesNotExist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("matchExpressions.values", limits::VALUES, Item::LabelValue))]
     pub values: Vec<String>,
 }
 
-/// How a label compares to values.
+/// The comparison of a label with values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Operator {
-    /// The label is there and its value is one of the values.
+    /// The label exists with one of the values.
     In,
     /// The label is not there, or its value is none of the values.
     NotIn,
@@ -192,7 +192,7 @@ fn requirement_of(part: &str) -> Result<(&str, Operator, Vec<String>), SelectorE
     })
 }
 
-/// Chooses member clusters. At least one of selector, names and all; they add up.
+/// Selects member clusters. At least one of selector, names and all; they add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule(
@@ -217,7 +217,7 @@ pub struct Clusters {
     pub exclude: Vec<String>,
 }
 
-/// Chooses namespaces in the member clusters. At least one of names and selector; they add up.
+/// Selects namespaces in the member clusters. At least one of names and selector; they add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule(

@@ -1,4 +1,4 @@
-//! How copies differ from their sources.
+//! The differences between copies and their sources.
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
@@ -22,15 +22,15 @@ pub struct Transform {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "VersionedName")]
     pub versioned_name: Option<VersionedName>,
-    /// Which keys of data and binaryData are copied, and how they are called.
+    /// The copied keys of data and binaryData, and their new names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Keys")]
     pub keys: Option<Keys>,
-    /// Which labels copies have.
+    /// The labels of copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Marks")]
     pub labels: Option<Marks>,
-    /// Which annotations copies have.
+    /// The annotations of copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Marks")]
     pub annotations: Option<Marks>,
@@ -44,9 +44,9 @@ pub struct Transform {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VersionedName {
-    /// How many versions stay in each namespace, the newest included. Copies are called NAME-DIGEST, and the newest
-    /// one carries the label `runnel.dev/newest: "true"`. Older ones are removed, as deletionPolicy says, once the
-    /// newest exists. 1 to 20.
+    /// Number of versions that are kept in each namespace, the newest included. Copies have names
+    /// NAME-DIGEST, and the newest one has the label `runnel.dev/newest: "true"`. Older ones are
+    /// removed by deletionPolicy once the newest exists. 1 to 20.
     #[schemars(range(min = 1, max = 20))]
     pub keep: i32,
 }
@@ -70,21 +70,21 @@ pub struct Keys {
     pub rename: BTreeMap<String, String>,
 }
 
-/// Which labels or annotations copies have, beside Runnel's own marks.
+/// The labels or annotations of copies, besides Runnel's own marks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Marks {
-    /// What every copy has, with these values. At most 32.
+    /// Labels or annotations that every copy gets. At most 32.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(transform = schema::texts(limits::MARKS_ADDED, 4096))]
     pub add: BTreeMap<String, String>,
-    /// Keys and globs of what is not copied. At most 64.
+    /// Keys and globs that are not copied. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("drop", limits::KEYS_NAMED, Item::MarkPattern))]
     pub drop: Vec<String>,
-    /// Keys and globs of what is copied although it steers tools of the hub's cluster, such as `cert-manager.io/*`. Marks
-    /// of Runnel, `app.kubernetes.io/managed-by` and `kubectl.kubernetes.io/last-applied-configuration` are never
-    /// copied. At most 64.
+    /// Keys and globs that are copied although they control tools of the hub's cluster, such as
+    /// `cert-manager.io/*`. Runnel's own marks, `app.kubernetes.io/managed-by` and
+    /// `kubectl.kubernetes.io/last-applied-configuration` are never copied. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("allow", limits::KEYS_NAMED, Item::MarkPattern))]
     pub allow: Vec<String>,
@@ -113,7 +113,7 @@ pub struct Substitute {
 pub struct Override {
     /// The clusters in which it applies, of those that the rule selects.
     pub clusters: Clusters,
-    /// Values that are set, by key. They are taken as they are: variables are not filled. At most 64.
+    /// Values by key. Variables in them are not replaced. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(transform = schema::texts(limits::KEYS_NAMED, 262_144))]
     pub data: BTreeMap<String, String>,
@@ -121,7 +121,7 @@ pub struct Override {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::keyed_list("key", limits::KEYS_NAMED))]
     pub secret_data: Vec<SecretValue>,
-    /// Keys that are taken away. At most 64.
+    /// Keys to remove. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("overrides.remove", limits::KEYS_NAMED, Item::Key))]
     pub remove: Vec<String>,
@@ -138,15 +138,15 @@ pub struct SecretValue {
     /// The key in the copies.
     #[schemars(transform = schema::data_key("overrides.secretData.key"))]
     pub key: String,
-    /// Where the value is.
+    /// The source of the value.
     pub value_from: ValueFrom,
 }
 
-/// Where a value is.
+/// The source of a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ValueFrom {
-    /// In a Secret on the hub.
+    /// A key of a Secret on the hub.
     pub secret_key_ref: SecretKeyRef,
 }
 
@@ -180,7 +180,7 @@ pub struct PatchStep {
     /// add, remove, replace, copy, move or test.
     #[schemars(transform = schema::patch_operation)]
     pub op: String,
-    /// The key: /data/KEY, in which ~1 means / and ~0 means ~.
+    /// The pointer /data/KEY, in which ~1 means / and ~0 means ~.
     #[schemars(transform = schema::data_path("overrides.jsonPatch.path"))]
     pub path: String,
     /// The key to copy or move from: /data/KEY.

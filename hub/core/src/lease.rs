@@ -11,7 +11,7 @@ use crate::epoch::{LEADER_HISTORY, LeaderHistory, LeaderPosition};
 
 /// The name of the Lease, in Runnel's own namespace on the hub.
 pub const LEASE: &str = "runnel-hub";
-/// The id of the hub, for clients of the query API; see `query.proto`.
+/// The hub's id, for clients of the query API; see `query.proto`.
 pub const HUB_ID: &str = "runnel.dev/hub";
 /// The fingerprint of the CA by which clients of the query API verify the hub.
 pub const AUTHORITY: &str = "runnel.dev/authority";
@@ -26,7 +26,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// A process that has seen nothing yet.
+    /// Creates a candidate that has not observed the Lease.
     pub fn new(me: Holder, timing: Timing) -> Self {
         let (random, name) = (
             me.random.clone(),
@@ -42,18 +42,18 @@ impl Candidate {
         }
     }
 
-    /// The right to lead, while it holds.
+    /// Returns the lead of this process, if it leads.
     pub fn lead(&self, now: Instant) -> Option<&Lead> {
         self.election.lead(now)
     }
 
-    /// What this process has come to, while it leads.
+    /// Returns the position of this process, if it leads.
     pub fn position(&self, now: Instant) -> Option<LeaderPosition> {
         self.lead(now)?;
         self.election.lease().and_then(LeaderPosition::of)
     }
 
-    /// The other process that holds the Lease.
+    /// Returns the other process that leads, by the last observation.
     pub fn leader(&self) -> Option<Leader> {
         self.election.leader()
     }
@@ -87,9 +87,9 @@ impl Candidate {
         self.election.failed(changed, now);
     }
 
-    /// Returns the Lease without a holder, if this process holds it; from now on this process does
-    /// not lead. The Lease records up to which version it led. The write itself gets a higher
-    /// version, which may be that of a renewal that a restore removed.
+    /// Removes the holder from the Lease, if this process leads; from now on it does not. The Lease
+    /// records the last version of its term. The write itself has a higher version, which may equal
+    /// that of a renewal that a restore removed.
     pub fn release(&mut self) -> Option<Lease> {
         let released = self.election.release()?;
         let line = LeaderHistory::of(&released)
@@ -116,8 +116,7 @@ impl Candidate {
     }
 
     fn renewed(&self, lease: Lease) -> Lease {
-        // The creator of the Lease did not know its uid. A history that a user deleted is written
-        // again.
+        // The creator of the Lease did not know its uid. A deleted history is written again.
         let line = LeaderHistory::of(&lease).unwrap_or_else(|| self.line.clone());
         if line.newest().is_none() {
             lease
@@ -145,8 +144,8 @@ fn with_line(mut lease: Lease, line: &LeaderHistory) -> Lease {
     lease
 }
 
-/// The Lease with what a person's tools need to ask its holder something: the hub's id, and the fingerprint of its
-/// authority's key.
+/// Adds the hub's id and the fingerprint of its CA's key to the Lease, for clients of the query
+/// API.
 pub fn introduced(mut lease: Lease, hub_id: &str, authority: Option<String>) -> Lease {
     let annotations = lease.metadata.annotations.get_or_insert_default();
     annotations.insert(HUB_ID.to_owned(), hub_id.to_owned());
@@ -231,7 +230,7 @@ mod tests {
             a.position(start + at(3)).map(|standing| standing.version),
             Some(9)
         );
-        // What it wrote itself, by its own term, but earlier than what it has seen.
+        // An own write of the same term with a lower version than the observed one.
         a.observe(Some(taken), start + at(3));
         assert_eq!(
             (a.lead(start + at(3)), a.position(start + at(3))),

@@ -1,4 +1,4 @@
-//! Time, as an argument of what decides.
+//! The time as an argument of pure code.
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -8,6 +8,6 @@ use jiff::Timestamp;
 pub struct Now {
     /// For durations.
     pub instant: Instant,
-    /// For people.
+    /// For display.
     pub wall: Timestamp,
 }

@@ -1,21 +1,21 @@
-//! How often a peer may do something: a burst, and a rate from then on. Pure.
+//! Rate limits of peers: a burst, then a rate. Pure.
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// A burst of items at once, and one more in each `every`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// How many at once.
+    /// The burst.
     pub burst: u32,
-    /// How long one more takes.
+    /// The interval of one more item.
     pub every: Duration,
 }
 
-/// What one peer has done of what it may do.
+/// The usage of one peer.
 #[derive(Clone, Copy, Debug)]
 pub struct RateLimit {
     rate: Rate,
-    /// When all that was done so far is paid for.
+    /// The time at which the usage so far is compensated.
     paid_at: Option<Instant>,
 }
 
@@ -34,7 +34,7 @@ impl RateLimit {
         self.paid_at = from.checked_add(self.rate.every.saturating_mul(items));
     }
 
-    /// When there is room for one more; `None`: now.
+    /// Returns when the next item is allowed; `None`: now.
     pub fn room_at(&self, now: Instant) -> Option<Instant> {
         let spare = self
             .rate
@@ -60,7 +60,7 @@ pub struct RateLimits<K> {
     known: BTreeMap<K, RateLimit>,
 }
 
-/// How many peers are distinguished.
+/// Number of distinguished peers.
 const LIMIT: usize = 16_384;
 
 impl<K: Ord + Clone> RateLimits<K> {

@@ -21,12 +21,12 @@ use tower::Layer;
 use super::hints::{self, Endpoint};
 use super::rights::{Right, refusal};
 
-/// What the API server records as the writer.
+/// The field manager of the plugin's writes.
 pub const FIELD_MANAGER: &str = "kubectl-runnel";
 /// The time limit of a call.
 const CALL_LIMIT: Duration = Duration::from_secs(20);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// How many objects are listed at a time, where there may be many.
+/// Page size of lists that may be long.
 const PAGE: u32 = 500;
 /// Objects without their content.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
@@ -37,9 +37,9 @@ const CLOCK: &str = "/version";
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
-    /// Holds the user's credentials.
+    /// Contains the user's credentials.
     config: Config,
-    /// For sentences.
+    /// The cluster, for messages.
     pub place: Endpoint,
     /// `--kubeconfig`, for helm.
     pub kubeconfig: Option<PathBuf>,
@@ -50,10 +50,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster of a context; without one that of the current context. Nothing is asked of it yet.
+    /// Creates access to the cluster of a context, by default the current one. Sends no request.
     ///
     /// # Errors
-    /// A sentence, when the kubeconfig cannot be used or has no such context.
+    /// A message, if the kubeconfig is invalid or has no such context.
     pub async fn open(
         role: &'static str,
         kubeconfig: Option<&Path>,
@@ -265,7 +265,8 @@ impl Cluster {
         let Some(layer) = self.config.auth_layer().map_err(|error| wrong(&error))? else {
             return Ok(None);
         };
-        // What makes the header is private to the client, so it is made for a request that goes nowhere.
+        // The client's authentication header is private, so it is taken from a request that is not
+        // sent.
         let caught = tower::service_fn(|request: Request<Body>| async move {
             let mut answer = Response::new(());
             *answer.headers_mut() = request.headers().clone();
@@ -283,7 +284,7 @@ impl Cluster {
             .map(str::to_owned))
     }
 
-    /// Makes an object of a kind that is only answered, such as a token.
+    /// Creates an object that the API server only answers, such as a token.
     ///
     /// # Errors
     /// As [`Cluster::get`].
@@ -294,7 +295,7 @@ impl Cluster {
         answer.map_err(|error| self.explained(action, error))
     }
 
-    /// Has an object saved, or one that `exists` replaced, as a dry run; gives it back as it would be saved.
+    /// Creates or replaces (`exists`) an object as a dry run, and returns the result.
     ///
     /// # Errors
     /// As [`Cluster::get`].

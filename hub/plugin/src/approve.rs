@@ -1,4 +1,4 @@
-//! `kubectl runnel approve`: removals that wait for approval are carried out, exactly as they were shown.
+//! `kubectl runnel approve`: approves pending removals exactly as listed.
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ use runnel_api::APPROVE;
 const BETWEEN: Duration = Duration::from_millis(250);
 /// The hub needs this long to take the annotation in.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
-/// What a person reads before he answers; the rest is counted.
+/// The number of listed items; further ones are counted.
 const SHOWN: usize = 200;
 
-/// A removal that waits, as it is shown.
+/// A pending removal, for output.
 struct Pending {
     digests: Vec<String>,
     copies: i64,
@@ -30,7 +30,7 @@ struct Pending {
     path: String,
 }
 
-/// Shows what waits for approval, of one rule or of the fleet, and approves it.
+/// Lists the pending removals of one rule or of the fleet, and approves them.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyhow::Result<()> {
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let hub = session.hub().await?;
@@ -94,7 +94,7 @@ async fn of_rule(
         rule: &rule,
     };
     match hub_query::blocked(hub, &question).await {
-        // The digest is that of what is shown.
+        // The digest belongs to the listed items.
         Ok(Some(answer)) => {
             say(&table(&answer))?;
             return Ok(Pending {
@@ -143,7 +143,7 @@ async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
     })
 }
 
-/// What waits, in one line; `rules` is 0 where it is of one rule.
+/// Describes a pending removal in one line; `rules` is 0 for the removal of one rule.
 fn describe(pending: &PendingApproval, rules: i64) -> String {
     let rules = match rules {
         0 => String::new(),
@@ -161,11 +161,11 @@ fn describe(pending: &PendingApproval, rules: i64) -> String {
 
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Nothing of it waits any more.
+    /// No removal is pending any more.
     All,
     /// Another set waits.
     Other,
-    /// It still waits.
+    /// The removal is still pending.
     No,
 }
 
@@ -182,7 +182,7 @@ async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow:
 }
 
 impl Pending {
-    /// The digests of what waits now.
+    /// Returns the digests of the pending removals.
     async fn digests(&self, hub: &Cluster) -> anyhow::Result<Vec<String>> {
         let action = "read what waits";
         if self.path == FLEET_PATH {
@@ -202,7 +202,7 @@ impl Pending {
     }
 }
 
-/// What became of the `approved` digests, by those that wait now.
+/// Compares the `approved` digests with the pending ones.
 fn seen(waiting: &[String], approved: &[String]) -> Outcome {
     if waiting.is_empty() {
         Outcome::All
@@ -213,7 +213,7 @@ fn seen(waiting: &[String], approved: &[String]) -> Outcome {
     }
 }
 
-/// What goes, line by line.
+/// Lists the blocked items, one per line.
 fn table(blocked: &BlockedItems) -> String {
     let mut lines: String = blocked.items.iter().take(SHOWN).map(line).collect();
     if blocked.items.len() > SHOWN {
@@ -244,7 +244,7 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
     }
 }
 
-/// Asks a person. Without one there is no answer.
+/// Asks the user for confirmation on the terminal.
 fn is_confirmed(question: &str) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
         return Err(usage("no terminal to ask on: --yes approves what is shown"));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// The namespace of hub and agents.
 pub const SYSTEM: &str = "runnel-system";
 
-/// What the exit codes mean; part of `--help`.
+/// The exit codes, a part of `--help`.
 const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 timed out; 4 plan: something would or may fail, or be blocked.
 
 The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
@@ -23,7 +23,7 @@ pub struct Cli {
     /// Namespace of hub and agents; else runnel-system.
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
     pub namespace: Option<String>,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -45,7 +45,7 @@ fn member_context() -> Arg {
     argument.help("The context of the member; --hub-context is that of the hub")
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Install or upgrade the hub in the cluster of the current context.
@@ -58,7 +58,8 @@ pub enum Command {
     Status(Status),
     /// Show the member clusters.
     Members(Members),
-    /// Approve removals above a limit, of one rule or of the fleet: shows them, asks, and approves exactly those.
+    /// Approve removals above a limit, of one rule or of the fleet: lists them, asks for
+    /// confirmation, and approves exactly those.
     #[command(arg = rule_namespace())]
     Approve(Approve),
     /// Removes a cluster in order: its copies are deleted or retained as each rule's deletionPolicy
@@ -69,7 +70,7 @@ pub enum Command {
     Uninstall(Uninstall),
     /// Run common health checks and suggest fixes.
     Doctor(Doctor),
-    /// Explain one copy: where it comes from, or why it is not there.
+    /// Explain the state of one copy.
     Explain(Explain),
     /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, block or refuse.
     #[command(arg = rule_namespace())]
@@ -86,7 +87,7 @@ pub enum Command {
     Complete(Complete),
 }
 
-/// How answers are printed.
+/// The output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// A table with more columns.
@@ -97,7 +98,7 @@ pub enum Output {
     Yaml,
 }
 
-/// What is passed on to helm.
+/// Values that are passed to helm.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ChartValues {
     /// A file of values for the chart; may be given several times.
@@ -115,8 +116,7 @@ pub struct ChartValues {
     /// A Secret with registry credentials, in Runnel's namespace; may be given several times.
     #[arg(long = "image-pull-secret", value_name = "NAME")]
     pub image_pull_secrets: Vec<String>,
-    /// Forget the values of an earlier installation; without it, values that are not given are
-    /// kept.
+    /// Discard the values of an earlier installation; by default they are kept.
     #[arg(long)]
     pub reset_values: bool,
     /// Print all values of the chart with their defaults, and do nothing.
@@ -127,10 +127,10 @@ pub struct ChartValues {
 /// Install or upgrade the hub.
 #[derive(Debug, Args)]
 pub struct Install {
-    /// Where agents in other clusters reach the hub; may be given several times.
+    /// The address of the hub for agents in other clusters; may be repeated.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
     pub advertise: Vec<String>,
-    /// How many hub processes run.
+    /// Number of hub processes.
     #[arg(long, value_name = "NUMBER")]
     pub replicas: Option<u32>,
     /// ClusterIP, NodePort or LoadBalancer.
@@ -145,7 +145,7 @@ pub struct Install {
     /// Wait until the hub is ready.
     #[arg(long)]
     pub wait: bool,
-    /// How long to wait.
+    /// Timeout.
     #[arg(long, default_value = "5m", value_name = "DURATION")]
     pub timeout: String,
 }
@@ -171,7 +171,7 @@ pub struct Join {
         hide_default_value = true
     )]
     pub cluster: String,
-    /// Which cluster.
+    /// The cluster.
     #[command(flatten)]
     pub member: MemberAccess,
     /// A label of the MemberCluster, by which rules select; may be given several times.
@@ -180,13 +180,14 @@ pub struct Join {
     /// An address of the hub, instead of those that it advertises; may be given several times.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
     pub advertise: Vec<String>,
-    /// How long the join string is good for.
+    /// The validity of the join string.
     #[arg(long, default_value = "1h", value_name = "DURATION")]
     pub ttl: String,
-    /// Where copies may go in the member: names, or globs; only names: no right on Secrets anywhere else.
+    /// Target namespaces in the member: names or globs. With names only, the agent gets no
+    /// permission on Secrets in other namespaces.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub namespaces: Vec<String>,
-    /// Where copies may not go.
+    /// Denied namespaces in the member.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub denied_namespaces: Vec<String>,
     /// Let rules create namespaces in the member.
@@ -198,7 +199,7 @@ pub struct Join {
     /// Values of the chart runnel-agent.
     #[command(flatten)]
     pub values: ChartValues,
-    /// How long to wait for the connection.
+    /// Timeout for the connection.
     #[arg(long, default_value = "3m", value_name = "DURATION")]
     pub timeout: String,
 }
@@ -211,7 +212,7 @@ pub struct Status {
     /// The rules of all namespaces, and ClusterDistributionRules.
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// How to print; for one rule, `wide` asks the hub itself for every cluster and its failures.
+    /// Output format; for one rule, `wide` queries the hub for every cluster and its failures.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
     /// With RULE: only the clusters without the newest revision of every source, as reported by the
@@ -237,7 +238,7 @@ pub struct Approve {
     /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
     #[arg(long, value_name = "HOST:PORT")]
     pub hub_url: Option<String>,
-    /// Where the hub lives.
+    /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
     /// How long to wait until the hub has acted on it.
@@ -248,9 +249,9 @@ pub struct Approve {
 /// Show the member clusters.
 #[derive(Debug, Args)]
 pub struct Members {
-    /// One cluster.
+    /// The name of one cluster.
     pub cluster: Option<String>,
-    /// How to print.
+    /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
 }
@@ -260,18 +261,18 @@ pub struct Members {
 pub struct Unjoin {
     /// The name of the cluster on the hub.
     pub cluster: String,
-    /// Which cluster; given with --context or --member-kubeconfig, the agent is uninstalled there.
+    /// The cluster; if given with --context or --member-kubeconfig, its agent is uninstalled.
     #[command(flatten)]
     pub member: MemberAccess,
     /// Remove a cluster that cannot be reached; its copies stay where they are.
     #[arg(long)]
     pub force: bool,
-    /// How long to wait.
+    /// Timeout.
     #[arg(long, default_value = "2m", value_name = "DURATION")]
     pub timeout: String,
 }
 
-/// What becomes of the copies.
+/// The deletion policy of the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Copies {
     /// They stay, as objects of their own.
@@ -283,14 +284,13 @@ pub enum Copies {
 /// Remove Runnel from the hub.
 #[derive(Debug, Args)]
 pub struct Uninstall {
-    /// What becomes of the copies in the members.
+    /// The deletion policy of the copies in the members.
     #[arg(long, value_enum)]
     pub copies: Copies,
-    /// Continue while a member is disconnected or the hub does not answer; prints what is left
-    /// behind.
+    /// Continue if a member is disconnected or the hub does not answer; lists what is not removed.
     #[arg(long)]
     pub force: bool,
-    /// How long to wait for each step.
+    /// Timeout of each step.
     #[arg(long, default_value = "2m", value_name = "DURATION")]
     pub timeout: String,
 }
@@ -298,7 +298,7 @@ pub struct Uninstall {
 /// Run common health checks.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// How to print.
+    /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
 }
@@ -308,25 +308,26 @@ pub struct Doctor {
 pub struct Explain {
     /// The copy: CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login.
     pub copy: String,
-    /// How to print.
+    /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
     /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
     #[arg(long, value_name = "HOST:PORT")]
     pub hub_url: Option<String>,
-    /// Where the hub lives.
+    /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
 }
 
-/// Where writes are tried.
+/// Where writes are tried as a dry run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DryRun {
-    /// At the members' API servers, which judge them and store nothing. What would be sent is sent for that.
+    /// At the members' API servers, which check them and store nothing. The content is sent to the
+    /// members.
     Members,
 }
 
-/// Say what a rule would do.
+/// Preview a rule.
 #[derive(Debug, Args)]
 pub struct Plan {
     /// A saved rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
@@ -341,34 +342,35 @@ pub struct Plan {
     /// Show what the delete of the rule, grant or MemberCluster would do.
     #[arg(long, conflicts_with = "dry_run")]
     pub delete: bool,
-    /// Have each write tried as a dry run, to find what the members' API servers, quotas and webhooks would refuse.
+    /// Try each write as a dry run, to find refusals of the members' API servers, quotas and
+    /// webhooks.
     #[arg(long, value_enum)]
     pub dry_run: Option<DryRun>,
-    /// List under each copy what would change in it; `--diff=false` leaves that out.
+    /// List the changes of each copy; disable with `--diff=false`.
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub diff: bool,
-    /// How to print.
+    /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
     /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
     #[arg(long, value_name = "HOST:PORT")]
     pub hub_url: Option<String>,
-    /// Where the hub lives.
+    /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
 }
 
-/// Read what other copiers do: kubernetes-replicator, kubernetes-reflector, config-syncer, or one that copies what has a label.
+/// Convert the configuration of other copiers into rules: kubernetes-replicator,
+/// kubernetes-reflector, config-syncer, or one that copies by label.
 #[derive(Debug, Args)]
 pub struct Import {
-    /// The cluster: --context names the one that is read, in which the copies exist; without it the
-    /// hub's own.
+    /// The cluster with the copies: the context --context; by default the hub's own cluster.
     #[command(flatten)]
     pub member: MemberAccess,
-    /// Whose annotations are read; without it those of all three.
+    /// The copiers whose annotations are read; by default all three.
     #[arg(long, value_enum, value_delimiter = ',', conflicts_with = "label")]
     pub from: Vec<Copier>,
-    /// The label of what an operator copies that goes by labels; any value without `=VALUE`.
+    /// The label by which an operator copies objects; any value without `=VALUE`.
     #[arg(long, value_name = "KEY=VALUE", requires = "to")]
     pub label: Option<String>,
     /// With --label: where that operator copies to, as names or globs.
@@ -383,7 +385,7 @@ pub struct Import {
     /// namespaces.
     #[arg(long, value_parser = ["configmaps", "secrets"], value_delimiter = ',', value_name = "KINDS", requires = "label")]
     pub resources: Vec<String>,
-    /// The members that the rules name; without it the one that is read.
+    /// The members that the rules name; by default the cluster that is read.
     #[arg(long = "cluster", value_delimiter = ',', value_name = "NAMES")]
     pub clusters: Vec<String>,
     /// Let the rules choose every member.
@@ -394,15 +396,15 @@ pub struct Import {
 /// Show versions.
 #[derive(Debug, Args)]
 pub struct Version {
-    /// Only this plugin's.
+    /// Only the version of this plugin.
     #[arg(long)]
     pub client: bool,
-    /// How to print.
+    /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
 }
 
-/// Which script.
+/// The shell of the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Shell {
     /// For `kubectl-runnel` in bash.
@@ -418,12 +420,12 @@ pub enum Shell {
 /// Print a completion script.
 #[derive(Debug, Args)]
 pub struct Completion {
-    /// For what.
+    /// The shell.
     #[arg(value_enum)]
     pub shell: Shell,
 }
 
-/// What may follow.
+/// The arguments to complete.
 #[derive(Debug, Args)]
 pub struct Complete {
     /// The words so far; the last one is not finished.
@@ -440,7 +442,7 @@ pub enum Copier {
     Reflector,
     /// config-syncer, formerly kubed (appscode).
     ConfigSyncer,
-    /// Anything that copies what has a label: see --label.
+    /// A copier that selects by label: see --label.
     #[value(skip)]
     Label,
 }

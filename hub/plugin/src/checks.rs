@@ -14,7 +14,7 @@ use super::table::{Tone, age, span};
 use runnel_api::MemberCluster;
 use runnel_api::conditions::{ConditionType, Reason};
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Fine.
@@ -35,19 +35,19 @@ impl Level {
     }
 }
 
-/// One check.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// How it ended.
+    /// The result.
     pub level: Level,
-    /// What was seen.
+    /// The observation.
     pub what: String,
-    /// What to do; empty when nothing is.
+    /// The fix; empty for a passed check.
     pub hint: String,
 }
 
 impl Check {
-    /// It is fine.
+    /// Creates a passed check.
     pub fn ok(what: impl Into<String>) -> Self {
         Self {
             level: Level::Ok,
@@ -65,7 +65,7 @@ impl Check {
         }
     }
 
-    /// It is wrong.
+    /// Creates a failed check.
     pub fn fail(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
             level: Level::Fail,
@@ -81,7 +81,7 @@ impl From<Finding> for Check {
     }
 }
 
-/// The lines for a person.
+/// Returns the checks as text.
 pub fn lines(checks: &[Check], colours: bool) -> String {
     let mut page = String::new();
     for check in checks {
@@ -104,13 +104,14 @@ pub fn lines(checks: &[Check], colours: bool) -> String {
     )
 }
 
-/// The same for a machine.
+/// Returns the checks as JSON.
 pub fn as_json(checks: &[Check]) -> Value {
     let one = |check: &Check| json!({"level": check.level.word(), "what": check.what, "hint": check.hint});
     json!({"checks": checks.iter().map(one).collect::<Vec<_>>()})
 }
 
-/// The definitions: `found` holds those that the API server has, by name; `own` are those that this plugin has.
+/// Checks the definitions: `found` are those of the API server, by name; `own` those of this
+/// plugin.
 pub fn definitions(
     found: &[CustomResourceDefinition],
     own: &[CustomResourceDefinition],
@@ -152,7 +153,7 @@ pub fn definitions(
     checks
 }
 
-/// Whether the API server has taken a definition.
+/// Whether the API server has established a definition.
 pub fn is_established(definition: &CustomResourceDefinition) -> bool {
     let status = definition.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());

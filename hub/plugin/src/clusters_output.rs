@@ -22,14 +22,14 @@ pub struct ClusterRow {
     pub message: String,
     /// Copies that failed: which, the reason, a sentence.
     pub failures: Vec<(String, String, String)>,
-    /// Whether it holds the newest revision of every source.
+    /// Whether the cluster has the newest revision of every source.
     pub newest: bool,
     /// Whether its agent has proved that: `Yes`, `No` or `NotCompared`.
     pub proof: String,
 }
 
 impl ClusterRow {
-    /// Returns the state in a word; `None` if the cluster has proved the newest revision of every
+    /// Returns the state as one word; `None` if the cluster has proved the newest revision of every
     /// source.
     fn holds(&self) -> Option<(&'static str, Tone)> {
         match (self.newest, self.proof.as_str()) {

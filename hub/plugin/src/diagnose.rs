@@ -8,12 +8,12 @@ use super::objects::{Conditioned, member_name};
 use runnel_api::MemberCluster;
 use runnel_api::conditions::ConditionType;
 
-/// Something that is wrong.
+/// A problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What.
+    /// The problem.
     pub what: String,
-    /// What to do.
+    /// The fix.
     pub hint: String,
 }
 
@@ -39,7 +39,7 @@ pub struct Workload {
     pub log: Vec<String>,
 }
 
-/// How an address of the hub answers, from where this plugin runs.
+/// The reachability of an address of the hub from this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachability {
     /// The hub answers, and it is the right one.
@@ -48,7 +48,7 @@ pub enum Reachability {
     Refused,
     /// No answer at all.
     Silent,
-    /// No such name.
+    /// The name cannot be resolved.
     Unknown,
     /// Something else answers.
     Other(String),
@@ -77,7 +77,7 @@ pub fn reach_of(cause: &str, is_tls: bool) -> Reachability {
     }
 }
 
-/// What is wrong with an address of the hub; `None` when it answers.
+/// Returns the problem with an address of the hub; `None` if it answers.
 pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
     let change = "advertise the right one with `kubectl runnel install --advertise HOST:PORT`";
     Some(match reach {
@@ -105,7 +105,8 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
     })
 }
 
-/// What is wrong with a Deployment, the most telling first. `name` as in `deployment/NAME` of `namespace`.
+/// Returns the problems of a Deployment, the most significant first. `name` as in `deployment/NAME`
+/// of `namespace`.
 pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
     let Some(deployment) = &seen.deployment else {
         let hint = "install it; `helm list -A` shows what is installed where";
@@ -247,7 +248,7 @@ fn pod(pod: &Pod, namespace: &str) -> Option<Finding> {
     }
 }
 
-/// The last complaint in a log.
+/// Returns the last warning or error of a log.
 fn last_words(log: &[String]) -> Option<String> {
     let complaint = |line: &String| -> Option<String> {
         let Ok(entry) = serde_json::from_str::<Value>(line) else {
@@ -263,14 +264,14 @@ fn last_words(log: &[String]) -> Option<String> {
     log.iter().rev().find_map(complaint)
 }
 
-/// A join that has not come to its end.
+/// The facts about an incomplete join.
 #[derive(Clone, Debug, Default)]
 pub struct JoinFacts {
     /// The `MemberCluster`, if there is one.
     pub member: Option<MemberCluster>,
     /// Whether the token was redeemed.
     pub redeemed: bool,
-    /// Whether wrong secrets have burnt it.
+    /// Whether the token is invalid after wrong secrets.
     pub burnt: bool,
     /// The agent.
     pub agent: Workload,
@@ -351,7 +352,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
     found
 }
 
-/// One line for a wait: the first thing that is wrong.
+/// Returns the first problem in one line.
 pub fn in_short(found: &[Finding]) -> String {
     let first = found
         .first()
@@ -361,7 +362,7 @@ pub fn in_short(found: &[Finding]) -> String {
     line.lines().next().unwrap_or_default().to_owned()
 }
 
-/// All of it, as text.
+/// Returns all problems as text.
 pub fn in_full(found: &[Finding]) -> String {
     found
         .iter()

@@ -7,7 +7,7 @@ const HUB: &str = "app.kubernetes.io%2Fpart-of%3Drunnel%2Capp.kubernetes.io%2Fco
 /// A part of the hub's chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The Service that agents and people reach it by.
+    /// The Service for agents and users.
     Service,
     /// The ServiceAccount that may read rules.
     Query,
@@ -16,7 +16,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// What it is called where the release is called as the chart.
+    /// Returns the name if the release has the name of the chart.
     pub fn usual(self) -> &'static str {
         match self {
             Self::Service => "runnel-hub",
@@ -47,10 +47,10 @@ impl Part {
         )
     }
 
-    /// What it is called, by what was found; the usual name where nothing was.
+    /// Returns the name among the found objects, or the usual name if there are none.
     ///
     /// # Errors
-    /// When there are several, and none has the usual name.
+    /// If there are several, and none has the usual name.
     pub fn name<'a>(self, found: impl Iterator<Item = &'a str>) -> Result<String, Ambiguous> {
         let names: Vec<&str> = found.filter(|name| is_subdomain(name)).collect();
         match names.as_slice() {

@@ -1,4 +1,4 @@
-//! `kubectl runnel doctor`: gathers what the checks decide upon.
+//! `kubectl runnel doctor`: collects the input of the checks.
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;

@@ -1,4 +1,4 @@
-//! `kubectl runnel explain`: where one copy comes from, or why it is not there.
+//! `kubectl runnel explain`: explains the state of one copy.
 use jiff::Timestamp;
 use runnel_proto::model::is_subdomain;
 

@@ -10,9 +10,9 @@ use super::parse::ArgumentError;
 use super::table::{Tone, age};
 use super::wrap::wrapped;
 
-/// Where sentences are broken.
+/// The line width.
 const WIDTH: usize = 76;
-/// How many digits of a revision are shown.
+/// Number of printed digits of a revision.
 const DIGITS: usize = 12;
 
 /// Understands `CLUSTER/NAMESPACE/KIND/NAME`.
@@ -53,7 +53,7 @@ fn named(question: &CopyQuestion) -> String {
     )
 }
 
-/// What is there, in one line, and how it is meant.
+/// Returns the state in one line, with its tone.
 fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
     let has = |state: &str| answer.rules.iter().any(|rule| rule.state == state);
     if has("Applied") {
@@ -82,7 +82,7 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
     }
 }
 
-/// For a person.
+/// Returns the explanation as text.
 pub fn text(
     question: &CopyQuestion,
     answer: &CopyExplained,
@@ -202,7 +202,7 @@ fn short(revision: &str) -> &str {
     revision.get(..DIGITS).unwrap_or(revision)
 }
 
-/// For machines.
+/// Returns the explanation as JSON.
 pub fn value(question: &CopyQuestion, answer: &CopyExplained) -> Value {
     let rules = answer.rules.iter().map(|rule| {
         json!({

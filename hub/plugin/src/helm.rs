@@ -19,7 +19,7 @@ pub const HUB: &str = "runnel-hub";
 /// The chart and release of an agent.
 pub const AGENT: &str = "runnel-agent";
 
-/// A folder that only this user can read, gone when dropped.
+/// A folder that only this user can read; removed on drop.
 pub struct Private {
     path: PathBuf,
 }
@@ -56,10 +56,10 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// Where helm is.
+    /// Returns the path of helm.
     ///
     /// # Errors
-    /// How to come to one, when there is none.
+    /// A message with an installation hint.
     pub fn binary() -> anyhow::Result<PathBuf> {
         if let Some(named) = std::env::var_os("RUNNEL_HELM").filter(|named| !named.is_empty()) {
             let path = PathBuf::from(named);
@@ -172,7 +172,7 @@ pub async fn version(binary: &Path) -> anyhow::Result<String> {
 /// Why a command of helm failed.
 #[derive(Debug, thiserror::Error)]
 enum HelmError {
-    /// It could not be run.
+    /// helm could not be started.
     #[error("cannot run {}: {source}", binary.display())]
     Run {
         /// The program.
@@ -180,7 +180,7 @@ enum HelmError {
         /// Why.
         source: std::io::Error,
     },
-    /// It ended with an error; what it wrote about that.
+    /// helm failed, with its error output.
     #[error("{0}")]
     Failed(String),
 }
@@ -216,10 +216,10 @@ async fn run(binary: &Path, on: &Cluster, arguments: &[String]) -> Result<String
     ))
 }
 
-/// The values of a chart with their meaning.
+/// Returns the values of a chart with their descriptions.
 ///
 /// # Errors
-/// When this build has no such chart.
+/// If this build does not include the chart.
 pub fn shown_values(charts: &Dir<'_>, chart: &str) -> anyhow::Result<String> {
     let file = charts.get_file(format!("{chart}/values.yaml"));
     let text = file.and_then(|file| file.contents_utf8());

@@ -126,12 +126,12 @@ pub fn helm(reason_text: &str, chart: &str, place: &Endpoint) -> String {
     format!("helm could not install {chart} in {place}: {text}")
 }
 
-/// Whether a wait of helm timed out.
+/// Whether helm reported a timeout.
 pub fn is_timeout(reason_text: &str) -> bool {
     reason_text.contains("timed out") || reason_text.contains("context deadline exceeded")
 }
 
-/// How to come to a helm.
+/// The installation hint for helm.
 pub const NO_HELM: &str = "helm is not found in PATH, and the charts are installed by it: install helm 3.14 or newer \
     (https://helm.sh/docs/intro/install), or set RUNNEL_HELM to its path";
 

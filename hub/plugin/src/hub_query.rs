@@ -25,12 +25,12 @@ use super::objects::Rule;
 use runnel_hub::query::AUDIENCE;
 use runnel_hub_core::lease::{AUTHORITY, HUB_ID, LEASE};
 
-/// How long the way to the hub, and its whole answer, may take.
+/// Time limit of the connection to the hub with its whole answer.
 const LIMIT: Duration = Duration::from_secs(40);
-/// How long a token lives that is made for one question; no shorter one is given out.
+/// The lifetime of a token for one query; the API server issues none shorter.
 const TOKEN_SECONDS: u32 = 600;
 
-/// Where the hub is, and what it is asked.
+/// The hub's address and the query.
 pub struct RuleQuery<'a> {
     /// Its namespace.
     pub namespace: &'a str,
@@ -40,13 +40,13 @@ pub struct RuleQuery<'a> {
     pub rule: &'a Rule,
 }
 
-/// What of a rule waits for approval.
+/// The blocked items of a rule.
 pub struct BlockedItems {
     /// The digest that approves it.
     pub digest: String,
     /// How many copies it is.
     pub copies: i64,
-    /// What goes: which sort of thing, the cluster, the object.
+    /// The type, cluster and object of each item.
     pub items: Vec<[String; 3]>,
 }
 
@@ -178,7 +178,7 @@ impl<'a> RuleQuery<'a> {
     }
 }
 
-/// Asks the hub within [`LIMIT`].
+/// Queries the hub within [`LIMIT`].
 async fn within<M, T>(
     hub: &Cluster,
     place: (&str, Option<&str>),
@@ -314,7 +314,7 @@ async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Res
 struct Forward {
     address: String,
     _child: Child,
-    /// Held open: `kubectl` writes a line for each connection, and a closed pipe would end it.
+    /// Kept open: `kubectl` writes a line for each connection, and a closed pipe would end it.
     _says: (Lines<BufReader<ChildStdout>>, ChildStderr),
 }
 

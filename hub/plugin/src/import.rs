@@ -32,14 +32,14 @@ use super::access::Cluster;
 use super::objects::{member_name, member_status};
 use super::{CommandContext, args, ended, join, read_cluster, say, usage};
 
-/// What can be copied, and what else some copiers copy.
+/// The kinds to copy, and other kinds that some copiers copy.
 const READ: [(&str, &str); 2] = [("configmaps", "/api/v1"), ("secrets", "/api/v1")];
 const ALSO: [(&str, &str); 3] = [
     ("roles", "/apis/rbac.authorization.k8s.io/v1"),
     ("rolebindings", "/apis/rbac.authorization.k8s.io/v1"),
     ("serviceaccounts", "/api/v1"),
 ];
-/// How many objects are read at a time.
+/// Number of concurrent reads.
 const AT_A_TIME: usize = 8;
 
 /// Prints rules.
@@ -117,7 +117,7 @@ pub(super) async fn run(
     say(&report::text(&import, &around)?)
 }
 
-/// A command that reaches the cluster; no shell takes a name or a path apart.
+/// Formats a command that reaches the cluster, quoted for a shell.
 fn named(command: &str, cluster: &Cluster) -> String {
     let quoted = |text: &str| {
         let plain = !text.is_empty()
@@ -287,7 +287,7 @@ async fn content(of: &Cluster, wanted: BTreeSet<Id>) -> anyhow::Result<Bodies> {
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Only what is compared is kept.
+/// Removes everything that is not compared.
 fn compared(mut object: Value) -> Value {
     let mut kept = Map::new();
     for field in ["data", "binaryData", "type", "immutable"] {
@@ -298,7 +298,7 @@ fn compared(mut object: Value) -> Value {
     Value::Object(kept)
 }
 
-/// What the hub has in the namespaces of the sources.
+/// Reads the hub's objects in the namespaces of the sources.
 async fn on_hub(hub: &Cluster, found: &Read) -> anyhow::Result<Objects> {
     let namespaces: BTreeSet<&str> = found
         .wishes
@@ -333,7 +333,7 @@ async fn not_on_hub(hub: &Cluster, found: &Read, bodies: &Bodies) -> anyhow::Res
         .collect())
 }
 
-/// Where the old copiers run, as far as it may be read.
+/// Finds the running copiers, as far as the user may read them.
 async fn copiers(read: &Cluster) -> BTreeMap<Copier, Vec<(String, String, Option<String>)>> {
     let mut found: BTreeMap<Copier, Vec<_>> = BTreeMap::new();
     let deployments: Vec<Deployment> = read

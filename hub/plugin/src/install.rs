@@ -57,7 +57,7 @@ pub(super) async fn run(
     say(&format!("{notes}\n"))
 }
 
-/// What can be seen to be wrong before anything is touched.
+/// Validates the arguments before anything is changed.
 pub(super) fn check(values: &ChartValues, advertise: &[String]) -> anyhow::Result<()> {
     if let Some(wrong) = advertise.iter().find(|address| !is_address(address)) {
         return Err(usage(format!(
@@ -98,7 +98,7 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
         let members = read_cluster::members::<MemberCluster>(hub).await;
         match (rules.map(drop), members.map(drop)) {
             (Ok(()), Ok(())) => return Ok(()),
-            // A user who may only install may not read them, and need not.
+            // A user who may only install needs no permission to read them.
             (Err(error), _) | (_, Err(error))
                 if begin.elapsed() > SERVED || error.to_string().contains("forbidden") =>
             {

@@ -70,7 +70,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> a
     say(&ended?)
 }
 
-/// Returns the hub of a command whose `--context` names the member.
+/// Returns the hub of a command whose `--context` is the member.
 pub(super) async fn hub(
     session: &CommandContext<'_>,
     access: &args::MemberAccess,
@@ -78,7 +78,7 @@ pub(super) async fn hub(
     Cluster::open("the hub", session.kubeconfig, access.hub_context.as_deref()).await
 }
 
-/// The member of such a command, where it is named.
+/// Returns the member of such a command, if it is given.
 pub(super) async fn member(
     session: &CommandContext<'_>,
     access: &args::MemberAccess,
@@ -358,7 +358,7 @@ impl Joining<'_> {
     }
 }
 
-/// What an agent leaves in its namespace when helm has uninstalled it.
+/// Removes the agent's objects that helm does not remove.
 pub(super) async fn forget_agent(member: &Cluster, namespace: &str) -> anyhow::Result<bool> {
     let binary = Helm::binary()?;
     let there = Helm::uninstall(&binary, member, AGENT, namespace)

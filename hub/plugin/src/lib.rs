@@ -60,9 +60,9 @@ pub struct Ended {
 
 /// Failed.
 pub const FAILED: u8 = 1;
-/// The command line is wrong.
+/// Exit code of a usage error.
 pub const USAGE: u8 = 2;
-/// What was waited for did not come.
+/// Exit code of a timeout.
 pub const TIMED_OUT: u8 = 3;
 /// A plan was made, and something of it would fail or be blocked.
 pub const WOULD_FAIL: u8 = 4;
@@ -93,7 +93,7 @@ impl CommandContext<'_> {
         Cluster::open("the hub", self.kubeconfig, self.context).await
     }
 
-    /// Where hub and agents live.
+    /// Returns the namespace of hub and agents.
     fn system(&self) -> anyhow::Result<&str> {
         let namespace = self.namespace.unwrap_or(args::SYSTEM);
         if is_subdomain(namespace) {
@@ -153,7 +153,7 @@ fn script(shell: Shell) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// Prints to standard output; a reader that has gone away is no error.
+/// Prints to standard output; a closed pipe is not an error.
 fn say(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out
@@ -165,7 +165,7 @@ fn say(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a line for people to standard error.
+/// Prints a line to standard error.
 pub fn note(text: &str) {
     eprintln!("{}", printable(text));
 }

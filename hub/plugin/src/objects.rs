@@ -100,11 +100,11 @@ pub fn tidy(mut object: Value) -> Value {
 pub struct Condition<'a> {
     /// `True`, `False` or `Unknown`.
     pub status: &'a str,
-    /// One word.
+    /// The reason in CamelCase.
     pub reason: &'a str,
     /// A sentence.
     pub message: &'a str,
-    /// When the status changed last.
+    /// The time of the last change of the status.
     pub since: Option<Timestamp>,
 }
 
@@ -117,10 +117,10 @@ impl Condition<'_> {
 
 /// An object with conditions of the closed list.
 pub trait Conditioned {
-    /// All of them.
+    /// Returns all conditions.
     fn conditions(&self) -> &[v1::Condition];
 
-    /// The one of this type.
+    /// Returns the condition of this type.
     fn condition(&self, kind: ConditionType) -> Condition<'_> {
         let found = conditions::condition(self.conditions(), kind);
         found.map_or_else(Condition::default, |found| Condition {

@@ -46,7 +46,7 @@ pub enum ArgumentError {
     Metadata(String),
 }
 
-/// Understands a duration such as `5m`.
+/// Parses a duration such as `5m`.
 ///
 /// # Errors
 /// [`ArgumentError::Duration`].
@@ -59,7 +59,7 @@ pub fn duration(flag: &str, given: &str) -> Result<Duration, ArgumentError> {
     Duration::try_from(parsed).map_err(|_| wrong())
 }
 
-/// How long, in words for a person.
+/// Formats a duration in words.
 pub fn words(duration: Duration) -> String {
     if duration < Duration::from_secs(10) {
         return format!("{:.1} s", duration.as_secs_f64());
@@ -67,7 +67,7 @@ pub fn words(duration: Duration) -> String {
     super::table::span(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// A rule as it is named on the command line.
+/// A rule on the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleRef {
     /// A `DistributionRule`.

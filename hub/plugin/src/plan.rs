@@ -1,7 +1,6 @@
-//! `kubectl runnel plan`: what a rule would do, saved or not.
-//!
-//! A rule of a file is first shown to the API server as a dry run, with the user's own rights: so it is refused for what it
-//! would be refused for when it is saved, in the same words.
+//! `kubectl runnel plan`: previews a rule, saved or not.
+//! A rule of a file is sent to the API server as a dry run with the user's permissions first, so
+//! that a refusal has the same message as on save.
 use anyhow::Context;
 use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{PlanQuestion, RuleQuestion};

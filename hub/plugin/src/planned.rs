@@ -9,7 +9,7 @@ use super::parse::ArgumentError;
 use super::table::Tone;
 use super::wrap;
 
-/// Verdicts in the order in which they are counted, and how each is meant.
+/// The outcomes in the order of the summary, with their tones.
 const VERDICTS: [(&str, Tone); 16] = [
     ("create", Tone::Good),
     ("change", Tone::Good),
@@ -29,24 +29,24 @@ const VERDICTS: [(&str, Tone); 16] = [
     ("unchanged", Tone::Plain),
 ];
 
-/// Of which state of a rule a plan is.
+/// The state of a rule that a plan is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// As it is saved.
+    /// The saved rule.
     Saved,
-    /// As a file has it.
+    /// The rule of a file.
     Edited,
     /// Once it is deleted.
     Deleted,
-    /// As it is saved, with another grant or member cluster.
+    /// The saved rule with a changed grant or member cluster.
     Changed,
 }
 
-/// What would become of one rule, or of the rules that a grant or a member cluster changes.
+/// The preview of one rule, or of the rules that a changed grant or member cluster concerns.
 pub struct Planned {
-    /// The rule as a person calls it.
+    /// The display name of the rule.
     pub rule: String,
-    /// Which state of the rule.
+    /// The state of the rule.
     pub state: State,
     /// The pages of the hub's answer, joined.
     pub answer: PlanPage,
@@ -126,7 +126,7 @@ impl Planned {
         all.filter(|(.., count)| *count > 0).collect()
     }
 
-    /// For a person, in lines of this width.
+    /// Formats the plan as text of this width.
     pub fn text(&self, width: usize, colours: bool) -> String {
         let mut out = String::new();
         let answer = &self.answer;
@@ -293,7 +293,7 @@ impl Planned {
         }
     }
 
-    /// For machines.
+    /// Formats the plan as JSON.
     pub fn value(&self) -> Value {
         let answer = &self.answer;
         let summary: Map<String, Value> = self
@@ -335,7 +335,7 @@ impl Planned {
     }
 }
 
-/// An object as a person calls it.
+/// Returns the display name of an object.
 pub fn called(kind: &str, namespace: &str, name: &str) -> String {
     if namespace.is_empty() {
         format!("{kind} {name}")

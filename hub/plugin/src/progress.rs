@@ -1,4 +1,4 @@
-//! What a person sees while something takes its time: one line that changes on a terminal, a line per change elsewhere.
+//! Progress output: one line that changes on a terminal, otherwise a line per change.
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ impl Progress {
         }
     }
 
-    /// How long it has taken.
+    /// Returns the elapsed time.
     pub fn elapsed(&self) -> Duration {
         self.begin.elapsed()
     }

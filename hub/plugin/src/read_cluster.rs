@@ -14,7 +14,7 @@ use super::objects::Rule;
 
 /// The path of our API group.
 pub const API: &str = "/apis/runnel.dev/v1alpha1";
-/// How long an address may take to answer.
+/// Time limit of an address's answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// The path of a `MemberCluster`.
@@ -66,10 +66,11 @@ pub async fn rules<T: DeserializeOwned>(
         .await
 }
 
-/// Reads a Deployment of Runnel with pods, events and log. What the user may not read is left out.
+/// Reads a Deployment of Runnel with its pods, Events and log. Objects that the user may not read
+/// are skipped.
 ///
 /// # Errors
-/// When the Deployment itself may not be read.
+/// If the Deployment cannot be read.
 pub async fn workload(on: &Cluster, name: &str, namespace: &str) -> anyhow::Result<Workload> {
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{name}");
     let deployment: Option<Deployment> = on
@@ -105,7 +106,7 @@ pub async fn workload(on: &Cluster, name: &str, namespace: &str) -> anyhow::Resu
     })
 }
 
-/// How the hub answers at each address of a join string, from here.
+/// Checks each address of a join string from this machine.
 pub async fn reach(join: &JoinString) -> Vec<(String, Reachability)> {
     let asked = join
         .addresses
@@ -115,7 +116,7 @@ pub async fn reach(join: &JoinString) -> Vec<(String, Reachability)> {
     join.addresses.iter().cloned().zip(answers).collect()
 }
 
-/// How the hub of that id, with the authority of that pin, answers at an address.
+/// Checks one address for the hub with this id and CA pin.
 pub async fn one(address: &str, pin: Fingerprint, hub: &str) -> Reachability {
     let config = match join_config(pin, hub) {
         Ok(config) => config,

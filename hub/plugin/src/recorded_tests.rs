@@ -1,4 +1,4 @@
-//! What `kubectl runnel status` prints of the statuses that the hub's own tests record.
+//! Output of `kubectl runnel status` for the statuses that the hub's tests record.
 use std::fs;
 use std::path::Path;
 
@@ -52,7 +52,7 @@ fn recorded_statuses_are_shown() {
     let all = recorded();
     assert!(all.len() >= 17, "{} statuses are recorded", all.len());
     for (name, mut object) in all {
-        // The recorded objects hold the status alone.
+        // The recorded objects contain only the status.
         object["spec"] = serde_json::json!({"sources": [], "clusters": {}});
         let made_at: Timestamp = object["metadata"]["creationTimestamp"]
             .as_str()

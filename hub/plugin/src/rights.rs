@@ -1,13 +1,13 @@
-//! The rights that a person needs for a command.
+//! The permissions that commands need.
 
-/// One right.
+/// A permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Right {
-    /// Such as `create`.
+    /// The verb, such as `create`.
     pub verb: &'static str,
     /// The API group; empty for the core.
     pub group: &'static str,
-    /// Such as `deployments`.
+    /// The resource, such as `deployments`.
     pub resource: &'static str,
     /// The namespace; empty for the whole cluster.
     pub namespace: String,
@@ -65,7 +65,7 @@ fn chart(namespace: &str) -> Vec<Right> {
     needed
 }
 
-/// To install the hub.
+/// Permissions to install the hub.
 pub fn install(namespace: &str) -> Vec<Right> {
     let mut needed = chart(namespace);
     needed.extend(rights(&[("create", "", "services")], namespace));
@@ -80,7 +80,7 @@ pub fn install(namespace: &str) -> Vec<Right> {
     needed
 }
 
-/// To let a cluster join, on the hub.
+/// Permissions on the hub to join a cluster.
 pub fn join_hub(namespace: &str) -> Vec<Right> {
     let mut needed = rights(
         &[
@@ -94,12 +94,12 @@ pub fn join_hub(namespace: &str) -> Vec<Right> {
     needed
 }
 
-/// To let a cluster join, in the member.
+/// Permissions in the member to join it.
 pub fn join_member(namespace: &str) -> Vec<Right> {
     chart(namespace)
 }
 
-/// To let a cluster leave.
+/// Permissions to remove a member.
 pub fn unjoin() -> Vec<Right> {
     rights(
         &[
@@ -111,7 +111,7 @@ pub fn unjoin() -> Vec<Right> {
     )
 }
 
-/// To remove the hub.
+/// Permissions to uninstall the hub.
 pub fn uninstall(namespace: &str) -> Vec<Right> {
     let mut needed = Vec::new();
     for resource in [
@@ -143,7 +143,7 @@ pub fn uninstall(namespace: &str) -> Vec<Right> {
     needed
 }
 
-/// What is missing, as a sentence; `None` when nothing is.
+/// Describes the missing permissions; `None` if there are none.
 pub fn refusal(what: &str, place: &super::hints::Endpoint, missing: &[Right]) -> Option<String> {
     if missing.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! Rules and members, as a person reads them.
+//! Tables of rules and members.
 use std::fmt::Write;
 
 use jiff::Timestamp;
@@ -276,7 +276,7 @@ pub fn members(objects: &[MemberCluster], wide: bool, now: Timestamp) -> Table {
     table
 }
 
-/// One sentence about the members, for below the rules.
+/// Returns one line about the members, below the rules.
 pub fn members_in_short(objects: &[MemberCluster]) -> String {
     let away: Vec<&str> = objects
         .iter()

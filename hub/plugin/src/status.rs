@@ -73,7 +73,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
             .collect::<anyhow::Result<Vec<_>>>()?;
         say(&rules::rules(&rules, all, options.output == Some(Output::Wide), now).text(colours()))?;
     }
-    // Below the rules, as most that is wrong with all of them is a member that is away.
+    // Below the rules, because most problems of all of them come from an unreachable member.
     if let Ok(members) = read_cluster::members::<MemberCluster>(&hub).await {
         say(&format!("\n{}\n", rules::members_in_short(&members)))?;
     }

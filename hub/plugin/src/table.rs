@@ -7,13 +7,13 @@ use super::wrap::on_one_line;
 /// The blanks between two columns, as kubectl prints them.
 const GAP: u16 = 3;
 
-/// How a cell is meant; shown as a colour where the output is a terminal.
+/// The meaning of a cell; shown as a color on a terminal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
     /// Neutral.
     #[default]
     Plain,
-    /// As it should be.
+    /// The desired state.
     Good,
     /// A warning.
     Odd,
@@ -22,7 +22,7 @@ pub enum Tone {
 }
 
 impl Tone {
-    /// What a condition's status means.
+    /// Returns the tone of a condition's status.
     pub fn of_status(status: &str) -> Self {
         match status {
             "True" => Tone::Good,
@@ -57,7 +57,7 @@ impl Tone {
     }
 }
 
-/// One cell.
+/// A cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cell {
     text: String,
@@ -65,7 +65,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A cell that means something.
+    /// Creates a cell with a tone.
     pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
         Self {
             text: on_one_line(&text.into()),

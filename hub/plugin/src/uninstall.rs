@@ -164,7 +164,8 @@ impl Removing<'_> {
             for rule in left {
                 let path = read_cluster::rule_path(&rule);
                 if let Some(now) = self.hub.get::<Rule>("read the rule", &path).await? {
-                    // All of them at once is what the removal guard is there for, and what was asked for here.
+                    // The removal guard blocks the removal of all of them at once, but it was
+                    // requested here.
                     let pending = now
                         .status()
                         .and_then(|status| status.pending_approval.as_ref());
@@ -269,7 +270,7 @@ impl Removing<'_> {
         Ok(())
     }
 
-    /// Deletes what the hub created itself, which helm does not know.
+    /// Deletes objects that the hub created itself, which helm does not know.
     async fn remains(&self, namespace: &str) -> anyhow::Result<()> {
         for secret in ["runnel-hub-identity", "runnel-hub-authorities"] {
             self.delete_secret(namespace, secret).await?;

@@ -169,7 +169,7 @@ async fn leave(
     }
 }
 
-/// Deletes a `MemberCluster` and waits until it is gone.
+/// Deletes a `MemberCluster` and waits for its deletion.
 pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyhow::Result<()> {
     let path = read_cluster::member_path(name);
     let begin = Instant::now();
@@ -186,7 +186,7 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
     Ok(())
 }
 
-/// What stays in a cluster that is removed by force.
+/// Describes the remaining copies in a cluster that is removed by force.
 async fn left_behind(hub: &Cluster, name: &str, object: &MemberCluster) -> String {
     let rules: Vec<Rule> = read_cluster::rules(hub, None).await.unwrap_or_default();
     let mut lines = Vec::new();

@@ -1,9 +1,9 @@
-//! What flags mean as values of the charts, and the arguments for helm.
+//! Converts flags into chart values and arguments for helm.
 use serde_json::{Map, Value, json};
 
 use super::args::{self, ChartValues};
 
-/// One `helm upgrade --install`.
+/// The arguments of one `helm upgrade --install`.
 #[derive(Debug)]
 pub struct Install<'a> {
     /// The chart, which is the release's name as well.
@@ -12,7 +12,7 @@ pub struct Install<'a> {
     pub namespace: &'a str,
     /// The values from flags of this plugin.
     pub values: Value,
-    /// What the user passes on.
+    /// The user's values.
     pub given: &'a ChartValues,
     /// Wait until it is ready, for at most this long.
     pub wait: Option<String>,

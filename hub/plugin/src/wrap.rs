@@ -26,7 +26,7 @@ pub fn wrapped(out: &mut String, (first, rest): (&str, &str), text: &str, width:
     }
 }
 
-/// Without what would end a line, steers a terminal or hides from the reader.
+/// Removes characters that end a line, control a terminal or are invisible.
 pub fn on_one_line(text: &str) -> String {
     plain_text(text, usize::MAX)
 }
@@ -49,7 +49,7 @@ pub fn printable(text: &str) -> String {
 }
 
 const ESCAPE: char = '\u{1b}';
-/// What of an escape sequence follows the escape, of those in [`super::table`].
+/// Returns the rest of an escape sequence that [`super::table`] writes.
 const COLOURS: [&str; 4] = ["[39m", "[38;5;1m", "[38;5;2m", "[38;5;3m"];
 
 fn lines(text: &str) -> String {

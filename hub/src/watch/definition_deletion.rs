@@ -18,24 +18,24 @@ use crate::ordered_lock::LeafMutex;
 /// The interval of reads of a definition that does not exist.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What the API server answers about a definition.
+/// The state of a definition, as the API server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Definition {
     /// It exists, or the hub may not read it.
     Stands,
-    /// It is being deleted, or is gone.
+    /// It is being deleted, or does not exist.
     Gone,
     /// The API server did not answer.
     Unknown,
 }
 
-/// What is remembered from one watch to the next.
+/// The state that is kept between watches.
 #[derive(Default)]
 struct Memory {
     /// Objects of the list that is under way.
     listed: usize,
-    /// The definition was gone, and so were the objects. How many the last list had since: they are there again when there
-    /// are some, and two lists have the same number.
+    /// The definition was deleted, and its objects with it. Number of objects in the last list
+    /// since: the objects exist again when there are some, and two lists have the same number.
     lost: Option<usize>,
 }
 
@@ -52,7 +52,7 @@ where
     Look: Fn() -> Looked + Clone + Send + 'static,
     Looked: Future<Output = Definition> + Send + 'static,
 {
-    /// For the kind whose definition this function reads.
+    /// Creates a filter for the kind whose definition `look` reads.
     pub(super) fn by(look: Look) -> Self {
         Self {
             memory: Arc::default(),
@@ -166,7 +166,7 @@ mod tests {
             .collect()
     }
 
-    /// What comes of these events while the definition is like this.
+    /// Filters received events by the state of the definition.
     async fn received<Look, Looked>(
         defined: &Defined<Look>,
         events: Vec<WatchEvent<&'static str>>,

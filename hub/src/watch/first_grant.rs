@@ -19,10 +19,11 @@ const EVERYTHING: &str = "everything";
 const DONE: &str = "first-grant";
 const IDENTITY: &str = "runnel-hub-identity";
 
-/// Makes the grant, unless that was done before or there is any grant. Each replica may try: they make the same.
+/// Creates the initial grant, unless it was created before or any grant exists. Every replica may
+/// try: the grant is the same.
 ///
 /// # Errors
-/// What the API server answered.
+/// The error of the API server.
 pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), ApiError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let mut identity = within(format!("read Secret {IDENTITY}"), secrets.get(IDENTITY)).await?;
@@ -67,7 +68,7 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), Ap
     .map(drop)
 }
 
-/// All that rules can ask for.
+/// The grant of everything that a rule can request.
 fn everything() -> DistributionGrant {
     let all = || GrantedNamespaces {
         all: true,

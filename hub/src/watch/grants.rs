@@ -27,20 +27,20 @@ use runnel_hub_core::guard::FleetTerms;
 use runnel_hub_core::index::{Effect, Index, SeenNamespace};
 use runnel_hub_core::plan::RuleGrant;
 
-/// How long to wait before what was refused is tried again.
+/// Delay before a refused watch is retried.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
-/// How what a watch shows comes into the index.
+/// Functions that store watched objects of one kind in the index.
 pub(super) struct Into<T> {
-    /// What is watched, as its round is called.
+    /// The resource, by its name in the relist barrier.
     pub resource: &'static str,
     /// Sets one object; `None`: it is deleted.
     pub one: fn(&mut Index, &str, Option<T>) -> Effect,
     /// Sets all of them; `None`: they cannot be read.
     pub all: fn(&mut Index, Option<BTreeMap<String, T>>) -> Effect,
-    /// What is known of one, where a build cannot read what it is now.
+    /// Returns the known state of an object that this build cannot decode.
     pub known: fn(&Index, &str) -> Option<T>,
-    /// What it is like while they cannot be read.
+    /// The effect while the objects cannot be read, for the log.
     pub without: &'static str,
 }
 
@@ -147,7 +147,7 @@ impl<T: Clone + 'static> Into<T> {
         hub_state.leadership.progress.notify_one();
     }
 
-    /// Takes in what a watch shows, for ever.
+    /// Follows a watch and stores its objects in the index. Never returns.
     pub(super) async fn follow<K: Resource>(
         &self,
         mut events: RelistingWatch<Own<K>>,

@@ -15,7 +15,7 @@ use crate::relist_barrier::Watched;
 use runnel_api::MemberCluster;
 use runnel_hub_core::index::Cluster;
 
-/// How long to wait before members are relisted because one could not be read.
+/// Delay before members are relisted after one could not be read.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// Watches the member clusters for ever. `listed` is called at each complete list.
@@ -65,7 +65,7 @@ pub async fn watch_members(
             Ok(Event::Apply(Own::Read(object))) => {
                 observe_member(*object, &hub_state, &object_cache)
             }
-            // Its former state is kept.
+            // The former state is kept.
             Ok(Event::Apply(Own::Unreadable(_))) => {}
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name());
@@ -105,7 +105,7 @@ pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_ca
         hub_state.report_store.lock().forget(&name);
         hub_state.leadership.divergences.lock().forget(&name);
     }
-    // Before anything of it is seen to.
+    // Before any other handling of the cluster.
     record_leaving(&name, cluster.leaving, hub_state);
     hub_state.change(|index| index.set_cluster(name.clone(), cluster));
     // Any change may end the session, which checks for itself.
@@ -123,8 +123,8 @@ fn record_leaving(name: &ClusterName, leaving: bool, hub_state: &HubState) {
     hub_state.report_store.lock().leaves(name, leaving, retains);
 }
 
-/// A complete list has not named these: those that were known when it began are gone. Returns the others, which have
-/// been taken in since, after or before the list was made.
+/// Removes the members that were known when the list began and that the complete list does not
+/// contain. Returns the other known members, which were added since.
 fn forget_unlisted(
     seen: &BTreeSet<ClusterName>,
     hub_state: &HubState,
@@ -160,7 +160,7 @@ async fn look_up(
     Some(())
 }
 
-/// The member of this uid is gone. The name may have been given to another one already.
+/// Removes the member with this uid. Another member may already have the name.
 fn forget_if(
     name: &ClusterName,
     uid: Option<&str>,
@@ -175,7 +175,7 @@ fn forget_if(
     }
 }
 
-/// To be called in a turn of the book.
+/// Requires the lock of the object cache.
 fn forget(name: &ClusterName, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_member(name);
     let mut report_store = hub_state.report_store.lock();

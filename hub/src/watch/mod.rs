@@ -44,7 +44,7 @@ const PAGE: u32 = 20;
 /// a revocation is not seen. The next watch continues where this one ended, which costs one small
 /// request.
 const WATCH_SECONDS: u32 = 50;
-/// How long one read of one object may take.
+/// Time limit of one read of one object.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 
 /// An event of a watch.
@@ -85,9 +85,9 @@ pub(crate) struct RelistingWatch<K> {
     round: u64,
     /// Whether this watch has had a list in this round.
     listed: bool,
-    /// It lists by itself: what comes waits for a renewal of the right to lead.
+    /// The watch relists without a request: its events wait for a renewal of the Lease.
     doubtful: bool,
-    /// What waits.
+    /// The event that waits for the renewal, and since when.
     waiting: Option<(Instant, WatchEvent<K>)>,
 }
 
@@ -174,7 +174,7 @@ impl<K> RelistingWatch<K> {
 /// An object of a kind of Runnel's own, or a namespace.
 #[derive(Clone, Debug)]
 enum Own<K> {
-    /// As it is.
+    /// The decoded object.
     Read(Box<K>),
     /// An object that this build cannot read, because a newer one wrote it. Only its existence is
     /// known.
@@ -255,7 +255,7 @@ impl<K: Resource> Resource for Own<K> {
     }
 }
 
-/// The same event of another thing.
+/// Maps the objects of an event.
 fn mapped<K, T>(event: WatchEvent<K>, map: impl FnOnce(K) -> T) -> WatchEvent<T> {
     event.map(|event| match event {
         Event::Apply(object) => Event::Apply(map(object)),
@@ -285,7 +285,7 @@ where
     })
 }
 
-/// What the API server answered to a watch that failed, without what it may quote from objects.
+/// Describes a failed watch without text that may quote objects.
 pub(crate) fn failure(error: &watcher::Error) -> String {
     match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -298,8 +298,8 @@ pub(crate) fn failure(error: &watcher::Error) -> String {
     }
 }
 
-/// The API server's answer to a watch, if it is a refusal that a person must see to. `what` is the right that is
-/// missing, if it is one.
+/// Returns the API server's refusal of a watch, if a user must fix it. `what` is the missing
+/// permission.
 pub(crate) fn refusal(error: &watcher::Error, what: &str) -> Option<String> {
     let status = match error {
         watcher::Error::InitialListFailed(kube::Error::Api(status))
@@ -341,27 +341,27 @@ pub async fn cluster_uid(client: &Client) -> Result<String, ClusterUidError> {
     }
 }
 
-/// A refusal that is repeated for so long is believed.
+/// The time for which a refusal must be repeated before it counts.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// A list for which nothing has come for so long is not waited for.
+/// Time without data after which a list is not waited for.
 const SILENT_FOR: Duration = Duration::from_secs(30);
 
 /// How a watch fares.
 pub(super) struct Patience {
-    /// Since when it is refused, time after time.
+    /// Since when it is refused repeatedly.
     refused: Option<Instant>,
-    /// When something came last, or the list was asked for.
+    /// The time of the last data or list request.
     progress: Instant,
-    /// Whether this round has had its list, or goes without.
+    /// Whether this relist has its list, or continues without it.
     settled: bool,
-    /// Whether the list was not waited for any longer, and nothing has come since.
+    /// Whether the list is not waited for, and no data has arrived since.
     gave_up: bool,
-    /// What the API server answered last instead.
+    /// The last error of the API server.
     error: Option<String>,
 }
 
 impl Patience {
-    /// A list has been asked for.
+    /// Records a list request.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             refused: None,
@@ -391,12 +391,12 @@ impl Patience {
         self.gave_up = true;
     }
 
-    /// This round has had its list, or goes without.
+    /// Ends the wait for this relist's list: it is complete, or the watch is unavailable.
     pub(super) fn settle(&mut self) {
         self.settled = true;
     }
 
-    /// It is refused. Returns whether that is believed.
+    /// Records a refusal. Returns whether refusals have been repeated for [`REFUSED_FOR`].
     pub(super) fn refused(&mut self, now: Instant) -> bool {
         match self.refused {
             Some(since) => now.saturating_duration_since(since) >= REFUSED_FOR,
@@ -419,7 +419,7 @@ impl Patience {
             .and_then(|progress| progress.checked_add(SILENT_FOR))
     }
 
-    /// Why there is no list, for people.
+    /// Returns the reason why there is no list, for messages.
     pub(super) fn why(&self) -> String {
         let error = self.error.as_deref().unwrap_or("does not answer");
         format!("the API server {error}; the hub tries again, and its log has details")

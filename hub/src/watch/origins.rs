@@ -16,7 +16,7 @@ use crate::object_cache::RuleKind;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub_core::index::Index;
 
-/// A read that takes longer has failed.
+/// Time limit of a read.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// After a failure nothing is read for so long: the removal guard waits for the watches instead.

@@ -23,12 +23,13 @@ use runnel_hub_core::plan::{
 
 /// Reads at a time.
 const READS: usize = 8;
-/// How long a list may take, with all of its pages: other lists wait for it.
+/// Time limit of a list with all of its pages: other lists wait for it.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
-/// How long to wait before a source that could not be read is tried again.
+/// Delay before an unreadable source is read again.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Reads the sources that the index asks for, for ever; one read per source at a time, and one list.
+/// Reads the sources that the index requests; one read per source and one list at a time. Never
+/// returns.
 pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
     let mut queue = ReadQueue::default();
     let mut reads: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
@@ -79,11 +80,11 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
     }
 }
 
-/// What came of a read.
+/// The result of a read.
 enum Done {
     /// The result for this source: whether nothing must be retried.
     One(SourceRef, bool),
-    /// Of these sources, by a list; and which of them are still to be read.
+    /// A list for several sources, and those that are still unread.
     Many(ListScope, BTreeSet<SourceRef>, BTreeSet<SourceRef>),
 }
 
@@ -104,7 +105,8 @@ fn is_ready(hub_state: &HubState, scope: &ListScope) -> bool {
             .have_all([Watched::Sources(place)])
 }
 
-/// Reads these sources into the index by a list. What it does not come to within `limit` is to be read one by one.
+/// Reads these sources into the index by a list. Sources that are not reached within `limit` are
+/// returned, to be read individually.
 async fn read_many(
     client: Client,
     hub_state: Arc<HubState>,
@@ -197,7 +199,7 @@ async fn list(
     }
 }
 
-/// One page of a list, unless it has more bytes than this.
+/// Returns one page of a list; `None` above the size limit.
 async fn page(
     client: &Client,
     path: &Request,
@@ -216,11 +218,11 @@ async fn page(
     read_page(body, bytes).await.map_err(|_| ListError::Broken)
 }
 
-/// What a page has shown.
+/// The content of one page.
 struct Page {
     /// The selected objects.
     seen: BTreeSet<SourceRef>,
-    /// How many objects in all.
+    /// Number of objects.
     count: usize,
     /// Whether all of them could be read.
     readable: bool,
@@ -287,7 +289,7 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Do
     Done::One(source, done)
 }
 
-/// An answer of the API server without what it may quote from the object.
+/// Describes an error of the API server without text that may quote the object.
 fn describe(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} {}", status.code, status.reason),
@@ -362,10 +364,10 @@ pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
     }
 }
 
-/// From so many sources of one kind and namespace on, a list is worth it.
+/// Number of sources of one kind and namespace from which on a list is cheaper.
 pub(super) const MANY: usize = 20;
 
-/// A kind and a namespace: what one list shows.
+/// The scope of one list: a kind and a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ListScope {
     /// The kind, as `plural[.group]`.
@@ -398,7 +400,8 @@ pub(super) struct ReadQueue {
     waiting: BTreeMap<ListScope, BTreeSet<SourceRef>>,
     under_way: BTreeSet<SourceRef>,
     is_listing: bool,
-    /// Where a list was tried or is not worth it: what waits there now is read one by one.
+    /// Scopes without a list: it failed or is not worth it. Their pending sources are read
+    /// individually.
     one_by_one: BTreeSet<ListScope>,
 }
 
@@ -469,12 +472,12 @@ impl ReadQueue {
         next
     }
 
-    /// The read of this source is over.
+    /// Ends the read of one source.
     pub(super) fn read(&mut self, source: &SourceRef, is_read: impl Fn(&SourceRef) -> bool) {
         self.over(source, &is_read);
     }
 
-    /// The list is over; it did not show what is `left`, which is read one by one.
+    /// Ends a list. The sources in `left`, which it did not contain, are read individually.
     pub(super) fn listed(
         &mut self,
         scope: ListScope,

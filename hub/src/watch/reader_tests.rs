@@ -18,13 +18,13 @@ const NAMESPACE: &str = "home";
 struct FakeApi {
     objects: BTreeMap<String, Value>,
     forbids_lists: bool,
-    /// So many lists are answered, and no more.
+    /// The number of lists that are answered.
     answers: Option<usize>,
     asked: LeafMutex<Vec<String>>,
 }
 
 impl FakeApi {
-    /// With so many objects, of which each holds so many bytes.
+    /// Creates an API server with this number of objects of this size.
     fn with(objects: usize, bytes: usize) -> Self {
         let object = |number: usize| {
             let name = format!("s{number:04}");
@@ -142,7 +142,7 @@ fn is_read(hub_state: &HubState, name: &str) -> bool {
         .is_some_and(|source| matches!(source.body, SourceState::Read(_)))
 }
 
-/// The list of the place is over.
+/// Checks that the list of the scope has ended.
 fn is_listed(hub_state: &HubState) {
     hub_state
         .leadership
@@ -151,7 +151,7 @@ fn is_listed(hub_state: &HubState) {
     hub_state.queues.to_read.wake();
 }
 
-/// Lets the hub read until this holds.
+/// Runs reads until the condition is true.
 async fn reads_until(api: &Arc<FakeApi>, hub_state: &Arc<HubState>, holds: impl Fn() -> bool) {
     let holds = async {
         while !holds() {
@@ -169,7 +169,7 @@ async fn reads_until(api: &Arc<FakeApi>, hub_state: &Arc<HubState>, holds: impl 
 async fn sources_of_a_new_hub_are_read_in_pages() {
     let api = Arc::new(FakeApi::with(1000, 10));
     let hub_state = hub(&api, json!(["*"]));
-    // The hub does not know their number yet.
+    // The hub does not know the number of sources yet.
     let turns = std::cell::Cell::new(0);
     reads_until(&api, &hub_state, || turns.replace(turns.get() + 1) > 20).await;
     assert_eq!(*api.asked.lock(), Vec::<String>::new());

@@ -16,7 +16,7 @@ const JOBS: usize = 2;
 /// rest of the hub make progress.
 const LONG: Duration = Duration::from_millis(100);
 
-/// Renders what the index asks for, for ever; one job for a rule at a time.
+/// Renders pending rules, one job per rule at a time. Never returns.
 pub async fn render_rules(hub_state: Arc<HubState>) {
     let mut waiting = BTreeSet::new();
     let mut resting: BTreeMap<RuleUid, Instant> = BTreeMap::new();

@@ -97,7 +97,7 @@ fn has_finalizer<K: RuleKind>(object: &K) -> bool {
         .any(|finalizer| finalizer == FINALIZER)
 }
 
-/// Whether a rule is terminating that was not when the index last saw it.
+/// Whether the rule is terminating now and was not in the index.
 fn is_newly_deleted<K: RuleKind>(object: &K, hub_state: &HubState) -> bool {
     let Some(uid) = object.uid().map(RuleUid::from) else {
         return false;
@@ -213,7 +213,7 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    /// Whether the index still has the rule, as one that is being deleted, when it was shown like this and then deleted.
+    /// Whether the index still has the rule as terminating, after these events and its deletion.
     fn is_seen_to(shown: &[DistributionRule], last: &DistributionRule) -> bool {
         let (hub_state, object_cache) =
             (HubState::new(Settings::for_tests()), ObjectCache::default());
@@ -246,7 +246,7 @@ mod tests {
         assert!(is_seen_to(&[new.clone(), former.clone()], &former));
         // It has never been in the index.
         assert!(!is_seen_to(std::slice::from_ref(&new), &new));
-        // Released, or the finalizer was taken off by hand.
+        // Released by the hub, or the finalizer was removed by a user.
         let going = object(true, true);
         assert!(!is_seen_to(
             &[new.clone(), former.clone(), going.clone()],

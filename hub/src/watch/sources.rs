@@ -21,13 +21,13 @@ use crate::relist_barrier::Watched;
 use runnel_hub_core::index::{ScopeState, version_number};
 use runnel_hub_core::plan::{WatchScope, is_never_a_source};
 
-/// How long to wait before a refused watch is tried again.
+/// Delay before a refused watch is retried.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
-/// How long after a list that only new rules needed the next of that kind comes, at the earliest.
+/// Minimum interval between lists of a kind that only new rules need.
 const BETWEEN_LISTS: Duration = Duration::from_secs(10);
 
-/// How the API server calls a kind.
+/// Returns the API resource of a kind.
 pub fn api_resource(kind: &Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(
         &GroupVersionKind::gvk(kind.group, kind.version, kind.kind),
@@ -242,8 +242,8 @@ impl SourceWatch {
         ))
     }
 
-    /// Takes in an object that is there, and returns its name if it can be a source. What a list shows may have been
-    /// written at any time; what comes afterwards is `fresh`.
+    /// Stores the metadata of an existing object, and returns its name if it can be a source.
+    /// `fresh`: the event follows the list, so the version is new.
     fn seen_now(&mut self, object: &SourceMeta, fresh: bool) -> Option<SourceRef> {
         let source = self.reference(object)?;
         let labels = object.labels();

@@ -17,14 +17,14 @@ use crate::model::{
 use crate::wire;
 use crate::wire::agent_frame::Frame;
 
-/// What a frame costs beside its items: its envelope, a uid of the longest kind, a nonce, a flag.
+/// The overhead of a frame: its envelope, a uid of maximum length, a nonce, a flag.
 const ENVELOPE: usize = 320;
 
-/// Reads a frame of an agent, and counts the items of it that are refused: those that this build cannot read, or whose names
-/// are none. They are as if they had not been sent.
+/// Decodes a frame of an agent, and counts the refused items: unreadable ones, and those with
+/// invalid names. They are ignored.
 ///
 /// # Errors
-/// [`FrameError`], when the frame is of a kind that this hub does not know, or names no rule.
+/// [`FrameError`], if the frame is unknown to this hub, or names no rule.
 pub fn agent_frame(wire: wire::AgentFrame) -> Result<(AgentFrame, usize), FrameError> {
     let frame = wire.frame.ok_or(FrameError::Unknown {
         peer: "agent",
@@ -192,7 +192,7 @@ fn acked_intent(wire: wire::AckedIntent) -> Result<AckedIntent, Unreadable> {
     })
 }
 
-/// A refusal gives back what the hub sent, which may be what the agent could not read: so every part is optional.
+/// A refusal repeats the hub's item, which may be unreadable: every part is optional.
 fn refusal(wire: wire::Refusal) -> Refusal {
     Refusal {
         rule: plain_text(&wire.rule_uid, NAME_LIMIT).into(),
@@ -319,10 +319,9 @@ fn refusal_to_wire(refusal: &Refusal) -> wire::Refusal {
     }
 }
 
-/// The frames that say what this one says, each at most [`AGENT_FRAME_LIMIT`] encoded, in the order to send them.
-///
-/// A `last` flag stands on the last one only. An ack becomes several acks of one nonce, whose refusals add up.
-/// A report or a want without items becomes no frame.
+/// Splits a frame into frames of at most [`AGENT_FRAME_LIMIT`] bytes, in the order to send them.
+/// The `last` flag is set on the last one only. An ack becomes several acks of one nonce, whose
+/// refusals add up. A report or a want without items becomes no frame.
 pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
     match frame {
         alone @ (AgentFrame::Hello(_)

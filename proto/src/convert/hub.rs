@@ -14,17 +14,17 @@ use crate::model::{
 use crate::wire;
 use crate::wire::hub_frame::Frame;
 
-/// Authorities that one frame names at most.
+/// Maximum number of CAs in one frame.
 const AUTHORITIES_LIMIT: usize = 32;
 
-/// Reads a frame of the hub, and names the items of a batch that this build cannot read: they are not in force, and
-/// belong into the batch's ack; or of a question, into its answer. A refusal whose source is empty speaks of the rule's terms or removal.
-///
-/// What a rule says about its intents decides where they may go, so where its terms are unreadable its new content is
-/// refused too. Tombstones are taken in by themselves.
+/// Decodes a frame of the hub, and returns the unreadable items of a batch or a question: they are
+/// not in force, and are listed in the ack or the answer. A refusal without source concerns the
+/// rule's terms or removal.
+/// If the terms of a rule are unreadable, its new content is refused too, because the terms limit
+/// its targets. Tombstones are handled nevertheless.
 ///
 /// # Errors
-/// [`FrameError`], when the frame is of a kind this agent does not know, or is unreadable outside a batch's items.
+/// [`FrameError`], if the frame is unknown to this agent, or unreadable outside a batch's items.
 pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), FrameError> {
     let malformed = |part| FrameError::Malformed { peer: "hub", part };
     let mut refused = vec![];

@@ -9,7 +9,7 @@ use crate::model::{
 };
 use crate::wire;
 
-/// Why one item is not taken in.
+/// The error of a refused item.
 pub(super) enum ItemError {
     Unreadable(Unreadable),
     TooLarge,

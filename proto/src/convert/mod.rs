@@ -1,8 +1,7 @@
-//! Wire to model and back, and the splitting of an agent's frames.
-//!
-//! Total in both directions: any decoded message gives a value or a named refusal, never a panic. What one item of a
-//! batch lacks costs that item alone. Kinds are not judged here: a [`SourceRef`](crate::model::SourceRef) carries any
-//! text.
+//! Converts between wire and model, and splits an agent's frames.
+//! Total in both directions: any decoded message gives a value or a named refusal, never a panic.
+//! An incomplete item of a batch is refused alone. Kinds are not checked here: a
+//! [`SourceRef`](crate::model::SourceRef) contains any text.
 mod agent;
 mod hub;
 mod inspect;

@@ -36,7 +36,7 @@ pub(super) fn short_text(
     }
 }
 
-/// The same, or nothing.
+/// Returns the text, or an empty one.
 pub(super) fn text_or_empty(
     text: String,
     limit: usize,
@@ -80,7 +80,7 @@ pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable
     }
 }
 
-/// Returns the source of a refused item as plain text, with whatever parts it has.
+/// Returns the source of a refused item as plain text, with the parts that it has.
 pub(super) fn named_source(wire: Option<&wire::Source>) -> SourceRef {
     let Some(wire) = wire else { return no_source() };
     let short = |text: &'_ str| plain_text(text, NAME_LIMIT);

@@ -1,4 +1,4 @@
-//! The question what would become of the copies of a rule, and its answer.
+//! Converts the preview request and its answer.
 use prost::Message;
 
 use super::NAME_LIMIT;
@@ -79,7 +79,7 @@ pub(super) fn preview_request(
     asked
 }
 
-/// How many bytes a question has on the wire.
+/// Returns the encoded size of a request, in bytes.
 pub fn question_bytes(asked: &PreviewRequest) -> usize {
     preview_request_to_wire(asked).encoded_len()
 }

@@ -10,7 +10,7 @@ use crate::wire;
 
 mod texts;
 
-/// A word.
+/// Returns names.
 fn name() -> impl Strategy<Value = String> {
     "[a-z./-]{1,20}"
 }
@@ -287,7 +287,7 @@ fn terms() -> impl Strategy<Value = Terms> {
     )
 }
 
-/// What proptest may hold without being able to print it.
+/// A value for proptest that cannot be printed.
 #[derive(Clone)]
 struct Unprinted<T>(T);
 

@@ -20,10 +20,10 @@ pub use timing::{LONGEST_LEASE, SHORTEST_LEASE, Timing, TimingError};
 
 /// The annotation with the address at which other replicas reach the holder of a Lease.
 pub const ADDRESS: &str = "runnel.dev/replica-address";
-/// The number of epochs whose terms are stored.
+/// Number of stored epochs.
 const EPOCHS: usize = 64;
 
-/// Which Lease an election is about.
+/// The identity of a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseName {
     /// The name of the Lease, in the namespace of its processes.
@@ -37,12 +37,12 @@ pub struct LeaseName {
 pub struct Holder {
     /// The name of the pod or of the process.
     pub name: String,
-    /// Whether no other process has this name at the same time, so that a Lease held under it when this process starts
-    /// is that of a predecessor, which is dead.
+    /// Whether the name is unique among running processes, so that a Lease under it at the start
+    /// belongs to a dead predecessor.
     pub is_unique: bool,
     /// Random per process.
     pub random: String,
-    /// Where other replicas reach it.
+    /// The address for other replicas.
     pub address: Option<String>,
 }
 
@@ -53,7 +53,7 @@ impl Holder {
     }
 }
 
-/// The right to lead, and until when it holds.
+/// The right to lead, with its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lead {
     /// The Lease's uid.
@@ -71,37 +71,37 @@ impl Lead {
     }
 }
 
-/// Another process that holds the Lease.
+/// Another process that leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
     /// The content of the Lease.
     pub identity: String,
-    /// Where it takes connections from other replicas.
+    /// The address for connections from other replicas.
     pub address: Option<String>,
 }
 
-/// What the process does next.
+/// The next step of the process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Nothing before this moment, unless the Lease is seen to change.
+    /// Do nothing before this instant, unless the Lease changes.
     Wait(Instant),
     /// Reads the Lease.
     Look,
     /// Makes the Lease.
     Create(Lease),
-    /// Replaces the Lease, provided that it is as it was seen.
+    /// Replace the Lease, if it is unchanged.
     Replace(Lease),
     /// Removes the Lease of this uid, which has no terms left. The next Lease begins a new epoch.
     Remove(String),
 }
 
-/// The Lease as it was last seen.
+/// The last observed Lease.
 enum Seen {
-    /// Not read yet.
+    /// The Lease was not read yet.
     Nothing,
     /// It is not there, and may be made from this moment on.
     Absent(Instant),
-    /// It is there, and was first seen so at this moment.
+    /// The Lease exists, first observed in this form at this instant.
     There(Box<Lease>, Instant),
 }
 
@@ -112,15 +112,16 @@ pub struct Candidate {
     timing: Timing,
     seen: Seen,
     lead: Option<Lead>,
-    /// When to try again after what failed, or to renew.
+    /// The time of the next retry or renewal.
     not_before: Option<Instant>,
-    /// Whether what was seen may be out of date.
+    /// Whether the last observation may be outdated.
     stale: bool,
-    /// When the Lease was last read, or delivered by a watch.
+    /// The time of the last read or watch event of the Lease.
     received_at: Option<Instant>,
-    /// Whether a held Lease has been seen since the start: the first one may be a predecessor's.
+    /// Whether a Lease with a holder was observed since the start: the first one may be a
+    /// predecessor's.
     met_holder: bool,
-    /// The highest term that was seen in an epoch: a Lease that was restored begins again with lower ones.
+    /// The highest observed term of each epoch: a restored Lease begins again with lower ones.
     terms: BTreeMap<String, u64>,
 }
 
@@ -163,7 +164,7 @@ pub fn version(lease: &Lease) -> u64 {
 }
 
 impl Candidate {
-    /// A process that has seen nothing yet.
+    /// Creates a candidate that has not observed the Lease.
     pub fn new(name: LeaseName, me: Holder, timing: Timing) -> Self {
         Self {
             name,
@@ -179,12 +180,12 @@ impl Candidate {
         }
     }
 
-    /// The right to lead, while it holds.
+    /// Returns the lead of this process, if it leads.
     pub fn lead(&self, now: Instant) -> Option<&Lead> {
         self.lead.as_ref().filter(|lead| now < lead.valid_until)
     }
 
-    /// The Lease as it was last seen.
+    /// Returns the last observed Lease.
     pub fn lease(&self) -> Option<&Lease> {
         match &self.seen {
             Seen::There(lease, _) => Some(lease),
@@ -192,13 +193,13 @@ impl Candidate {
         }
     }
 
-    /// Whether another process holds the Lease, as far as this one has seen.
+    /// Whether another process leads, by the last observation.
     pub fn belongs_to_another(&self) -> bool {
         self.lease().is_some_and(|lease| self.is_anothers(lease))
     }
 
-    /// The other process that holds the Lease. Where it was reached at this process' own address it is a predecessor that is
-    /// dead: what is passed on there comes back here, and is cut when this process leads.
+    /// Returns the other process that leads. A leader at this process's own address is a dead
+    /// predecessor: forwarded connections would come back, and are closed when this process leads.
     pub fn leader(&self) -> Option<Leader> {
         let lease = self.lease()?;
         let identity = holder(lease).filter(|holder| *holder != self.me.identity())?;
@@ -244,7 +245,7 @@ impl Candidate {
         let Some(lease) = lease else {
             let may_be_made = match &self.seen {
                 Seen::Absent(at) => *at,
-                // Its holder may not have seen that yet, and may lead for a while.
+                // Its holder may not have observed that yet, and may lead for a while.
                 Seen::There(before, _) if self.is_anothers(before) => now + self.duration(before),
                 Seen::There(..) | Seen::Nothing => now,
             };
@@ -309,7 +310,7 @@ impl Candidate {
         });
     }
 
-    /// The Lease without a holder, if this process holds it: from now on it does not lead.
+    /// Removes the holder from the Lease, if this process leads; from now on it does not.
     pub fn release(&mut self) -> Option<Lease> {
         self.lead = None;
         let Seen::There(lease, _) = &self.seen else {
@@ -341,7 +342,7 @@ impl Candidate {
                     .map_or(at, |lead| at.min(lead.valid_until)),
             );
         }
-        // A working watch shows each renewal; where it does not work, reads must do.
+        // A working watch delivers each renewal; without one the Lease must be read.
         let look_at = self
             .received_at
             .map_or(now, |at| at + 2 * self.timing.retry);
@@ -377,7 +378,8 @@ impl Candidate {
         holder(lease) == Some(self.me.identity().as_str())
     }
 
-    /// Whether the Lease was newer when it was last seen: its API server was restored from a backup.
+    /// Whether the Lease is older than the last observed one: its API server was restored from a
+    /// backup.
     pub fn is_older(&self, lease: &Lease) -> bool {
         let Some(known) = self.lease() else {
             return false;
@@ -389,7 +391,7 @@ impl Candidate {
         holder(lease).is_some() && !self.is_mine(lease)
     }
 
-    /// Whether the process of our name that ran before us holds it.
+    /// Whether a former process of this name holds it.
     fn is_predecessors(&self, lease: &Lease) -> bool {
         let name = holder(lease)
             .and_then(|holder| holder.rsplit_once('_'))
@@ -397,7 +399,7 @@ impl Candidate {
         self.me.is_unique && !self.met_holder && name == Some(self.me.name.as_str())
     }
 
-    /// How long the holder of this Lease may lead after it was seen.
+    /// Returns how long the holder of this Lease may lead after it was observed.
     fn duration(&self, lease: &Lease) -> Duration {
         let seconds = lease
             .spec

@@ -101,7 +101,7 @@ fn the_first_makes_the_lease_and_renews_it() {
     let renewed = replaced(next(&mut a, start + at(2)));
     a.wrote(stored(renewed, "e1", 2), start + at(2), start + at(2));
     assert_eq!(a.lead(start + at(3)).unwrap().valid_until, start + at(12));
-    // No renewal succeeds: the right ends by itself, and the next one is another term.
+    // No renewal succeeds: the lead ends, and the next one is another term.
     a.failed(false, start + at(11));
     assert_eq!(next(&mut a, start + at(11)), Step::Wait(start + at(12)));
     assert_eq!(a.lead(start + at(12)), None);

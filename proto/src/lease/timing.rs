@@ -35,11 +35,11 @@ pub enum TimingError {
 /// The times of the election.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long the others wait after they last saw the Lease change.
+    /// The time that other candidates wait after the last change of the Lease.
     pub lease: Duration,
-    /// How long the holder leads without a renewal that succeeded.
+    /// The time that the holder leads without a successful renewal.
     pub renew: Duration,
-    /// How often the holder renews, and how long to wait after what failed.
+    /// The interval of renewals and of retries.
     pub retry: Duration,
 }
 

@@ -11,14 +11,15 @@ use zstd::bulk::Decompressor;
 
 use super::{FieldMap, FieldPath, HUB_LABEL, Kind, MANAGED_BY_LABEL, RESERVED_PREFIX};
 
-/// The largest decoded payload that an agent takes, in bytes.
-///
-/// An API server stores 1.5 MiB at most; JSON escapes of control characters can make six times as much of it.
+/// The maximum size of a decoded payload, in bytes.
+/// An API server stores at most 1.5 MiB; JSON escapes of control characters take up to six times as
+/// much.
 pub const PAYLOAD_LIMIT: usize = 12 * 1024 * 1024;
 
 /// Payloads smaller than this are not worth compressing.
 const COMPRESS_FROM: usize = 256;
-/// Level 1 costs about 4 microseconds for a kibibyte; higher levels gain little on such small documents.
+/// Level 1 takes about 4 microseconds per kibibyte; higher levels gain little on such small
+/// documents.
 const COMPRESSION_LEVEL: i32 = 1;
 
 /// The distributed part of an object. Canonical: equal content has equal bytes.
@@ -47,7 +48,7 @@ pub enum ContentError {
         /// The bound that was passed.
         limit: usize,
     },
-    /// Not what an encoder of this protocol writes.
+    /// The payload was not written by an encoder of this protocol.
     #[error("the payload cannot be decoded")]
     Malformed,
     /// An encoding that this build does not support.
@@ -108,12 +109,12 @@ impl Content {
     }
 }
 
-/// How a payload's bytes are written.
+/// The encoding of a payload's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
-    /// As they are.
+    /// The bytes are not compressed.
     Plain,
-    /// One zstd frame.
+    /// The bytes are one zstd frame.
     Zstd,
 }
 
@@ -159,7 +160,7 @@ impl Payload {
         }
     }
 
-    /// A payload as it came from the wire; checked when it is decoded.
+    /// Creates a payload from the wire; it is checked on decoding.
     pub fn from_wire(encoding: Encoding, bytes: Bytes, size: u32) -> Self {
         Self {
             encoding,
@@ -168,7 +169,7 @@ impl Payload {
         }
     }
 
-    /// How [`Payload::bytes`] are written.
+    /// Returns the encoding of [`Payload::bytes`].
     pub fn encoding(&self) -> Encoding {
         self.encoding
     }
@@ -183,10 +184,10 @@ impl Payload {
         self.size
     }
 
-    /// The content. Never takes more memory than the announced size, itself bounded by [`PAYLOAD_LIMIT`].
+    /// Returns the content. Uses at most the announced size, itself bounded by [`PAYLOAD_LIMIT`].
     ///
     /// # Errors
-    /// [`ContentError`], for any bytes that [`Payload::encode`] did not write.
+    /// [`ContentError`], for bytes that [`Payload::encode`] did not write.
     pub fn decode(&self) -> Result<Content, ContentError> {
         let size = self.size as usize;
         if size > PAYLOAD_LIMIT {
@@ -226,7 +227,7 @@ fn decompressed(bytes: &[u8], size: usize) -> Result<Vec<u8>, ContentError> {
     })
 }
 
-/// In no more memory than they need: payloads are kept for long.
+/// Trims the allocation, because payloads are stored for long.
 fn exactly(bytes: Vec<u8>) -> Bytes {
     bytes.into_boxed_slice().into()
 }
@@ -234,7 +235,7 @@ fn exactly(bytes: Vec<u8>) -> Bytes {
 /// The version of the revision's input format; part of the digest, so that a new format never equals an old one.
 const REVISION_FORMAT: &[u8] = b"runnel revision 1\0";
 
-/// The same of what the hub seals; no revision's input begins with it.
+/// The prefix of sealed inputs; no revision's input begins with it.
 const SEAL_FORMAT: &[u8] = b"runnel seal 1\0";
 
 /// The hub's key for revisions. It lies in the hub's identity Secret, so revisions survive a restart.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// The longest key: a label's prefix of 253, a slash and 63 more.
 const KEY_LIMIT: usize = 317;
 
-/// The maps of an object whose keys can be listed.
+/// The maps of an object with listed keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FieldMap {
     /// `/binaryData`.
@@ -37,7 +37,7 @@ impl FieldMap {
         }
     }
 
-    /// The top-level field of the object, for one that is such a field.
+    /// Returns the top-level field, for maps that are one.
     pub fn field(self) -> Option<&'static str> {
         match self {
             FieldMap::BinaryData => Some("binaryData"),
@@ -65,7 +65,7 @@ impl FieldPath {
         }
     }
 
-    /// Reads a JSON pointer; `None` for one that names anything else than one key of one of the maps.
+    /// Parses a JSON pointer; `None` unless it names one key of one of the maps.
     pub fn parse(pointer: &str) -> Option<Self> {
         let (map, escaped) = FieldMap::ALL.into_iter().find_map(|map| {
             let rest = pointer.strip_prefix(map.pointer())?.strip_prefix('/')?;
@@ -73,7 +73,7 @@ impl FieldPath {
         })?;
         let key = escaped.replace("~1", "/").replace("~0", "~");
         let path = Self { map, key };
-        // What reads back differently was not escaped as a pointer is.
+        // A pointer that reads back differently was not escaped correctly.
         let plain = !path
             .key
             .chars()

@@ -11,10 +11,10 @@ use super::{
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
 pub const AGENT_FRAME_LIMIT: usize = 16 * 1024;
 
-/// How namespaces are called where a kind is.
+/// The resource name of namespaces.
 pub const NAMESPACES: &str = "namespaces";
 
-/// The agent's first words.
+/// The first frame of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The oldest protocol version of the agent.
@@ -40,7 +40,7 @@ pub struct AckedIntent {
     pub revision: Revision,
 }
 
-/// A watch of the member's API that is lost.
+/// A lost watch of the member's API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LostWatch {
     /// The kind, as `plural[.group]`, or [`NAMESPACES`].
@@ -49,7 +49,7 @@ pub struct LostWatch {
     pub status: u16,
 }
 
-/// One item that the agent did not take in.
+/// An item that the agent refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The rule.
@@ -60,7 +60,7 @@ pub struct Refusal {
     pub revision: Revision,
     /// Why.
     pub reason: Reason,
-    /// A sentence for a person.
+    /// The message.
     pub message: String,
 }
 
@@ -74,25 +74,25 @@ pub enum AgentFrame {
     AckedRules(Vec<RuleState>, bool),
     /// The pairs of one rule; the flag marks the last part.
     Detail(RuleUid, Vec<AckedIntent>, bool),
-    /// A batch was taken in, but for these items.
+    /// The agent has handled a batch, except for these items.
     Ack(u64, Vec<Refusal>),
     /// New states of rules; newest wins.
     Report(Vec<RuleState>),
     /// The content of these intents is needed.
     Want(RuleUid, Vec<SourceRef>),
-    /// The watches that are lost, instead of those that were.
+    /// The lost watches; replaces the former list.
     LostWatches(Vec<LostWatch>),
     /// The next stream is ready: the hub must send nothing more on this one.
     Handover,
-    /// How a copy is, as the hub asked.
+    /// The answer to an inspection.
     Inspected(Box<Inspected>),
-    /// What would become of copies, as the hub asked.
+    /// The answer to a preview request.
     PreviewResult(PreviewResult),
     /// The agent is there: a sign of life on a slow link.
     Alive,
 }
 
-/// What changes about one rule.
+/// The changes of one rule.
 #[derive(Clone)]
 pub struct RuleDelta {
     /// The rule.
@@ -103,7 +103,7 @@ pub struct RuleDelta {
     pub upserts: Vec<Intent>,
     /// Intents whose copies are removed.
     pub tombstones: Vec<Tombstone>,
-    /// The whole rule goes.
+    /// The whole rule is removed.
     pub removal: Option<DeletionPolicy>,
     /// The hub does not have this rule.
     pub orphaned: bool,
@@ -129,7 +129,7 @@ impl RuleDelta {
     }
 }
 
-/// A change to what an agent holds.
+/// A change of an agent's intents.
 #[derive(Clone)]
 pub struct Batch {
     /// Named by the agent's ack.
@@ -138,7 +138,7 @@ pub struct Batch {
     pub rules: Vec<RuleDelta>,
 }
 
-/// The hub's first words.
+/// The first frame of the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotBegin {
     /// The protocol version of this stream.
@@ -149,7 +149,7 @@ pub struct SnapshotBegin {
     pub hub_cluster_uid: String,
     /// The agent's history token proves state that the hub does not have.
     pub behind: bool,
-    /// The key for what agents prove; `None` from a hub that asks for no proof.
+    /// The key for proofs; `None` from a hub that requests none.
     pub proof_key: Option<ProofKey>,
 }
 
@@ -175,15 +175,15 @@ pub enum HubFrame {
     SnapshotEnd(SnapshotEnd),
     /// The stream will be closed; reconnect within a random part of these milliseconds.
     Drain(u32),
-    /// Nothing follows on this stream, as the agent asked: the next one is to be opened at once.
+    /// The stream is handed over: the agent opens the next one at once.
     HandedOver,
     /// The cluster is no longer a member, for this reason; nothing follows.
     Revoked(String),
-    /// The hub's authorities from now on, DER; the one that signs now is first.
+    /// The CAs that the agent trusts from now on, DER; the signing one is first.
     Authorities(Vec<Bytes>),
-    /// How is this copy?
+    /// Requests the state of a copy.
     Inspect(Inspect),
-    /// What would become of the copies of a rule?
+    /// Requests the outcome of a rule's copies.
     PreviewRequest(Box<PreviewRequest>),
     /// The hub is there: a sign of life on a slow link.
     Alive,

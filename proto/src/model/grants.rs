@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NamespaceChoice;
 
-/// One thing that is granted. Grants add up.
+/// A grant. Grants add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Grant {
     /// The kinds, as `plural[.group]`.
@@ -23,7 +23,7 @@ pub struct Grant {
     /// The most copies that the rules of one namespace of the hub may have in one cluster; absent: any number.
     #[serde(default)]
     pub max_copies: Option<u64>,
-    /// The most bytes of such copies; absent: any number.
+    /// The maximum total size of such copies, in bytes; absent: no limit.
     #[serde(default)]
     pub max_bytes: Option<u64>,
 }
@@ -39,12 +39,12 @@ pub struct Allowance {
     pub adopt: bool,
     /// The most copies of the rules of this rule's namespace in this cluster; absent: any number.
     pub max_copies: Option<u64>,
-    /// The most bytes of such copies; absent: any number.
+    /// The maximum total size of such copies, in bytes; absent: no limit.
     pub max_bytes: Option<u64>,
 }
 
 impl Allowance {
-    /// All that can be granted.
+    /// The allowance without limits.
     pub const WHOLE: Self = Self {
         overwrite: true,
         create_namespaces: true,
@@ -53,7 +53,7 @@ impl Allowance {
         max_bytes: None,
     };
 
-    /// What both allow together: the higher limit holds.
+    /// Combines two grants: the higher limit applies.
     pub(super) fn and(self, grant: &Grant) -> Self {
         let higher = |one: Option<u64>, other: Option<u64>| {
             one.zip(other).map(|(one, other)| one.max(other))
@@ -75,12 +75,13 @@ impl Grant {
         self.namespaces.is_none() && self.overwrite && self.create_namespaces && self.adopt && free
     }
 
-    /// Whether it grants a kind.
+    /// Whether the grant includes a kind.
     pub fn is_of_kind(&self, resource: &str) -> bool {
         self.resources.iter().any(|granted| granted == resource)
     }
 
-    /// Whether it takes in a namespace. Without `labels` the namespace does not exist, and only its name can be granted.
+    /// Whether the grant includes a namespace. Without `labels` the namespace does not exist, and
+    /// only its name can be granted.
     pub fn includes(
         &self,
         name: &str,

@@ -4,10 +4,10 @@ use super::{Reason, Revision, RuleUid, SourceRef};
 /// The most rules in one answer.
 pub const STATES_LIMIT: usize = 16;
 
-/// Asks how one copy is.
+/// Requests the state of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspect {
-    /// Comes back with the answer.
+    /// The id of the question, repeated in the answer.
     pub question: u64,
     /// The copy.
     pub copy: SourceRef,
@@ -16,9 +16,9 @@ pub struct Inspect {
 /// The state of one copy in its agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inspected {
-    /// As asked.
+    /// The id of the question.
     pub question: u64,
-    /// How its namespace is.
+    /// The state of its namespace.
     pub namespace: NamespaceState,
     /// The state as reported to each rule; at most [`STATES_LIMIT`].
     pub states: Vec<CopyState>,
@@ -26,19 +26,19 @@ pub struct Inspected {
     pub live: Option<LiveObject>,
 }
 
-/// How a namespace of a member is.
+/// The state of a namespace in a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NamespaceState {
-    /// Not known.
+    /// The state is unknown.
     #[default]
     Unknown,
-    /// It takes copies.
+    /// The namespace accepts copies.
     Ready,
-    /// It does not exist.
+    /// The namespace does not exist.
     Missing,
-    /// It is being deleted.
+    /// The namespace is being deleted.
     Terminating,
-    /// It takes no copies.
+    /// The namespace is denied.
     Closed,
 }
 
@@ -47,18 +47,18 @@ pub enum NamespaceState {
 pub struct CopyState {
     /// The rule.
     pub rule: RuleUid,
-    /// How the copy is.
+    /// The outcome of the copy.
     pub outcome: CopyOutcome,
-    /// Why, and a sentence for a person that never holds content.
+    /// The reason, and a message that never contains content.
     pub copy_error: Option<(Reason, String)>,
 }
 
-/// How a copy is to a rule.
+/// The outcome of a copy for a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOutcome {
-    /// Something is being done about it.
+    /// A job for the copy is under way.
     UnderWay,
-    /// As it should be.
+    /// The copy equals the intent.
     Applied,
     /// The last attempt failed.
     Failed,
@@ -66,20 +66,20 @@ pub enum CopyOutcome {
     Waiting,
     /// Another client changed it, and the rule tolerates that.
     Drifted,
-    /// It must go and is still there.
+    /// The copy must be removed and still exists.
     Removing,
-    /// It is to go, and that waits for the hub's word.
+    /// The removal waits for the hub's approval.
     PruneRequested,
 }
 
 /// The object in the member under the name of the copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveObject {
-    /// Whether it is the agent's copy.
+    /// Whether the object is the agent's copy.
     pub ours: bool,
-    /// Whether all is as it was written.
+    /// Whether the written fields are unchanged.
     pub intact: bool,
-    /// What it was written for: rule, source and revision.
+    /// The sealed rule, source and revision.
     pub sealed: Option<(RuleUid, SourceRef, Revision)>,
     /// When it was last applied, in seconds since 1970; 0: unknown.
     pub applied_at: i64,

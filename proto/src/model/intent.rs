@@ -1,12 +1,12 @@
 //! What one source is in one cluster: its intent, or the order to remove its copies.
 use super::{DeletionPolicy, Payload, Revision, SourceRef};
 
-/// One source as a cluster should have it.
+/// The desired state of one source in a cluster.
 #[derive(Clone)]
 pub struct Intent {
     /// The source.
     pub source: SourceRef,
-    /// Names the payload: equal revision, equal payload.
+    /// The revision of the payload.
     pub revision: Revision,
     /// The content.
     pub payload: Payload,

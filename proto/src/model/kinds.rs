@@ -19,7 +19,8 @@ pub struct Kind {
     /// Those of [`Kind::fields`] that are maps with keys of ours alone: a surplus key is removed
     /// from a copy.
     pub exact_maps: &'static [&'static str],
-    /// Whether values are secret: the API server's own words about such an object are never passed on.
+    /// Whether values are secret: messages of the API server about such an object are never
+    /// forwarded.
     pub sensitive: bool,
     /// Values of the top-level field `type` that are never distributed (a trailing `*` matches any rest).
     pub refused_types: &'static [&'static str],

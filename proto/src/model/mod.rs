@@ -53,9 +53,10 @@ pub use terms::{
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
 /// The value of [`MANAGED_BY_LABEL`] on a copy.
 pub const MANAGED_BY: &str = "runnel";
-/// The label that names the hub a copy came from, so that two hubs in one member do not see each other's copies.
+/// The label with the id of the hub of a copy, so that two hubs in one member ignore each other's
+/// copies.
 pub const HUB_LABEL: &str = "runnel.dev/hub";
-/// The annotation that names the rule of a copy, `namespace/name`, for a person in the member.
+/// The annotation with the rule of a copy, `namespace/name`, for users in the member.
 pub const RULE_ANNOTATION: &str = "runnel.dev/rule";
 /// The annotation that names the source of a copy, `plural[.group]/namespace/name`.
 pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";

@@ -48,7 +48,7 @@ text_name! {
     ClusterName
 }
 
-/// How a rule is called, for people; its identity is the [`RuleUid`].
+/// The display name of a rule; its identity is the [`RuleUid`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleName {
     /// `DistributionRule` or `ClusterDistributionRule`.
@@ -60,7 +60,7 @@ pub struct RuleName {
 }
 
 impl RuleName {
-    /// Whether the rule is cluster-scoped: such rules win a copy before namespaced ones.
+    /// Whether the rule is cluster-scoped: such rules precede namespaced ones.
     pub fn is_cluster_scoped(&self) -> bool {
         self.namespace.is_empty()
     }
@@ -81,10 +81,9 @@ impl fmt::Display for RuleName {
 pub const VERSION_DIGITS: usize = 10;
 
 /// An object by kind, namespace and name: a source on the hub, or a copy in a member.
-///
-/// A source whose copies have another name than itself is told from the same source under any other copy name: so a
-/// rule that renames gives up one intent and takes another, and each is removed by its own tombstone. An intent's
-/// reference is [`SourceRef::as_copy`] of its source; everything else speaks of plain objects.
+/// A source with a copy name is distinct from the same source under any other copy name: a rename
+/// removes one intent and adds another, each with its own tombstone. An intent's reference is
+/// [`SourceRef::as_copy`] of its source; all other references are plain objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceRef {
     /// `plural[.group]`; not necessarily a kind that this build supports.
@@ -135,8 +134,8 @@ impl SourceRef {
         self.renamed.is_some()
     }
 
-    /// Whether its copies are called by their content as well: `NAME-DIGEST`, with [`VERSION_DIGITS`] of a digest. Means
-    /// something only where the rule's terms keep versions.
+    /// Whether copy names also contain a digest of the content: `NAME-DIGEST`, with
+    /// [`VERSION_DIGITS`] digits. Applies only if the rule's terms keep versions.
     pub fn is_version(&self) -> bool {
         let digest = self
             .renamed
@@ -180,8 +179,8 @@ impl fmt::Display for SourceRef {
     }
 }
 
-/// Text for a person on one line: at most `limit` bytes, without characters that end a line, steer a terminal, change the
-/// direction of writing or show nothing.
+/// Returns text as one line: at most `limit` bytes, without characters that end a line, control a
+/// terminal, change the writing direction or are invisible.
 pub fn plain_text(text: &str, limit: usize) -> String {
     let mut plain = String::with_capacity(text.len().min(limit));
     for c in text.chars().filter_map(plain_char) {
@@ -193,7 +192,7 @@ pub fn plain_text(text: &str, limit: usize) -> String {
     plain
 }
 
-/// Text for a person over several lines: as [`plain_text`], but it keeps line feeds and has no bound.
+/// Returns text as several lines: as [`plain_text`], but with line feeds and without a limit.
 pub fn plain_lines(text: &str) -> String {
     text.chars()
         .filter_map(|c| if c == '\n' { Some(c) } else { plain_char(c) })
@@ -239,8 +238,9 @@ pub fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_domain_part(text)
 }
 
-/// Whether this is a DNS subdomain of RFC 1123: the name of an object, or `plural[.group]`, at most 253 characters. Labels
-/// of more than 63 characters are taken, as the API server takes them. A name that passes is safe in a request's path.
+/// Whether this is a DNS subdomain of RFC 1123: the name of an object, or `plural[.group]`, at most
+/// 253 characters. Labels of more than 63 characters are accepted, as by the API server. A valid
+/// name is safe in a request's path.
 pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_domain_part)
 }
@@ -257,7 +257,7 @@ pub fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Whether this can be the uid of an object: a word without characters that mean something to a shell.
+/// Whether this can be the uid of an object: a word without shell metacharacters.
 pub fn is_uid(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=253).contains(&text.len()) && text.bytes().all(inner)
@@ -353,13 +353,13 @@ mod tests {
         assert!(is_word("*-prod") && !is_word("a b") && !is_word("ä") && !is_word(""));
     }
 
-    /// Names of objects that Kubernetes takes.
+    /// Returns valid names of Kubernetes objects.
     fn legal() -> impl Strategy<Value = String> {
         proptest::collection::vec("[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", 1..5)
             .prop_map(|parts| parts.join("."))
     }
 
-    /// Legal names with up to two characters that mean something in a path or in a log.
+    /// Returns valid names with up to two characters that are special in a path or in a log.
     fn damaged() -> impl Strategy<Value = String> {
         let spoiled = proptest::collection::vec(
             (

@@ -1,4 +1,4 @@
-//! A question what would become of the copies of a rule, and an agent's answer. Nothing is changed by it.
+//! The request to preview the copies of a rule, and an agent's answer. Nothing is changed.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -19,34 +19,34 @@ pub const DIFF_LIMIT: usize = 20;
 pub const DIFF_COPIES: usize = 200;
 /// The most digests of one object in a question.
 pub const DIFF_FIELDS: usize = 256;
-/// Characters of a value that a diff shows.
+/// Maximum length of a value in a diff.
 const VALUE_LIMIT: usize = 40;
 
 /// Digests of the fields of content, by path.
 pub type FieldDigests = BTreeMap<String, [u8; 16]>;
 
-/// What would be sent of a rule to one cluster.
+/// The previewed state of a rule in one cluster.
 #[derive(Clone)]
 pub struct PreviewRequest {
-    /// Comes back with the answer.
+    /// The id of the question, repeated in the answer.
     pub question: u64,
-    /// The rule. One that is not saved has a uid that no rule has.
+    /// The rule's uid; an unsaved rule has a unique one.
     pub uid: RuleUid,
     /// Its terms, if the rule would be sent to the cluster.
     pub terms: Option<(Terms, TermsDigest)>,
-    /// All that would be sent.
+    /// All desired intents.
     pub intents: Vec<PreviewIntent>,
-    /// What would go.
+    /// The removed sources.
     pub tombstones: Vec<Tombstone>,
-    /// The whole rule would go.
+    /// The whole rule is removed.
     pub removal: Option<DeletionPolicy>,
-    /// What should go and is held by the hub.
+    /// Sources whose removal the hub blocks.
     pub blocked: BTreeSet<SourceRef>,
     /// The hub blocks every removal of the rule.
     pub holds_all: bool,
     /// Whether each write is tried as a dry run.
     pub dry_run: bool,
-    /// Names fields without telling them.
+    /// The key of field digests, which do not disclose values.
     pub key: FieldsKey,
 }
 
@@ -68,7 +68,7 @@ impl PreviewRequest {
     }
 }
 
-/// One source as a cluster would have it. Without `Debug`: it may hold content.
+/// The desired state of one source. Without `Debug`: it may contain content.
 #[derive(Clone)]
 pub struct PreviewIntent {
     /// The intent; its payload is empty where nothing is tried.
@@ -77,9 +77,9 @@ pub struct PreviewIntent {
     pub bytes: u64,
     /// Its type, for a kind that has types.
     pub object_type: Option<Arc<str>>,
-    /// Names its fields.
+    /// The digest of its fields.
     pub fields: [u8; 32],
-    /// Digests of its fields by path; absent where no diff is asked for.
+    /// Digests of its fields by path; absent if no diff is requested.
     pub digests: Option<Arc<FieldDigests>>,
 }
 
@@ -89,7 +89,7 @@ pub struct PreviewIntent {
 pub struct FieldsKey(pub [u8; 32]);
 
 impl FieldsKey {
-    /// Names the fields of content but for those that are left alone.
+    /// Returns the digest of the fields of content, without the ignored ones.
     pub fn name(&self, mut content: Content, ignored: &BTreeSet<FieldPath>) -> [u8; 32] {
         for path in ignored {
             content.take_out(path);
@@ -156,69 +156,69 @@ impl FieldsKey {
     }
 }
 
-/// What would become of the copies of a rule.
+/// The outcome of a rule's copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreviewResult {
-    /// As asked.
+    /// The id of the question.
     pub question: u64,
     /// Copy by copy.
     pub copies: Vec<PreviewedCopy>,
-    /// How many more there are.
+    /// Number of further copies.
     pub more: u32,
-    /// Nothing of this answer follows.
+    /// No more frames of this answer follow.
     pub last: bool,
-    /// Why there is no answer, in a sentence for a person; empty where there is one.
+    /// The reason why there is no answer; empty if there is one.
     pub unanswered: String,
 }
 
-/// What would become of one copy.
+/// The outcome of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreviewedCopy {
     /// The copy.
     pub copy: SourceRef,
     /// Its source, with the name of its copies.
     pub source: SourceRef,
-    /// What would become of it.
+    /// The outcome.
     pub previewed: PreviewOutcome,
-    /// Why, and a sentence for a person that never holds content.
+    /// The reason, and a message that never contains content.
     pub copy_error: Option<(Reason, String)>,
-    /// In what it differs from what exists there.
+    /// The differences from the existing object.
     pub diff: FieldDiff,
 }
 
-/// The paths in which a copy differs from what would be written.
+/// The paths in which a copy would change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldDiff {
     /// At most [`DIFF_LIMIT`] of them.
     pub changes: Vec<FieldChange>,
-    /// How many more there are.
+    /// Number of further paths.
     pub more: u32,
 }
 
-/// One path that would change.
+/// A path that would change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldChange {
     /// The path, such as `/data/color`.
     pub path: String,
-    /// What would be done there.
+    /// The change at the path.
     pub edit: FieldEdit,
     /// The present value as [`short_value`] has it; absent where it is not shown.
     pub old: Option<String>,
 }
 
-/// What would be done at one path.
+/// The change at one path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldEdit {
-    /// It is set and was not there.
+    /// The path is added.
     Add,
-    /// It has another value.
+    /// The value changes.
     Change,
-    /// It is removed.
+    /// The path is removed.
     Remove,
 }
 
 impl FieldDiff {
-    /// Takes in one more path.
+    /// Adds a path.
     pub fn push(&mut self, change: FieldChange) {
         if self.changes.len() < DIFF_LIMIT {
             self.changes.push(change);
@@ -244,14 +244,14 @@ pub fn short_value(value: &str) -> String {
     quoted
 }
 
-/// What would become of a copy.
+/// The outcome of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PreviewOutcome {
-    /// It is made.
+    /// The copy is created.
     Create,
-    /// It is written.
+    /// The copy is updated.
     Change,
-    /// It stays as it is.
+    /// The copy is unchanged.
     Unchanged,
     /// An object that is not ours is equal and becomes the copy.
     Adopt,
@@ -260,19 +260,19 @@ pub enum PreviewOutcome {
     AdoptIfEqual,
     /// An object that is not ours is overwritten.
     Overwrite,
-    /// It is deleted.
+    /// The copy is deleted.
     Remove,
     /// Its namespace is no longer a target: it is deleted after the hub has approved it.
     Prune,
-    /// It stays, without marks.
+    /// The copy is retained, without marks.
     Retain,
-    /// Another rule takes it over.
+    /// Another rule adopts the copy.
     HandOver,
-    /// It should go, and the hub holds that.
+    /// The removal is blocked by the hub.
     Blocked,
     /// Its namespace does not exist.
     Wait,
-    /// Nothing is done about it.
+    /// No action is needed.
     Noop,
     /// It cannot be as the rule requires.
     Refused,

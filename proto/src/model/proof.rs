@@ -1,12 +1,11 @@
-//! By what an agent proves that what it was sent stands in its cluster.
-//!
-//! Both ends digest content in one form: the hub what it sends, the agent what the member's API server shows of each copy.
-//! An agent adds up one digest for each intent of a rule (more, where its copies are not alike), and shows the sum under the
-//! hub's [`ProofKey`]. The digests themselves never leave the process: they are no secret only beside the content.
-//!
-//! 16 bytes are enough, as a proof guards against mistakes (an agent that takes one revision for another, a copy that is
-//! not what the agent believes): two contents look alike by chance once in 2^128. An agent that means to lie holds content
-//! and key, and can.
+//! Proofs that a cluster has the content that it was sent.
+//! Hub and agent digest content in one form: the hub the content that it sends, the agent each copy
+//! as the member's API server returns it. An agent adds up one digest for each intent of a rule
+//! (more, if its copies differ), and sends the sum under the hub's [`ProofKey`]. The digests
+//! themselves never leave the process: without the content they would allow guesses.
+//! 16 bytes suffice, because a proof detects mistakes (a wrong revision, a changed copy): two
+//! contents collide by chance once in 2^128. A malicious agent has content and key, and can forge a
+//! proof.
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -19,7 +18,7 @@ use super::{Content, FieldMap, FieldPath, Revision, RevisionKey, RuleUid, Source
 const CONTENT_FORMAT: &[u8] = b"runnel content 1\0";
 /// The version of the input for the key of proofs. No input of a revision or seal begins with it.
 const PROOF_KEY_FORMAT: &[u8] = b"runnel proof key 1\0";
-/// The version of what is shown.
+/// The format version of a proof.
 const PROOF_FORMAT: &[u8] = b"runnel proof 1\0";
 
 /// A digest of content in an object. Not keyed: it is for memory only, and is never sent.
@@ -73,11 +72,11 @@ impl fmt::Debug for ContentDigest {
     }
 }
 
-/// What is digested, entry by entry.
+/// The digest input, entry by entry.
 struct Sum(digest::Context);
 
 impl Sum {
-    /// Lengths keep the parts apart: no two different lists of entries are the same input.
+    /// Length prefixes separate the parts: different lists of entries have different inputs.
     fn entry(&mut self, map: &str, key: &str, value: &str) {
         for part in [map, key, value] {
             self.0.update(&(part.len() as u64).to_be_bytes());
@@ -108,7 +107,7 @@ impl SetDigest {
         self.0 = self.0.wrapping_add(pair_sum(source, revision));
     }
 
-    /// The digest with this pair, which was in it, taken away.
+    /// Removes a pair from the set.
     pub fn remove(&mut self, source: &SourceRef, revision: &Revision) {
         self.0 = self.0.wrapping_sub(pair_sum(source, revision));
     }
@@ -173,8 +172,8 @@ impl fmt::Debug for SetDigest {
     }
 }
 
-/// The live state of the intents of a rule: the sum of one digest for each intent and each content
-/// of its copies. Like [`ContentDigest`] it never leaves the process.
+/// The live state of a rule's intents: the sum of one digest for each intent and each content of
+/// its copies. Like [`ContentDigest`] it never leaves the process.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shown(SetDigest);
 
@@ -184,7 +183,7 @@ impl Shown {
         self.0.insert(intent, &Revision(content.0));
     }
 
-    /// With this content of an intent, which was in it, taken away.
+    /// Removes a content of an intent.
     pub fn remove(&mut self, intent: &SourceRef, content: ContentDigest) {
         self.0.remove(intent, &Revision(content.0));
     }
@@ -200,7 +199,7 @@ impl Shown {
     }
 }
 
-/// What an agent shows of one rule: a keyed digest.
+/// An agent's proof for one rule: a keyed digest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Proof(pub [u8; 16]);
 
@@ -224,12 +223,13 @@ impl ProofKey {
         Self(bytes)
     }
 
-    /// Its bytes, which only agents may see.
+    /// Returns the key, which only agents may receive.
     pub fn bytes(&self) -> &[u8; ProofKey::LENGTH] {
         &self.0
     }
 
-    /// What is shown of a rule: the first 16 bytes of HMAC-SHA-256 over a format version, the rule and the sum.
+    /// Returns the proof of a rule: the first 16 bytes of HMAC-SHA-256 over a format version, the
+    /// rule and the sum.
     pub fn proof(&self, rule: &RuleUid, shown: Shown) -> Proof {
         let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.0));
         context.update(PROOF_FORMAT);

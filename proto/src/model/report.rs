@@ -3,13 +3,14 @@ use crate::closed_list;
 
 use super::{AskedDigest, Proof, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
 
-/// The most failures that one rule's state carries.
+/// Maximum number of failures in one rule's state.
 pub const FAILURES_LIMIT: usize = 5;
 /// The longest message of a failure, in bytes.
 pub const MESSAGE_LIMIT: usize = 512;
 
 closed_list! {
-    /// Why a copy has failed: the worst first, as what a person must act on precedes what passes by itself.
+    /// The cause of a failed copy, the most important first: causes that need a user precede
+    /// temporary ones.
     pub enum Reason {
         /// An object that is not ours has the name of the copy.
         Conflict,
@@ -25,7 +26,7 @@ closed_list! {
         Contended,
         /// As many copies were deleted within an hour as the member's own policy allows; this one waits.
         DeleteLimit,
-        /// The object is larger than the agent takes.
+        /// The object exceeds the agent's limit.
         TooLarge,
         /// The agent does not support this kind or cannot read the item.
         Unsupported,
@@ -56,7 +57,7 @@ impl Reason {
 /// Copies of one rule in one cluster. `copies - applied - failed - waiting - drifted - to_create - to_update` are under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All copies that should exist.
+    /// Number of desired copies.
     pub copies: u32,
     /// Equal to the intent, by the last observation of the member's API.
     pub applied: u32,
@@ -64,7 +65,7 @@ pub struct Counts {
     pub failed: u32,
     /// For a namespace that does not exist (yet).
     pub waiting: u32,
-    /// Copies that must go and are still there.
+    /// Number of copies with an ordered removal that still exist.
     pub removing: u32,
     /// Not equal because of drift in the member, which the rule tolerates.
     pub drifted: u32,
@@ -104,14 +105,14 @@ impl Counts {
     }
 }
 
-/// One failed copy.
+/// A failed copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Why.
     pub reason: Reason,
     /// The copy in the member cluster.
     pub copy: SourceRef,
-    /// A sentence for a person, at most [`MESSAGE_LIMIT`] bytes. Never holds content of the object.
+    /// The message, at most [`MESSAGE_LIMIT`] bytes. Never contains content of the object.
     pub message: String,
 }
 
@@ -121,24 +122,24 @@ pub struct Failure {
 pub struct RuleState {
     /// The rule.
     pub uid: RuleUid,
-    /// How it is called.
+    /// The display name.
     pub rule: RuleName,
-    /// Digest of the held (source, revision) pairs.
+    /// Digest of the acked (source, revision) pairs.
     pub intents_digest: SetDigest,
-    /// Number of intents held.
+    /// Number of acked intents.
     pub intents: u32,
     /// The stored terms, if any. `None` also for a rule that a hub did not have: sending the terms
     /// again claims it again.
     pub terms_digest: Option<TermsDigest>,
-    /// How many copies are how.
+    /// The counts of copies by state.
     pub counts: Counts,
     /// The worst failures first, at most [`FAILURES_LIMIT`].
     pub failures: Vec<Failure>,
-    /// Nothing of the rule is left here and the agent has forgotten it.
+    /// No intent and no copy of the rule is left, and the agent has dropped it.
     pub gone: bool,
-    /// With `gone`: the nonce of the last batch of the stream that the agent took in before.
+    /// With `gone`: the nonce of the last batch of the stream that the agent handled before.
     pub last_batch: u64,
-    /// What is to be deleted and waits for the hub's word.
+    /// Removals that wait for the hub's approval.
     pub namespace_prunes: Option<NamespacePrunes>,
     /// Whether the rule is suspended here, by its terms or by an order.
     pub suspended: bool,
@@ -148,7 +149,7 @@ pub struct RuleState {
 }
 
 impl RuleState {
-    /// The state of a rule of which nothing is held.
+    /// Creates the state of a rule without intents.
     #[must_use]
     pub fn new(uid: RuleUid) -> Self {
         Self {
@@ -168,24 +169,24 @@ impl RuleState {
     }
 }
 
-/// Copies of one rule in one cluster whose removal the agent asks the hub to approve.
+/// Copies of one rule in one cluster whose removal needs the hub's approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// How many.
+    /// Number of copies.
     pub objects: u32,
-    /// Names exactly these.
+    /// The digest of exactly these copies.
     pub digest: AskedDigest,
 }
 
 /// The most namespaces that [`NamespacePrunes`] names.
 pub const NAMESPACES_LIMIT: usize = 3;
 
-/// Copies of one rule in one cluster that are to go because their namespaces are no longer targets.
+/// Copies of one rule in one cluster whose namespaces are no longer targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespacePrunes {
-    /// How many.
+    /// Number of copies.
     pub copies: u32,
-    /// Names exactly these.
+    /// The digest of exactly these copies.
     pub digest: AskedDigest,
     /// The first of their namespaces, at most [`NAMESPACES_LIMIT`].
     pub namespaces: Vec<String>,

@@ -3,10 +3,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-/// How a [`Requirement`] compares.
+/// The operator of a [`Requirement`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Operator {
-    /// The label is there and its value is one of the values.
+    /// The label exists with one of the values.
     In,
     /// The label is not there, or its value is none of the values.
     NotIn,
@@ -16,20 +16,20 @@ pub enum Operator {
     DoesNotExist,
 }
 
-/// One requirement on labels.
+/// A requirement on labels.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Requirement {
     /// The label's key.
     pub key: String,
-    /// How it compares.
+    /// The operator.
     pub operator: Operator,
-    /// What it compares to; empty for `Exists` and `DoesNotExist`.
+    /// The values to compare with; empty for `Exists` and `DoesNotExist`.
     #[serde(default)]
     pub values: Vec<String>,
 }
 
-/// A label selector: all requirements hold. An empty one matches nothing here: Runnel refuses to read "everything"
-/// out of an omission.
+/// A label selector: all requirements must be met. An empty one matches nothing: Runnel does not
+/// treat an omission as "everything".
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Selector {
     /// The requirements.
@@ -80,7 +80,7 @@ impl Pattern {
         !self.0.contains('*')
     }
 
-    /// Whether the name fits.
+    /// Whether the name matches.
     pub fn matches(&self, name: &str) -> bool {
         if self.is_literal() {
             self.0 == name
@@ -90,7 +90,7 @@ impl Pattern {
     }
 }
 
-/// Whether any of the patterns fits.
+/// Whether any of the patterns matches.
 pub fn matches_any(patterns: &[Pattern], name: &str) -> bool {
     patterns.iter().any(|pattern| pattern.matches(name))
 }
@@ -115,8 +115,8 @@ const CLOSED_NAMESPACES: [&str; 15] = [
     "velero",
 ];
 
-/// Whether a namespace is one of the system or of a controller: it takes copies only by its very name, and only where the
-/// member's policy names it.
+/// Whether a namespace belongs to the system or to a controller: it is a target only by its exact
+/// name, and only if the member's policy names it.
 pub fn is_closed_namespace(name: &str) -> bool {
     CLOSED_NAMESPACES.iter().any(|closed| {
         match (closed.strip_prefix('*'), closed.strip_suffix('*')) {
@@ -139,7 +139,7 @@ pub struct NamespaceChoice {
 }
 
 impl NamespaceChoice {
-    /// Whether a namespace is a target. `runnel_namespace` is the one that Runnel itself lives in.
+    /// Whether a namespace is a target. `runnel_namespace` is Runnel's own namespace.
     pub fn includes(
         &self,
         name: &str,
@@ -149,7 +149,8 @@ impl NamespaceChoice {
         self.takes(name, Some(labels), runnel_namespace)
     }
 
-    /// The same of a namespace that may not exist: then it has no `labels`, and only its name counts.
+    /// As [`Self::includes`], for a namespace that may not exist: then it has no `labels`, and only
+    /// its name counts.
     pub fn takes(
         &self,
         name: &str,
@@ -163,7 +164,7 @@ impl NamespaceChoice {
         )
     }
 
-    /// Whether it covers a namespace of the hub, whose rules get the grant. Nothing is written
+    /// Whether the choice includes a hub namespace whose rules get a grant. Nothing is written
     /// there, so only the namespaces of Kubernetes and Runnel must be named exactly.
     pub fn allows_hub_namespace(
         &self,
@@ -207,7 +208,7 @@ impl NamespaceChoice {
             .map(Pattern::as_str)
     }
 
-    /// The exact names that were taken out of `former`, if that is all that became of it.
+    /// Returns the exact names that were removed from `former`, if nothing else changed.
     pub fn dropped_literals<'a>(&self, former: &'a NamespaceChoice) -> BTreeSet<&'a str> {
         let globs = |choice: &NamespaceChoice| -> Vec<Pattern> {
             choice
@@ -228,7 +229,7 @@ impl NamespaceChoice {
         dropped.collect()
     }
 
-    /// The exact names that are targets whether or not such a namespace exists.
+    /// Returns the exact names, which are targets even if the namespaces do not exist.
     pub fn wanted_literals(&self) -> impl Iterator<Item = &str> {
         self.literals()
             .filter(|name| !matches_any(&self.exclude, name))

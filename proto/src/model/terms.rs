@@ -5,19 +5,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{Allowance, FieldPath, Grant, NamespaceChoice, RuleName};
 
-/// What to do with an object that is not ours and has the name of a copy.
+/// The policy for a foreign object with the name of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ConflictPolicy {
     /// Leave it alone and report a conflict.
     #[default]
     Fail,
-    /// Take it over if its content equals the desired content; otherwise as `Fail`.
+    /// Adopt it if its content equals the desired content; otherwise as `Fail`.
     AdoptIfEqual,
-    /// Take it over in any case; what it held is lost.
+    /// Overwrite it; its content is lost.
     Overwrite,
 }
 
-/// What to do with a copy that differs from its intent.
+/// The policy for a copy that differs from its intent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DriftPolicy {
     /// Restore it.
@@ -30,30 +30,30 @@ pub enum DriftPolicy {
 /// Whether a rule's decisions are carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Enforcement {
-    /// They are carried out.
+    /// Decisions are carried out.
     #[default]
     Enforce,
     /// They are reported only: nothing is written.
     DryRun,
 }
 
-/// What to do where a change meets an immutable copy, or an immutable field such as a Secret's type.
+/// The policy for a change of an immutable copy, or of an immutable field such as a Secret's type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ImmutablePolicy {
-    /// Leave the copy as it is and report a failure.
+    /// Leave the copy unchanged and report a failure.
     #[default]
     Report,
     /// Delete the copy and create it again.
     Recreate,
 }
 
-/// What happens to a copy that is no longer desired.
+/// The policy for a copy that is no longer desired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DeletionPolicy {
-    /// It is deleted.
+    /// Delete the copy.
     #[default]
     Delete,
-    /// It stays, without our marks.
+    /// Keep the object without our marks.
     Retain,
 }
 
@@ -61,8 +61,7 @@ pub enum DeletionPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TermsDigest(pub [u8; 16]);
 
-/// Opaque digest of copies that are to go, made by the agent; a hub only gives it
-/// back.
+/// Opaque digest of copies to prune, created by the agent; the hub only returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AskedDigest(pub [u8; 16]);
 
@@ -92,11 +91,11 @@ pub struct Terms {
     /// For changes that an immutable copy does not take.
     #[serde(default)]
     pub immutable_policy: ImmutablePolicy,
-    /// What is written when a copy is created, and never compared or written again.
+    /// The fields that are written at creation only.
     #[serde(default)]
     pub ignore_fields: BTreeSet<FieldPath>,
-    /// The number of versions of a copy that are kept, the newest included, if the rule uses
-    /// versioned names; absent: copies are changed in place.
+    /// The number of versions of a copy that are kept, the newest included; absent: copies are
+    /// changed in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<u32>,
     /// The grant of the rule in this cluster; absent: everything. A copy exists where the rule
@@ -128,7 +127,7 @@ impl Terms {
         self.enforcement == Enforcement::DryRun
     }
 
-    /// Whether existing copies stay as they are: the rule is suspended or a dry run.
+    /// Whether existing copies are left unchanged: the rule is suspended or a dry run.
     pub fn is_frozen(&self) -> bool {
         self.suspend || self.is_dry_run()
     }
@@ -153,8 +152,8 @@ impl Terms {
             .is_none_or(|grants| grants.iter().any(|grant| grant.is_of_kind(resource)))
     }
 
-    /// What is granted for copies of a kind in a namespace; `None`: no copy may be there. Without `labels` the namespace
-    /// does not exist. `runnel_namespace` is the one that Runnel itself lives in.
+    /// Returns the allowance for copies of a kind in a namespace; `None`: no copy is allowed.
+    /// Without `labels` the namespace does not exist. `runnel_namespace` is Runnel's own namespace.
     pub fn allowance(
         &self,
         resource: &str,

@@ -10,20 +10,20 @@ use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-/// A page that is larger is asked for again with fewer objects.
+/// Size above which a page is requested again with fewer objects.
 pub const PAGE_BYTES: usize = 8 * 1024 * 1024;
-/// The largest answer with one object. The API server takes about 1.5 MiB, which JSON may write with six times as many bytes,
-/// and the names of its fields come a second time with `managedFields`.
+/// The maximum size of an answer with one object. The API server accepts about 1.5 MiB, which JSON
+/// may encode in six times as many bytes, and `managedFields` repeats the field names.
 const OBJECT_BYTES: usize = 32 * 1024 * 1024;
-/// How much of an answer is read at a time.
+/// Size of the read buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// How many objects the first page of a list may have, and the most.
+/// Number of objects of the first page of a list, and the maximum.
 const FIRST: u32 = 100;
 const MOST: u32 = 250;
-/// A page of so few objects arrives in time on any link.
+/// The smallest page, which arrives in time on any link.
 const LEAST_LATE: u32 = 4;
 
-/// How many objects the next page may have.
+/// The number of objects of the next page.
 #[derive(Clone, Copy, Debug)]
 pub struct PageSize {
     limit: u32,
@@ -54,7 +54,7 @@ impl PageSize {
         }
     }
 
-    /// A page was larger than it may be. Returns whether it can be asked for with fewer objects.
+    /// Reduces the page size after an oversized page. Returns whether a retry is possible.
     pub fn shrink(&mut self) -> bool {
         let before = self.limit;
         self.limit = (before / 4).max(1);
@@ -80,7 +80,7 @@ impl PageSize {
     }
 }
 
-/// Returns the body of an answer, unless it has more than `limit` bytes: then the rest is not read.
+/// Returns the body of an answer; `None` if it has more than `limit` bytes, whose rest is not read.
 ///
 /// # Errors
 /// The error of the connection.
@@ -100,10 +100,10 @@ pub async fn read_page(body: impl AsyncRead, limit: usize) -> io::Result<Option<
     }
 }
 
-/// Reads a list and gives its objects out one by one: only one of them is there as a whole at any time.
+/// Parses a list and yields its objects one by one, with at most one of them in memory.
 ///
 /// # Errors
-/// Where it is no list of such objects. The text may quote an object.
+/// If it is not a list of such objects. The text may quote an object.
 pub fn parse_page<T: DeserializeOwned>(
     bytes: &[u8],
     each: impl FnMut(T),

@@ -1,9 +1,7 @@
-//! Reads each object of an API server by itself: an unreadable one fails alone, not its whole list
-//! or watch.
-//!
-//! Any writer of an object decides on its `managedFields`, and an API server accepts times there
-//! that `jiff::Timestamp` does not (after 9999-12-30). An object with such a time is read without
-//! it.
+//! Decodes each object of an API server separately: an unreadable one does not fail its list or
+//! watch.
+//! Any writer of an object can set times in `managedFields` that `jiff::Timestamp` does not support
+//! (after 9999-12-30). Such a time is skipped.
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::{Deserialize, de};
 use serde_json::Value;
@@ -19,7 +17,7 @@ pub enum Readable<T> {
     Unreadable(Box<Identity>),
 }
 
-/// What every object has.
+/// The metadata of every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Identity {

@@ -1,4 +1,4 @@
-//! What the benches plan: rules, sources and clusters by number.
+//! Inputs of the benchmarks: rules, sources and clusters by number.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -87,7 +87,7 @@ fn everything() -> RuleGrant {
     RuleGrant::read(&runnel_api::DistributionGrant::new("everything", spec))
 }
 
-/// What an index is made of, as the watches show it.
+/// The input of an index, as from watches.
 #[derive(Clone)]
 pub struct Shown {
     clusters: Vec<(ClusterName, Cluster)>,
@@ -95,7 +95,7 @@ pub struct Shown {
     sources: Vec<(SourceRef, Labels, SourceState)>,
 }
 
-/// So many sources, clusters and rules; each source is selected by one rule.
+/// Creates sources, clusters and rules; each source is selected by one rule.
 pub fn shown(sources: usize, clusters: usize, rules: usize) -> Shown {
     let named = |number| {
         (
@@ -116,12 +116,12 @@ pub fn shown(sources: usize, clusters: usize, rules: usize) -> Shown {
     }
 }
 
-/// An index that has been shown all that.
+/// Creates an index with this input.
 pub fn index(sources: usize, clusters: usize, rules: usize) -> Index {
     planned(shown(sources, clusters, rules))
 }
 
-/// An index that is shown all this.
+/// Creates an index from input.
 pub fn planned(shown: Shown) -> Index {
     let mut index = Index::new();
     index.set_grants(Some(BTreeMap::from([(

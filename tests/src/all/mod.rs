@@ -35,7 +35,7 @@ struct Options {
     names: Vec<String>,
 }
 
-/// What the processes of one run share.
+/// The shared state of one run.
 struct Run {
     folder: PathBuf,
     waiting: Mutex<Vec<Program>>,

@@ -1,4 +1,4 @@
-//! What begins first, and how much at a time.
+//! The order of the programs, and their concurrency.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,13 +24,13 @@ impl Durations {
         Self(serde_json::from_str(text).unwrap_or_default())
     }
 
-    /// Takes in how long programs took.
+    /// Records the durations of programs.
     pub fn note(&mut self, took: impl IntoIterator<Item = (String, u64)>) {
         self.0.extend(took);
     }
 
-    /// Sorts programs so that the longest come first: what comes last and takes long would be waited for alone. What is not
-    /// known may take long.
+    /// Sorts programs by duration, the longest first, so that none runs alone at the end. Programs
+    /// without a known duration come first.
     pub fn sort<T>(&self, programs: &mut [T], name: impl Fn(&T) -> &str) {
         programs.sort_by_key(|program| {
             let known = self.0.get(name(program)).copied();

@@ -31,7 +31,7 @@ struct Metadata {
     target_directory: PathBuf,
 }
 
-/// Where cargo builds.
+/// Returns cargo's target folder.
 pub fn target() -> Result<PathBuf> {
     let output = cargo::command()
         .args(["metadata", "--no-deps", "--format-version", "1"])

@@ -1,7 +1,6 @@
-//! Backups of all that a cluster knows, and clusters that are restored from one.
-//!
-//! A backup is etcd's folder, taken while it rests; restoring puts it back, as `etcdutl snapshot restore` does: versions go
-//! back with everything else.
+//! Backups of a cluster, and clusters that are restored from one.
+//! A backup is etcd's folder, copied while etcd is stopped. A restore replaces it, as `etcdutl
+//! snapshot restore` does: versions go back too.
 
 use std::path::{Path, PathBuf};
 

@@ -34,7 +34,7 @@ const KUBECTL: Duration = Duration::from_secs(120);
 const GRACE: Duration = Duration::from_secs(5);
 const ATTEMPTS: usize = 3;
 
-/// How a control plane differs from the usual one.
+/// Options of a control plane that differ from the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// The folder of its state, which is never removed; a temporary one otherwise.
@@ -73,7 +73,7 @@ impl ControlPlane {
             let cluster = Self::prepare(name, &options, &assets)?;
             match cluster.launch().await {
                 Ok(()) => return Ok(cluster),
-                // Another program was faster with one of the ports.
+                // Another program took one of the ports.
                 Err(_) if attempt < ATTEMPTS && cluster.parts.lost_a_port() => {}
                 Err(error) => {
                     crate::scratch::keep_everything();
@@ -241,10 +241,10 @@ impl ControlPlane {
         command
     }
 
-    /// Kills the API server as a power cut would; what it has answered is not lost.
+    /// Kills the API server; answered writes are not lost.
     ///
     /// # Errors
-    /// When the operating system refuses.
+    /// If the operating system refuses.
     pub fn stop_api_server(&self) -> Result<()> {
         self.parts.api_server.kill()
     }

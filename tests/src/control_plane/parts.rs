@@ -86,12 +86,12 @@ impl Parts {
         })
     }
 
-    /// Says that no part has ended by itself.
+    /// Checks that no part has ended by itself.
     pub fn check(&self) -> Result<()> {
         self.all().into_iter().try_for_each(Restartable::check)
     }
 
-    /// Returns when a part has ended by itself, with its last words.
+    /// Returns when a part has ended by itself, with the end of its log.
     pub async fn until_one_ends(&self) -> Error {
         loop {
             if let Err(error) = self.check() {
@@ -108,7 +108,7 @@ impl Parts {
             .any(|part| last_lines(part.log(), 100).contains("address already in use"))
     }
 
-    // etcd first: when it is gone, the others' words are only about that.
+    // etcd first: the logs of the others only report its end.
     fn all(&self) -> [&Restartable; 3] {
         [&self.etcd, &self.api_server, &self.controller_manager]
     }

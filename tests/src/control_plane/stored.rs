@@ -13,7 +13,7 @@ use crate::http;
 const ANSWER: Duration = Duration::from_secs(60);
 /// Everything: from the least key on, and no end.
 const ALL: &str = r#"{"key": "AA==", "range_end": "AA=="}"#;
-/// These change by themselves.
+/// Keys that change without writes of tests.
 const LEASES: [&str; 2] = ["/registry/leases/", "/registry/masterleases/"];
 
 #[derive(Deserialize)]

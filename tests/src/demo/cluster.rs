@@ -21,7 +21,7 @@ const CONNECTS: Duration = Duration::from_secs(10);
 pub struct Cluster {
     /// What it is called in what is printed; for a member, the name of its `MemberCluster`.
     pub name: String,
-    /// How to reach it.
+    /// The kubeconfig.
     pub kubeconfig: PathBuf,
     kubectl: PathBuf,
     cache: PathBuf,

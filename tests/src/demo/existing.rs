@@ -26,10 +26,10 @@ use crate::scratch::Scratch;
 
 const ANSWERS: Duration = Duration::from_secs(15);
 
-/// Tells the story on the given clusters, and removes what it made there.
+/// Runs the demo on the given clusters, and removes the objects that it created.
 ///
 /// # Errors
-/// When something does not come about, or could not be removed.
+/// If a step fails, or an object could not be removed.
 pub async fn run(
     narrator: &mut Narrator,
     hub: &Path,
@@ -243,7 +243,8 @@ async fn installed(helm: &Helm, cluster: &Cluster, chart: &'static str) -> Resul
         .collect())
 }
 
-/// Whoever has clusters has a `kubectl` for them; otherwise the one of the control planes, which may have to be built.
+/// Users with clusters have a `kubectl`; otherwise that of the control planes is used, which may
+/// have to be built.
 async fn kubectl() -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let own = std::env::split_paths(&path)

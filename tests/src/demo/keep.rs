@@ -81,7 +81,7 @@ fn on_search_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The user's folder while the fleet lives; what was written there goes with it.
+/// The user's folder while the fleet runs; written files are removed with it.
 struct Folder {
     path: PathBuf,
     made: bool,
@@ -137,7 +137,7 @@ impl Drop for Folder {
             let _ = fs::remove_file(path);
         }
         if self.made {
-            // Only when it is empty: what the user has put there stays.
+            // Only if it is empty: files of the user are kept.
             let _ = fs::remove_dir(&self.path);
         }
     }

@@ -29,10 +29,10 @@ pub struct LocalFleet {
     _planes: Vec<ControlPlane>,
 }
 
-/// Tells the story on a hub and two members.
+/// Runs the demo on a hub and two members.
 ///
 /// # Errors
-/// When something does not come about; with what was expected and what was seen last.
+/// If a step fails; with the goal and the last observation.
 pub async fn run(narrator: &mut Narrator) -> Result<Ended> {
     let observed = unless_interrupted(async {
         narrator

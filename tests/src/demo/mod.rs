@@ -1,7 +1,7 @@
-//! The demo: the real binaries on real control planes, and everything that can happen to a copy, told line by line.
-//!
-//! [`seed`] tells the story on any [`stage::Stage`]. That stands on control planes of its own ([`local`], [`keep`]) or on
-//! clusters that the user already has ([`existing`]). Whatever way the demo ends, it leaves nothing behind.
+//! The demo: the real binaries on real control planes, with all events in the life of a copy,
+//! printed line by line.
+//! [`seed`] has the steps for any [`stage::Stage`]: on temporary control planes ([`local`],
+//! [`keep`]) or on the user's clusters ([`existing`]). The demo always removes its objects.
 
 pub mod cluster;
 pub mod existing;
@@ -36,7 +36,7 @@ pub struct Arguments {
     /// Starts a joined fleet without rules, and leaves it running until Ctrl-C.
     #[arg(long, conflicts_with = "hub")]
     keep: bool,
-    /// How many member clusters the kept fleet has.
+    /// The number of member clusters of the kept fleet.
     #[arg(long, value_name = "N", default_value_t = 2, requires = "keep",
         value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_MEMBERS)))]
     members: u16,
@@ -49,7 +49,7 @@ pub struct Arguments {
     /// Uses a cluster of yours as a member; may be given several times.
     #[arg(long, value_name = "NAME=KUBECONFIG", requires = "hub", value_parser = member)]
     member: Vec<(String, PathBuf)>,
-    /// Goes ahead on your clusters; without it, only says what would be done.
+    /// Run on your clusters; without it, only print the plan.
     #[arg(long, requires = "hub")]
     yes: bool,
 }
@@ -150,20 +150,21 @@ async fn run(arguments: Arguments) -> ExitCode {
     }
 }
 
-/// How the demo ended.
+/// The result of the demo.
 #[derive(Debug)]
 pub enum Ended {
-    /// To the end, with these totals.
+    /// Completed, with these totals.
     ObservedEvent(String),
-    /// By the Ctrl-C until which a fleet was kept.
+    /// A kept fleet was interrupted by Ctrl-C.
     Kept,
     /// By Ctrl-C, or another signal to end.
     Interrupted,
-    /// Before it began, for this reason.
+    /// Refused before it began, for this reason.
     Refused(String),
 }
 
-/// Does something until it is done or a signal asks to end. What was under way is dropped then, with all it had started.
+/// Runs `work` until it ends or a signal is received. Then it is dropped, with all that it had
+/// started.
 ///
 /// # Errors
 /// Those of `work`.

@@ -1,4 +1,4 @@
-//! What the demo prints: narrow, calm, times in a column.
+//! The output of the demo: narrow, with times in a column.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -41,7 +41,7 @@ impl Narrator {
         }
     }
 
-    /// How many steps have begun.
+    /// Returns the number of started steps.
     #[must_use]
     pub fn steps(&self) -> usize {
         self.steps
@@ -68,7 +68,7 @@ impl Narrator {
         }
     }
 
-    /// Something that has come about, and how long it took.
+    /// Prints a finished action with its duration.
     pub fn took(&self, what: &str, time: Duration) {
         let room = WIDTH - INDENT.len() - TIMES;
         self.line(
@@ -98,7 +98,7 @@ impl Narrator {
         }
     }
 
-    /// What a command has printed.
+    /// Prints the output of a command.
     pub fn output(&self, text: &str) {
         for line in text.trim_end().lines() {
             for part in wrapped(line, WIDTH - INDENT.len()) {
@@ -125,7 +125,7 @@ impl Narrator {
     }
 }
 
-// A reader that has gone away (`cargo demo | head`) is no reason to leave things behind.
+// After the reader has closed the pipe (`cargo demo | head`), the demo still cleans up.
 fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -146,7 +146,7 @@ pub fn milliseconds(time: Duration) -> String {
     text
 }
 
-/// Breaks a line between words; what is short enough stays as it is, with its columns.
+/// Breaks a line between words; short lines keep their columns.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
     if line.chars().count() <= width {
         return vec![line.to_owned()];

@@ -1,4 +1,4 @@
-//! Watches that write down when something was to be seen in a cluster.
+//! Watches that record when a state was observed in a cluster.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ const BEGINS: Duration = Duration::from_secs(20);
 /// A kind and a namespace to watch; no namespace for kinds without one.
 pub type Place<'a> = (&'a str, Option<&'a str>);
 
-/// Something that was seen.
+/// An observation.
 #[derive(Clone, Debug)]
 pub struct Observation {
-    /// When.
+    /// The time of the observation.
     pub at: Instant,
     /// The object's kind.
     pub kind: String,
@@ -32,7 +32,7 @@ pub struct Observation {
     pub namespace: String,
     /// The object's name.
     pub name: String,
-    /// What the object holds; `None` when it is gone.
+    /// The data of the object; `None` if it was deleted.
     pub data: Option<BTreeMap<String, String>>,
     /// The object's labels.
     pub labels: BTreeMap<String, String>,
@@ -51,7 +51,7 @@ impl Observation {
         ) == (kind, namespace, name)
     }
 
-    /// Whether the object is there and holds that value.
+    /// Whether the object exists with that value.
     #[must_use]
     pub fn holds(&self, key: &str, value: &str) -> bool {
         self.data
@@ -60,7 +60,7 @@ impl Observation {
             .is_some_and(|copies_there| copies_there == value)
     }
 
-    // Without the values of a Secret, also of one that is not secret.
+    // Without the values of any Secret.
     fn describe(&self) -> String {
         let state = match &self.data {
             None => "gone".to_owned(),
@@ -73,7 +73,7 @@ impl Observation {
     }
 }
 
-/// What has been seen in one cluster, from the start on.
+/// The observations in one cluster since the start.
 #[derive(Debug)]
 pub struct Observer {
     cluster: String,
@@ -132,10 +132,10 @@ impl Observer {
         self.seen.lock().len()
     }
 
-    /// Waits for a sighting at `since` or later, and returns it with its place in the record.
+    /// Waits for a matching observation at `since` or later, and returns it with its index.
     ///
     /// # Errors
-    /// When there is none within `deadline`; names what was awaited and what was seen last.
+    /// If there is none within `deadline`; with the goal and the last observation.
     pub async fn sees(
         &self,
         what: &str,
@@ -229,7 +229,7 @@ async fn watch_one(
                 continue;
             }
             Ok(Event::Init) => continue,
-            // The watch begins again by itself; in between it should not spin.
+            // The watch restarts; the pause prevents a busy loop.
             Err(_) => {
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;

@@ -19,7 +19,7 @@ const COPIES: [&str; 5] = [
     "-l",
     "app.kubernetes.io/managed-by=runnel",
 ];
-/// `changed`, as a Secret holds it.
+/// `changed` in base64.
 const CHANGED: &str = "Y2hhbmdlZA==";
 
 /// Runs all steps on a connected fleet without other objects, and returns the totals.

@@ -23,14 +23,14 @@ const CONNECTS: Duration = Duration::from_secs(60);
 /// The clusters of a fleet.
 #[derive(Clone, Debug)]
 pub struct Clusters {
-    /// Where rules and sources are.
+    /// The cluster with rules and sources.
     pub hub: Cluster,
-    /// Where copies go.
+    /// The target clusters.
     pub members: Vec<Cluster>,
 }
 
 impl Clusters {
-    /// All of them, the hub first.
+    /// Returns all clusters, the hub first.
     pub fn all(&self) -> impl Iterator<Item = &Cluster> {
         std::iter::once(&self.hub).chain(&self.members)
     }
@@ -57,7 +57,7 @@ pub fn site(cluster: &Cluster, folder: &Path) -> Result<Site> {
     let folder = folder.join(&cluster.name);
     std::fs::create_dir_all(&folder)
         .with_context(|| format!("cannot create {}", folder.display()))?;
-    // A copy: helm keeps what it learns beside the kubeconfig.
+    // A copy, because helm stores its cache beside the kubeconfig.
     let kubeconfig = folder.join("kubeconfig");
     let unusable = || {
         format!(
@@ -127,10 +127,10 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Says that every process still runs.
+    /// Checks that every process runs.
     ///
     /// # Errors
-    /// When one has ended by itself; with its last words.
+    /// If one has ended by itself; with the end of its log.
     pub fn check(&self) -> Result<()> {
         let hub = self.hub.replicas().iter().map(|replica| replica.process());
         self.agents

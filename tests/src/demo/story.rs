@@ -29,25 +29,25 @@ pub const LIMITS: &str = "app-limits";
 /// The time limit of every step; the longest is the second read of a conflict, within 30 s.
 pub const SOON: Duration = Duration::from_secs(45);
 
-/// What a copy has to be.
+/// The expected state of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum State {
-    /// It exists.
+    /// The copy exists.
     There,
-    /// It does not exist.
+    /// The copy does not exist.
     Gone,
-    /// It holds this value under this key.
+    /// The copy has this value for this key.
     Holds(&'static str, &'static str),
 }
 
-/// A copy, and what it has to be.
+/// A copy with its expected state.
 #[derive(Clone, Copy, Debug)]
 pub struct Want {
     /// Its kind.
     pub kind: &'static str,
     /// Its name.
     pub name: &'static str,
-    /// What it has to be.
+    /// The expected state.
     pub state: State,
 }
 
@@ -89,11 +89,11 @@ pub struct Story<'a> {
     pub narrator: &'a mut Narrator,
     /// The clusters.
     pub clusters: &'a Clusters,
-    /// What is seen on the hub.
+    /// The observations on the hub.
     pub hub: Observer,
-    /// What is seen in each member.
+    /// The observations in each member.
     pub members: Vec<Observer>,
-    /// How long each edit took to be in the last member.
+    /// The delivery time of each edit to the last member.
     pub edits: Vec<Duration>,
 }
 
@@ -178,10 +178,10 @@ impl<'a> Story<'a> {
         Ok(time)
     }
 
-    /// The same for every member; returns the longest time.
+    /// As above for every member; returns the longest time.
     ///
     /// # Errors
-    /// When one is not seen in time.
+    /// At the deadline.
     pub async fn arrives_everywhere(
         &self,
         since: &[usize],

@@ -15,10 +15,10 @@ use crate::helm::Helm;
 
 const QUIETLY: [&str; 2] = ["--ignore-not-found", "--timeout=90s"];
 
-/// Removes it all, also where hub and agents are gone. None of it was there when the demo began.
+/// Removes all objects of the demo, also without hub and agents. None existed before the demo.
 ///
 /// # Errors
-/// When something could not be removed; with what and why.
+/// If an object could not be removed, with the cause.
 pub async fn undo(narrator: &Narrator, clusters: &Clusters, folder: &Path) -> Result<()> {
     let mut left = Vec::new();
     let helm = Helm::find().await?;
@@ -64,7 +64,7 @@ pub async fn undo(narrator: &Narrator, clusters: &Clusters, folder: &Path) -> Re
     bail!("not everything could be removed: {}", left.join("; "))
 }
 
-// The hub is gone, so no process removes the rule's finalizer. Mostly the rule is gone as well.
+// Without a hub no process removes the rule's finalizer. Usually the rule is already deleted.
 async fn release(hub: &Cluster) {
     let patch = r#"{"metadata":{"finalizers":null}}"#;
     let _ = hub
@@ -84,7 +84,7 @@ async fn release(hub: &Cluster) {
         .await;
 }
 
-// With it go the rights in the whole cluster; the definitions stay, as they would for a user.
+// This also removes the cluster-wide permissions; the definitions are kept, as for a user.
 async fn uninstall(helm: &Helm, cluster: &Cluster, release: &str, folder: &Path) -> Result<()> {
     let kubeconfig = site(cluster, folder)?.kubeconfig;
     let arguments = [

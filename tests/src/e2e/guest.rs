@@ -66,7 +66,7 @@ async fn tidy_hub(stage: &Stage) -> Result<()> {
     let hub = &stage.hub;
     uninstall(stage, hub, "runnel-hub").await?;
     delete(hub, &["namespace", NAMESPACE]).await?;
-    // The hub that would release the rule is gone.
+    // The hub, which removes the finalizer, is deleted.
     let defined = hub
         .kubectl(
             &[

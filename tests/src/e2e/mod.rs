@@ -40,13 +40,13 @@ pub struct Arguments {
     /// The registry of the images on your clusters; without it they must be on the nodes (deploy/images/build).
     #[arg(long, value_name = "REGISTRY", requires = "hub")]
     image_registry: Option<String>,
-    /// Goes ahead on your clusters; without it, only says what would be done.
+    /// Run on your clusters; without it, only print the plan.
     #[arg(long, requires = "hub")]
     yes: bool,
     /// Only starts the three clusters with the images on their nodes, says how to reach them, and ends them at Ctrl-C.
     #[arg(long, conflicts_with_all = ["hub", "skip_if_impossible"])]
     clusters_only: bool,
-    /// Ends well, and says why, where no real nodes can be started.
+    /// Exit successfully with a reason if real nodes cannot be started.
     #[arg(long, conflicts_with = "hub")]
     skip_if_impossible: bool,
 }

@@ -129,7 +129,7 @@ pub async fn given(
     })
 }
 
-/// The archives of both images: what ships, less optimised.
+/// The archives of both images: the shipped ones with fewer optimizations.
 fn images() -> Result<Vec<PathBuf>> {
     let _progress = Progress::start(
         "building the images of runnel-hub and runnel-agent (minutes, the first time)",

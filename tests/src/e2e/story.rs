@@ -1,4 +1,4 @@
-//! The story: an installation, what it does, what breaks, an upgrade, a way back, and the end.
+//! The steps: installation, distribution, failures, upgrade, rollback and removal.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

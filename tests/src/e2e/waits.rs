@@ -1,4 +1,4 @@
-//! What the story waits for, each with a deadline, by looking at the API servers.
+//! Waits of the steps, each with a deadline.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use serde_json::Value;
 use crate::demo::cluster::Cluster;
 use crate::wait::eventually;
 
-/// For what takes an agent or a hub that runs.
+/// For actions of a running agent or hub.
 pub const SOON: Duration = Duration::from_secs(60);
-/// For what takes a new pod, a fail-over, or a node that starts.
+/// For a new pod, a failover, or the start of a node.
 pub const LATER: Duration = Duration::from_secs(180);
 
 /// Returns the output of `kubectl get -o json`.

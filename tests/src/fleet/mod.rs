@@ -32,9 +32,8 @@ pub const NAMESPACE: &str = "runnel-system";
 const CONNECTS: Duration = Duration::from_secs(60);
 const GRACE: Duration = Duration::from_secs(15);
 
-/// A running hub with connected members; dropping it ends everything.
-///
-/// Members are counted from 1, like their names: `member(1)` is `member-1`. A fleet holds no task
+/// A running hub with connected members; ended on drop.
+/// Members are numbered from 1, like their names: `member(1)` is `member-1`. A fleet has no task
 /// and no connection, so the tests of one file can share one in a `tokio::sync::OnceCell`.
 #[derive(Debug)]
 pub struct Fleet {

@@ -1,11 +1,11 @@
-//! What the author of a test may choose.
+//! The options of a fleet.
 
 use serde_json::Value;
 
 use crate::control_plane::Options;
 use crate::memory::Enforcement;
 
-/// What a fleet is made of.
+/// The options of a fleet.
 #[derive(Clone, Debug)]
 pub struct FleetOptions {
     /// How many member clusters of their own there are.
@@ -16,7 +16,7 @@ pub struct FleetOptions {
     pub hub_replicas: usize,
     /// The labels of every `MemberCluster`.
     pub labels: Vec<(String, String)>,
-    /// What the binaries log (the charts' `log.level`).
+    /// The log filter of the binaries (the charts' `log.level`).
     pub log: String,
     /// More arguments for `runnel-hub run` (its chart's `extraArgs`).
     pub hub_arguments: Vec<String>,

@@ -1,4 +1,4 @@
-//! The hub and the agents of a fleet: what `helm install` makes of their charts, and the processes.
+//! The hub and the agents of a fleet: their charts after `helm install`, and their processes.
 
 use std::path::Path;
 

@@ -86,7 +86,7 @@ impl Release {
         self.values.lock().clone()
     }
 
-    /// What its Deployment is called.
+    /// Returns the name of its Deployment.
     fn full_name(&self) -> String {
         let values = self.values.lock();
         let given = values

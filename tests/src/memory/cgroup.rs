@@ -158,7 +158,7 @@ fn remove_leftovers(parent: &Path) {
             .strip_prefix(PREFIX)
             .and_then(|rest| rest.split('-').nth(1));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // Fails where a process is in it, and that is right.
+            // Fails for a group with processes, as intended.
             let _ = fs::remove_dir(entry.path());
         }
     }

@@ -12,15 +12,15 @@ use crate::scratch::Scratch;
 const NAME: &str = "node";
 const FILES: [&str; 5] = ["main.go", "nodes.go", "pause/main.go", "go.mod", "go.sum"];
 const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/images");
-/// What holds a pod's namespaces; nothing is pulled.
+/// The sandbox image of pods; it is not pulled.
 pub(super) const PAUSE_IMAGE: &str = "runnel.test/pause:1";
 
-/// What a node is made of.
+/// The binaries of a node.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     /// The control plane, kubelet, kube-proxy, kube-scheduler and kubectl, by the first argument.
     pub node: PathBuf,
-    /// The archive of the image that holds a pod's namespaces.
+    /// The archive of the sandbox image.
     pub pause: PathBuf,
 }
 
@@ -49,7 +49,7 @@ pub fn find() -> Result<Binaries> {
     Ok(binaries)
 }
 
-// Built beside its place and moved there in one step: what has the final name is complete.
+// Built under a temporary name and moved at once: the final name is always complete.
 fn build(go: &Path, folder: &Path) -> Result<()> {
     let unfinished = folder.with_extension("unfinished");
     let _ = fs::remove_dir_all(&unfinished);

@@ -21,7 +21,7 @@ use crate::wait::eventually;
 const SCRIPT: &str = include_str!("node.sh");
 const STARTS: Duration = Duration::from_secs(120);
 const FIRST_PROCESS: Duration = Duration::from_secs(10);
-/// What a power cut takes from a node.
+/// Files of a node that a power failure deletes.
 const LOST: [&str; 3] = ["containerd-state", "containerd.sock", "addresses"];
 
 /// A cluster with one real node; dropping it ends everything in it.
@@ -66,7 +66,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// What it is called.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -90,8 +90,7 @@ impl Machine {
         &self.binaries.node
     }
 
-    /// Ends the whole machine as a power cut would, starts it again with what it had on its disk, and returns when its node
-    /// is ready.
+    /// Kills the whole machine, starts it again with its disk, and returns when its node is ready.
     ///
     /// # Errors
     /// As [`Machine::start`].
@@ -171,7 +170,7 @@ impl Machine {
                 .iter()
                 .find(|condition| condition.type_ == "Ready")
                 .context("it says nothing yet")?;
-            // After a restart the API server still has the word of the kubelet that is gone.
+            // After a restart the API server still has the status of the former kubelet.
             let received = ready
                 .last_heartbeat_time
                 .as_ref()

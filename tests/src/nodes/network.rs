@@ -10,7 +10,7 @@ use crate::assets::{Places, wait_for_turn};
 
 const BRIDGE: &str = "runnel0";
 const GROUPS: &str = "/sys/fs/cgroup";
-/// More machines than anybody starts on one host.
+/// Maximum number of machines on one host.
 const MOST: u8 = 9;
 
 /// The addresses of one machine, derived from its number, from 1 to 9.

@@ -1,4 +1,4 @@
-//! What the system has to bring along, and its installation.
+//! The required packages of the system, and their installation.
 
 use std::path::Path;
 

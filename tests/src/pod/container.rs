@@ -1,15 +1,14 @@
-//! What a kubelet makes of a container's arguments and environment: Kubernetes' `$(NAME)` references, and the places of
-//! mounted files.
+//! Arguments, environment and mount paths of a container, as a kubelet computes them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Where a variable of the environment has its value from.
+/// The source of an environment variable's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Value {
     /// Written in the Deployment; references in it are replaced.
     Written(String),
-    /// Found elsewhere, and taken as it is.
+    /// A value from another object, used verbatim.
     Found(String),
 }
 

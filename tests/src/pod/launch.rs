@@ -14,7 +14,7 @@ use super::{Pod, account_of, container_of, mounts, spec_of};
 use crate::guard::Program;
 use crate::memory::{MemoryLimit, parse_quantity};
 
-/// What a container runtime sets for an image without its own environment.
+/// The default of container runtimes for images without an environment.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 impl Pod {
@@ -71,7 +71,7 @@ impl Pod {
         Ok(program)
     }
 
-    /// What every container finds in its environment.
+    /// Returns the environment that a kubelet sets for every container.
     fn given(&self) -> Result<Vec<(String, String)>> {
         let read = Kubeconfig::read_from(&self.site.kubeconfig)?;
         let server = read

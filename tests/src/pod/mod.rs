@@ -1,14 +1,15 @@
-//! The pod of a Deployment on a control plane without nodes: what the kubelet would do, for the real binary.
-//!
-//! The Deployment is read from the API server, where `helm install` put it. Its arguments and environment, its Secrets,
-//! ConfigMaps and projected volumes, and a token of its ServiceAccount are what the process gets, and nothing else: not
-//! the environment of the test, and no administrator's kubeconfig.
-//!
-//! Two things differ from a node. Files stand below a folder of the test instead of `/etc/runnel`, because tests run
-//! without root; paths in arguments and environment are changed accordingly. And the token is handed over in a
-//! kubeconfig (`RUNNEL_KUBECONFIG`), because the path at which clients look for a pod's token is fixed. What only a node
-//! can show (the user id, the read-only file system, the limit of CPU time, probes that restart) is not here. The memory
-//! limit holds where [`crate::memory`] can enforce it; the process is not started again then, and the test fails.
+//! Runs the pod of a Deployment on a control plane without nodes, as a kubelet does, with the real
+//! binary.
+//! The Deployment is read from the API server after `helm install`. The process gets its arguments
+//! and environment, its Secrets, ConfigMaps and projected volumes, and a token of its
+//! ServiceAccount, and nothing else: not the environment of the test, and no administrator's
+//! kubeconfig.
+//! Two things differ from a node. Files are below a folder of the test instead of `/etc/runnel`,
+//! because tests run without root; paths in arguments and environment are changed accordingly. The
+//! token is in a kubeconfig (`RUNNEL_KUBECONFIG`), because the token path of clients is fixed. The
+//! user id, the read-only file system, CPU limits and restarts by probes are not simulated. Memory
+//! limits apply where [`crate::memory`] can enforce them; a killed process is not restarted, and
+//! the test fails.
 
 mod account;
 mod container;
@@ -41,11 +42,11 @@ const REFRESH: Duration = Duration::from_secs(3);
 /// A cluster with the user who installs something in it, and a folder for the files of its pods.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// What the cluster is called in messages.
+    /// The name of the cluster, for messages.
     pub name: String,
-    /// The kubeconfig of an administrator; nothing of Runnel's sees it.
+    /// The kubeconfig of an administrator, which no process of Runnel gets.
     pub kubeconfig: PathBuf,
-    /// Where files and logs go.
+    /// The folder for files and logs.
     pub folder: PathBuf,
 }
 
@@ -69,7 +70,7 @@ impl Site {
     }
 }
 
-/// Which pod.
+/// The identity of a pod.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The namespace of its Deployment.
@@ -146,7 +147,7 @@ impl Pod {
         &self.wanted.name
     }
 
-    /// Where the pod's files are.
+    /// Returns the folder of the pod's files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder

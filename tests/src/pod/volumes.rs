@@ -18,7 +18,7 @@ pub(super) type Files = BTreeMap<String, Vec<u8>>;
 
 const CURRENT: &str = "..data";
 
-/// Who asks for the content of volumes: a pod.
+/// The pod that needs the content of volumes.
 pub(super) struct Asker<'a> {
     pub client: &'a Client,
     pub namespace: &'a str,
@@ -208,7 +208,7 @@ mod tests {
             1,
             &files(&[("policy.yaml", "one"), ("more/deep", "x"), ("gone", "y")]),
         )?;
-        // What is open stays what it was: a reader sees one generation or the other.
+        // An open file is unchanged: a reader sees one generation or the other.
         let open = fs::canonicalize(mount.join("policy.yaml"))?;
         assert_eq!(fs::read_to_string(&open)?, "one");
         assert_eq!(fs::read_to_string(mount.join("more/deep"))?, "x");

@@ -17,7 +17,7 @@ pub const RULE: &str = "runnel.dev/rule";
 pub const SOURCE: &str = "runnel.dev/source";
 /// The annotation by which an agent identifies its copy.
 pub const SEAL: &str = "runnel.dev/seal";
-/// The annotation on what was left on purpose.
+/// The annotation of retained objects.
 pub const RETAINED: &str = "runnel.dev/retained-from";
 
 /// Every mark of a copy: where in the metadata, and its key.
@@ -29,7 +29,7 @@ pub const MARKS: [(&str, &str); 5] = [
     ("annotations", SEAL),
 ];
 
-/// Labels and annotations that stay on the hub; a trailing `*` matches any rest.
+/// Labels and annotations that are not copied; a trailing `*` matches any rest.
 const NOT_COPIED: [&str; 15] = [
     "kubectl.kubernetes.io/last-applied-configuration",
     "meta.helm.sh/*",

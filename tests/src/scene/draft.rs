@@ -97,13 +97,13 @@ impl RuleDraft {
         )
     }
 
-    /// Takes ConfigMaps and Secrets with this label.
+    /// Selects ConfigMaps and Secrets with this label.
     #[must_use]
     pub fn labelled(self, key: &str, value: &str) -> Self {
         self.source(json!({"resources": ["configmaps", "secrets"], "selector": {"matchLabels": {key: value}}}))
     }
 
-    /// Takes ConfigMaps and Secrets with these names or globs.
+    /// Selects ConfigMaps and Secrets with these names or globs.
     #[must_use]
     pub fn named(self, names: &[&str]) -> Self {
         self.source(json!({"resources": ["configmaps", "secrets"], "names": names}))
@@ -118,19 +118,19 @@ impl RuleDraft {
         self
     }
 
-    /// Goes to every cluster.
+    /// Targets every cluster.
     #[must_use]
     pub fn everywhere(self) -> Self {
         self.with("clusters", json!({"all": true}))
     }
 
-    /// Goes to the clusters with these names.
+    /// Targets the clusters with these names.
     #[must_use]
     pub fn to(self, clusters: &[&str]) -> Self {
         self.with("clusters", json!({"names": clusters}))
     }
 
-    /// Goes into namespaces with these names or globs.
+    /// Targets namespaces with these names or globs.
     #[must_use]
     pub fn into(self, namespaces: &[&str]) -> Self {
         self.with("namespaces", json!({"names": namespaces}))

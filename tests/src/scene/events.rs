@@ -7,7 +7,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use super::place::{Id, Place, SOON};
 use crate::wait::eventually;
 
-/// One Event.
+/// An Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObservedEvent {
     /// `Normal` or `Warning`.

@@ -1,7 +1,6 @@
-//! What live tests are written in: drafts of objects, clusters in which they are made and looked at, and what a copy and
-//! a rule's status have to be.
-//!
-//! A [`Scene`] is a fleet as one test sees it. Tests that share a fleet keep apart by the names of their namespaces.
+//! Objects and assertions of live tests: drafts of objects, clusters in which they are created and
+//! read, and the expected state of copies and statuses.
+//! A [`Scene`] is a fleet for one test. Tests that share a fleet use different namespaces.
 
 mod copy;
 mod draft;
@@ -26,7 +25,7 @@ pub use place::{Id, Place, SOON};
 pub use recorder::{Change, Record, Recorder};
 pub use rule::{condition, entry_of};
 
-/// A fleet as one test sees it, with clients for the runtime of that test.
+/// A fleet for one test, with clients for that test's runtime.
 #[derive(Debug)]
 pub struct Scene {
     /// The hub's cluster.
@@ -95,10 +94,10 @@ impl Scene {
         .map(|_| ())
     }
 
-    /// Waits until every member has a true copy of `source` in all these namespaces.
+    /// Waits until every member has a correct copy of `source` in all these namespaces.
     ///
     /// # Errors
-    /// When one is not there in time, with what it lacks.
+    /// At the deadline, with the difference of a copy.
     pub async fn arrives(&self, source: &Value, rule: &Id, namespaces: &[&str]) -> Result<()> {
         let each = self.members.iter().map(|member| async move {
             for namespace in namespaces {

@@ -15,11 +15,11 @@ pub struct Newcomer {
 }
 
 impl Newcomer {
-    /// Lets `cluster` join a fleet under `name`: the chart is installed, a join string made and the agent started with it.
-    /// Of the options, the labels and what concerns agents count.
+    /// Joins `cluster` to a fleet under `name`: installs the chart, creates a join string and
+    /// starts the agent. Uses the labels and the agent options.
     ///
     /// # Errors
-    /// When the chart cannot be installed, no join string is given out, or the agent cannot be started.
+    /// If the chart cannot be installed, no join string is created, or the agent cannot be started.
     pub async fn join(
         fleet: &Fleet,
         name: &str,
@@ -39,7 +39,7 @@ impl Newcomer {
         Ok(Self { agent })
     }
 
-    /// The agent as it is installed.
+    /// Returns the installed agent.
     #[must_use]
     pub fn agent(&self) -> &Agent {
         &self.agent

@@ -1,4 +1,4 @@
-//! A cluster as a test sees it.
+//! A cluster in a test.
 
 use std::time::Duration;
 
@@ -106,7 +106,7 @@ impl Id {
         }
     }
 
-    /// Of the same kind, in no namespace: [`Place::list`] reads all namespaces with it.
+    /// An object of the same kind without namespace: [`Place::list`] reads all namespaces with it.
     #[must_use]
     pub fn everywhere(&self) -> Self {
         Self {
@@ -133,7 +133,7 @@ impl Id {
         &self.kind
     }
 
-    /// How Runnel calls it: `namespace/name`, or `name`.
+    /// The display name: `namespace/name`, or `name`.
     #[must_use]
     pub fn path(&self) -> String {
         self.namespace
@@ -181,7 +181,7 @@ impl Place {
         }
     }
 
-    /// What it is called.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -18,23 +18,23 @@ use super::place::{Id, Place};
 const WATCH_SECONDS: u32 = 20;
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// What happened to an object.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It came to be.
+    /// The object was created.
     Added,
-    /// It was changed.
+    /// The object was changed.
     Modified,
-    /// It ceased to be.
+    /// The object was deleted.
     Deleted,
 }
 
-/// One event of a watch.
+/// A watch event.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// When it was received.
     pub at: Instant,
-    /// What happened.
+    /// The change.
     pub change: Change,
     /// The object then.
     pub object: Value,
@@ -62,10 +62,10 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Begins to write down what happens to objects of the kind of `like`, in its namespace.
+    /// Starts to record the changes of objects of the kind of `like`, in its namespace.
     ///
     /// # Errors
-    /// When they cannot be listed.
+    /// If they cannot be listed.
     pub async fn start(place: &Place, like: &Id) -> Result<Self> {
         let api = place.api(like);
         let list = api.list(&ListParams::default()).await?;
@@ -86,10 +86,10 @@ impl Recorder {
         })
     }
 
-    /// What has been written down so far.
+    /// Returns the recorded events.
     ///
     /// # Errors
-    /// When the watch broke, so that something may be missing.
+    /// If the watch broke, so that events may be missing.
     pub fn so_far(&self) -> Result<Vec<Record>> {
         let log = self.log.lock();
         if let Some(why) = &log.broken {
@@ -125,10 +125,10 @@ impl Recorder {
         Ok(())
     }
 
-    /// What happened to one object.
+    /// Returns the events of one object.
     ///
     /// # Errors
-    /// When the record has a gap.
+    /// If events may be missing.
     pub fn about(&self, namespace: &str, name: &str) -> Result<Vec<Record>> {
         Ok(self
             .so_far()?

@@ -34,12 +34,13 @@ pub fn entry_of<'a>(rule: &'a Value, cluster: &str) -> Result<&'a Value> {
 }
 
 impl Place {
-    /// Waits until the status speaks of the newest spec and `Ready` has this status and reason; returns the rule.
-    ///
-    /// A status that was right before an edit of a source still is for a moment: look at the copies first.
+    /// Waits until the status is about the newest spec and `Ready` has this status and reason;
+    /// returns the rule.
+    /// A status from before an edit of a source is still right for a moment: wait for the copies
+    /// first.
     ///
     /// # Errors
-    /// When it does not in time, with the status as it is.
+    /// At the deadline, with the status.
     pub async fn wait_ready(&self, rule: &Id, status: &str, reason: &str) -> Result<Value> {
         self.sees(&format!("Ready={status}, {reason}"), rule, |object| {
             is_ready(object, status, reason)
@@ -47,11 +48,11 @@ impl Place {
         .await
     }
 
-    /// The same of `Ready=False` for this reason, when so many copies have failed and nothing is under way; returns the rule.
-    /// The first failure may be told before the others.
+    /// Waits for `Ready=False` with this reason and this number of failed copies, and nothing under
+    /// way; returns the rule. The first failure may be reported before the others.
     ///
     /// # Errors
-    /// When it does not in time, with the status as it is.
+    /// At the deadline, with the status.
     pub async fn wait_failed(&self, rule: &Id, reason: &str, failed: u64) -> Result<Value> {
         self.sees(
             &format!("not ready with {failed} copies failed, {reason}"),

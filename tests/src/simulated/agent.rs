@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_millis(100);
 /// How long a test waits for something that the hub does within milliseconds.
 const SOON: Duration = Duration::from_secs(30);
 
-/// What an agent has and has seen.
+/// The intents and observations of an agent.
 #[derive(Clone, Default)]
 pub struct State {
     /// The desired set.
@@ -41,7 +41,7 @@ pub struct SimulatedAgent {
 }
 
 impl SimulatedAgent {
-    /// Starts an agent that holds this already.
+    /// Starts an agent with these intents.
     #[must_use]
     pub fn start(credentials: &Credentials, holdings: Holdings) -> Self {
         let state = Arc::new(Mutex::new(State {
@@ -65,10 +65,10 @@ impl SimulatedAgent {
         }
     }
 
-    /// Starts an agent that holds this already, and returns when it is up to date.
+    /// Starts an agent with these intents, and returns when it is up to date.
     ///
     /// # Errors
-    /// When it is not within 30 s.
+    /// If it is not within 30 s.
     pub async fn up_to_date(credentials: &Credentials, holdings: Holdings) -> Result<Self> {
         let agent = Self::start(credentials, holdings);
         agent
@@ -94,10 +94,10 @@ impl SimulatedAgent {
         self.check()
     }
 
-    /// Says that the hub kept to the protocol.
+    /// Checks that the hub followed the protocol.
     ///
     /// # Errors
-    /// When it did not.
+    /// If it did not.
     pub fn check(&self) -> Result<()> {
         let complaints = &self.state.lock().record.complaints;
         ensure!(
@@ -108,7 +108,7 @@ impl SimulatedAgent {
         Ok(())
     }
 
-    /// What the agent has and has seen now.
+    /// Returns the agent's state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state.lock().clone()
@@ -120,7 +120,7 @@ impl SimulatedAgent {
         std::mem::take(&mut self.state.lock().record)
     }
 
-    /// Looks at something without copying everything.
+    /// Calls a function with the state, without copying it.
     pub fn look<V>(&self, look: impl FnOnce(&State) -> V) -> V {
         look(&self.state.lock())
     }
@@ -202,7 +202,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         HubFrame::SnapshotEnd(end) => {
             state.up_to_date = true;
             compare(state, end);
-            // What it held before it could prove it.
+            // The states from before it had the proof key.
             let states = state.holdings.states();
             if states.is_empty() {
                 Vec::new()

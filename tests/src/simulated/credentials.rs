@@ -1,4 +1,4 @@
-//! What a member has after its join.
+//! The credentials of a joined member.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -17,7 +17,7 @@ use tonic::transport::Channel;
 /// A member's name, key and certificate, and the hub that it trusts.
 #[derive(Clone)]
 pub struct Credentials {
-    /// Where the hub is.
+    /// The hub's address.
     pub address: String,
     /// The hub's id.
     pub hub: String,
@@ -67,10 +67,10 @@ impl Credentials {
         ))
     }
 
-    /// What `authority` gives a member of a hub that has no tokens.
+    /// Issues a certificate for a member of a hub without tokens.
     ///
     /// # Errors
-    /// When the names are none.
+    /// If the names are invalid.
     pub fn issued(authority: &Authority, address: &str, hub: &str, cluster: &str) -> Result<Self> {
         let key = Arc::new(MemberKey::generate()?);
         let (request, life) = (key.certificate_request()?, Duration::from_secs(24 * 3600));
@@ -212,9 +212,9 @@ pub struct Forgery<'a> {
     pub uid: &'a str,
     /// The key; a new one otherwise.
     pub key: Option<Arc<MemberKey>>,
-    /// When it was made.
+    /// The start of the validity.
     pub made: SystemTime,
-    /// For how long it is good.
+    /// The validity.
     pub life: Duration,
 }
 

@@ -11,49 +11,49 @@ use runnel_proto::model::{
 /// How many digests of contents are remembered.
 const DIGESTS: usize = 20_000;
 
-/// The digests of contents by their revisions, once for all agents of the process: see [`AckedRule`].
+/// Digests of contents by their revisions, shared by all agents of the process: see [`AckedRule`].
 static KNOWN: Mutex<BTreeMap<Revision, ContentDigest>> = Mutex::new(BTreeMap::new());
 
-/// Everything that an agent holds; cloning shares the payloads.
+/// All intents of an agent; clones share the payloads.
 #[derive(Clone, Default)]
 pub struct Holdings {
     rules: BTreeMap<RuleUid, AckedRule>,
-    /// What the hub gave for proofs.
+    /// The hub's proof key.
     proof_key: Option<ProofKey>,
 }
 
-/// What an agent holds of one rule.
+/// The intents of one rule.
 #[derive(Clone, Default)]
 pub struct AckedRule {
     /// The terms and their digest.
     pub terms: Option<(Terms, TermsDigest)>,
     /// The intents.
     pub intents: BTreeMap<SourceRef, (Revision, Payload)>,
-    /// What their copies show.
+    /// The digests of the copies.
     contents: BTreeMap<SourceRef, ContentDigest>,
     /// Whether the hub reported that it does not have the rule.
     pub orphaned: bool,
-    /// The digest of the intents, kept as they change: to hash them all for each batch would be the agents' work, and many
-    /// of them share a machine with the hub that is measured.
+    /// The digest of the intents, updated incrementally, to keep the agents' cost low on a shared
+    /// machine.
     digest: SetDigest,
-    /// The same of what the copies show, each just as it was sent.
+    /// The digest of the copies, each exactly as it was sent.
     shown: Shown,
 }
 
 impl Holdings {
-    /// What is held of each rule.
+    /// Returns the intents by rule.
     #[must_use]
     pub fn rules(&self) -> &BTreeMap<RuleUid, AckedRule> {
         &self.rules
     }
 
-    /// What is held of one rule.
+    /// Returns the intents of one rule.
     #[must_use]
     pub fn rule(&self, uid: &RuleUid) -> Option<&AckedRule> {
         self.rules.get(uid)
     }
 
-    /// The content held of a source, by whichever rule.
+    /// Returns the content of a source, of any rule.
     #[must_use]
     pub fn content(&self, source: &SourceRef) -> Option<Content> {
         let (_, payload) = self
@@ -63,17 +63,17 @@ impl Holdings {
         payload.decode().ok()
     }
 
-    /// All sources held, by whichever rule.
+    /// Returns all sources, of any rule.
     pub fn sources(&self) -> impl Iterator<Item = &SourceRef> {
         self.rules.values().flat_map(|rule| rule.intents.keys())
     }
 
-    /// What is held is proved with this key from now on.
+    /// Sets the key for proofs.
     pub fn prove_with(&mut self, key: Option<ProofKey>) {
         self.proof_key = key;
     }
 
-    /// Takes a batch in. Returns the state of every rule that it names, for a report.
+    /// Applies a batch. Returns the state of every rule in it, for a report.
     pub fn apply_batch(&mut self, batch: &Batch) -> Vec<RuleState> {
         batch
             .rules
@@ -209,7 +209,8 @@ impl AckedRule {
     }
 }
 
-/// What copies of a content show; `None` where it cannot be decoded. It is remembered by the revision.
+/// Returns the digest of a copy with this content; `None` if it cannot be decoded. Cached by
+/// revision.
 pub(crate) fn digest_of(revision: &Revision, payload: &Payload) -> Option<ContentDigest> {
     if let Some(known) = KNOWN.lock().get(revision) {
         return Some(*known);

@@ -1,4 +1,4 @@
-//! One stream under the hand of a test.
+//! A stream under the control of a test.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const SESSION: &str = "/runnel.v1.Runnel/Session";
 /// How long a test waits for a frame that must come.
 const FRAME: Duration = Duration::from_secs(30);
 
-/// An open stream. What the hub sends lies in the connection until it is asked for with [`Line::next`].
+/// An open stream. Frames of the hub stay in the connection until [`Line::next`].
 pub struct Line {
     out: Option<UnboundedSender<Bytes>>,
     inbound: Streaming<Bytes>,
@@ -43,10 +43,10 @@ impl Line {
         Self::over(channel).await
     }
 
-    /// The same over a connection that is there.
+    /// As above, over an existing connection.
     ///
     /// # Errors
-    /// What the hub answered.
+    /// The hub's answer.
     pub async fn over(channel: tonic::transport::Channel) -> Result<Self, Status> {
         let (out, frames) = unbounded_channel();
         let mut grpc = Grpc::new(channel).max_decoding_message_size(FRAME_LIMIT);
@@ -102,7 +102,7 @@ impl Line {
         }
     }
 
-    /// Says that no more follows; the hub may go on.
+    /// Half-closes the stream; the hub may continue.
     pub fn finish(&mut self) {
         self.out = None;
     }
@@ -176,13 +176,13 @@ impl Line {
             .with_context(|| format!("the stream goes on after {limit:?}"))
     }
 
-    /// All that has been asked for so far.
+    /// Returns the record of all received frames.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// The same; it is forgotten here.
+    /// Returns the record, and clears it.
     pub fn take_record(&mut self) -> Record {
         std::mem::take(&mut self.record)
     }

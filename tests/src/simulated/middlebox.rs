@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::ports::local;
 
-/// Stands between an agent and its hub. Dropping it closes every flow.
+/// Forwards connections between an agent and its hub. Closes every flow on drop.
 #[derive(Debug)]
 pub struct Middlebox {
     address: SocketAddr,
@@ -38,7 +38,7 @@ impl Middlebox {
         })
     }
 
-    /// Where agents connect to.
+    /// Returns the address for agents.
     #[must_use]
     pub fn address(&self) -> String {
         self.address.to_string()

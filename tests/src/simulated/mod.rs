@@ -1,9 +1,8 @@
-//! Simulated agents: the real protocol over real mutual TLS, without an API server behind it.
-//!
-//! Many fit into one process. [`SimulatedAgent`] behaves: it joins with a join string, keeps a session, takes batches
-//! in, acks, and reports every copy as applied at once. [`Line`] is a stream under the hand of a test, for everything
-//! that a well-behaved agent never does. Both keep every byte that the hub sent. A [`Proxy`] stands between any agent and
-//! its hub and cuts the link where it is told to.
+//! Simulated agents: the real protocol over real mutual TLS, without an API server.
+//! [`SimulatedAgent`] behaves correctly: it joins with a join string, keeps a session, applies
+//! batches, acks, and reports every copy as applied at once. [`Line`] is a stream under the control
+//! of a test, for incorrect agents. Both record every byte of the hub. A [`Proxy`] between an agent
+//! and its hub cuts or slows down the connection.
 
 mod agent;
 mod credentials;

@@ -15,14 +15,14 @@ use crate::ports::local;
 /// No limit.
 const WHOLE: u64 = u64::MAX;
 
-/// A slow link passes on so many pieces a second.
+/// Number of pieces per second on a slow link.
 const PIECES: u64 = 20;
-/// Of so many pieces one is lost on the way, and comes so much later, and all behind it.
+/// One of this many pieces is lost, and delayed with all that follow.
 const LOST: u64 = 50;
 const SENT_AGAIN: Duration = Duration::from_millis(300);
 
-/// Stands between an agent and its hub, and cuts each connection after so many bytes from the hub, or passes on so many a
-/// second. Dropping it cuts everything.
+/// Forwards connections between an agent and its hub, and cuts each after a number of bytes from
+/// the hub, or limits its rate. Cuts all connections on drop.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -61,7 +61,7 @@ impl Proxy {
         })
     }
 
-    /// Where agents connect to.
+    /// Returns the address for agents.
     #[must_use]
     pub fn address(&self) -> String {
         self.address.to_string()

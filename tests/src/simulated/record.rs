@@ -8,15 +8,15 @@ use runnel_proto::model::{Batch, DeletionPolicy, HubFrame, RuleUid, SourceRef};
 pub struct Record {
     /// The messages as they came, decrypted.
     pub bytes: Vec<Bytes>,
-    /// The same, read.
+    /// The decoded frames.
     pub frames: Vec<HubFrame>,
-    /// How streams ended: the code and the message.
+    /// The end of each stream: the code and the message.
     pub ends: Vec<(tonic::Code, String)>,
     /// Streams that were opened.
     pub sessions: usize,
     /// Epoch and term of the hub's leaders, each time they changed.
     pub leads: Vec<(String, u64)>,
-    /// What the hub did against the protocol.
+    /// Violations of the protocol by the hub.
     pub complaints: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Record {
         })
     }
 
-    /// The intents that came with their payload, in order.
+    /// Returns the intents with payload, in order.
     #[must_use]
     pub fn upserts(&self) -> Vec<(RuleUid, SourceRef)> {
         let deltas = self.batches().flat_map(|batch| &batch.rules);

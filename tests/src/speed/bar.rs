@@ -1,4 +1,4 @@
-//! How far a long step is, on standard error.
+//! The progress of a long step, on standard error.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Steps of a wait.
 const STEPS: usize = 100;
 
-/// A bar that goes when it is dropped; a line where standard error is no terminal.
+/// A progress bar that disappears on drop; a line if standard error is no terminal.
 #[derive(Debug)]
 pub struct Bar(ProgressBar);
 
@@ -44,7 +44,7 @@ impl Bar {
         Self(bar)
     }
 
-    /// Waits for so long, and shows how far that is.
+    /// Sleeps and displays the progress.
     pub async fn wait(time: Duration, what: &str) {
         let bar = Self::of(STEPS, what);
         for _ in 0..STEPS {

@@ -17,9 +17,9 @@ use crate::simulated::Credentials;
 /// Bytes in both directions.
 #[derive(Debug, Default)]
 pub struct Bytes {
-    /// From the hub.
+    /// Bytes from the hub.
     pub received: AtomicU64,
-    /// To the hub.
+    /// Bytes to the hub.
     pub sent: AtomicU64,
 }
 

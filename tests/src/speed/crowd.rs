@@ -1,5 +1,5 @@
-//! Very many simulated agents in one process: the real protocol over real mutual TLS, and no more kept of what comes than
-//! the protocol needs.
+//! Many simulated agents in one process: the real protocol over real mutual TLS, with minimal
+//! memory per agent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -23,18 +23,18 @@ const OPENING: usize = 64;
 /// The number of a report with failures.
 pub const FAILING: u32 = u32::MAX;
 const AGAIN: Duration = Duration::from_millis(100);
-/// Complaints that an error shows: ten thousand agents may have the same one.
+/// Maximum number of violations in an error: ten thousand agents may have the same one.
 const COMPLAINTS: usize = 5;
 
-/// What the agents have seen, all together.
+/// The progress of all agents.
 #[derive(Default)]
 struct Seen {
     bytes: Arc<Bytes>,
     /// Connected agents whose snapshot has ended.
     up_to_date: AtomicUsize,
-    /// Intents that came with their payload, and whose batch was acked.
+    /// Received intents with payload, in acked batches.
     intents: AtomicU64,
-    /// Reports that were asked for and sent.
+    /// Number of requested reports that were sent.
     reports: AtomicU64,
     /// The number of connections that were lost after the snapshot.
     ends: AtomicUsize,
@@ -52,7 +52,7 @@ pub struct Crowd {
     reports: broadcast::Sender<u32>,
     bare: bool,
     agents: JoinSet<()>,
-    /// How many connections were lost because they were meant to.
+    /// Number of intentionally closed connections.
     meant: AtomicUsize,
 }
 
@@ -100,10 +100,12 @@ impl Crowd {
         }
     }
 
-    /// Waits until every agent is up to date: its snapshot has ended, and it holds what the hub says that it should.
+    /// Waits until every agent is up to date: its snapshot has ended, and its intents equal the
+    /// hub's.
     ///
     /// # Errors
-    /// When not all are within `limit`, the hub broke the protocol, or somebody lost the connection meanwhile.
+    /// If not all are within `limit`, the hub violated the protocol, or a connection was lost
+    /// meanwhile.
     pub async fn up_to_date(&self, limit: Duration) -> Result<()> {
         let all = async {
             while self.connected() < self.agents.len() {
@@ -150,7 +152,7 @@ impl Crowd {
         self.seen.intents.load(Ordering::Acquire)
     }
 
-    /// Reports sent so far of those that [`Self::report`] asks for.
+    /// Returns the number of sent reports of [`Self::report`].
     #[must_use]
     pub fn reports(&self) -> u64 {
         self.seen.reports.load(Ordering::Acquire)
@@ -166,7 +168,7 @@ impl Crowd {
         )
     }
 
-    /// From now on, the moment is written down at which each of so many agents has acked so many more intents.
+    /// Starts to record when each agent has acked this many more intents.
     pub fn expect(&self, each: usize, agents: usize) {
         let mut goal = self.seen.goal.lock();
         let (number, each) = (goal.number + 1, each as u64);
@@ -198,11 +200,11 @@ impl Crowd {
         at.context("not reached")
     }
 
-    /// Each agent reports once what it holds: all well with an even number, one copy less with an odd one, and with
-    /// [`FAILING`] as many and as long failures as a report may have.
+    /// Lets each agent report its intents once: all applied for an even number, one copy less for
+    /// an odd one, and the maximum of failures for [`FAILING`].
     ///
     /// # Errors
-    /// When nobody is there.
+    /// If no agent is connected.
     pub fn report(&self, number: u32) -> Result<()> {
         self.reports
             .send(number)
@@ -211,7 +213,7 @@ impl Crowd {
             .context("nobody is there to report")
     }
 
-    /// Checks that the hub kept to the protocol, and that no connection was lost unexpectedly.
+    /// Checks that the hub followed the protocol, and that no connection was lost unexpectedly.
     fn check(&self) -> Result<()> {
         let checked = self.checked();
         if checked.is_err() {
@@ -287,8 +289,8 @@ impl Agent {
         }
     }
 
-    /// An agent that finds no hub keeps its slot while it waits. Otherwise ten thousand would retry
-    /// so often that they would take the processors from the hub that is starting.
+    /// An agent without a hub keeps its slot while it waits. Otherwise ten thousand agents would
+    /// use the processors that the starting hub needs.
     async fn open(&self) -> Result<Line> {
         let _turn = self.opening.acquire().await?;
         let line = self.try_to_open().await;
@@ -367,7 +369,7 @@ impl Agent {
             .push(format!("{}: {complaint}", self.credentials.cluster));
     }
 
-    /// At the end of a snapshot both sides must agree about what is held; a bare hub's holds nothing for either.
+    /// At the end of a snapshot both sides must have the same intents; a bare hub sends none.
     fn compare(&self, end: &SnapshotEnd) {
         let (intents, digest) = self.holdings.account();
         if (intents, digest) != (end.intents, end.digest) {
@@ -386,7 +388,7 @@ impl Agent {
             .sum();
         send(line, AgentFrame::Ack(batch.nonce, Vec::new()));
         if !self.bare {
-            // What was in it is of no use here, and ten thousand agents would keep it ten thousand times.
+            // The content is not needed, and ten thousand agents would store it ten thousand times.
             let nothing = Payload::encode(Vec::new());
             for intent in batch.rules.iter_mut().flat_map(|rule| &mut rule.upserts) {
                 // But its report is proved.

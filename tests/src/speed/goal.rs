@@ -1,4 +1,4 @@
-//! How far simulated agents are with what is awaited of them.
+//! The progress of simulated agents towards a goal.
 
 use std::time::Instant;
 
@@ -10,11 +10,11 @@ pub(super) struct Goal {
     each: u64,
     pub(super) agents: usize,
     pub(super) done: usize,
-    /// When all of them were done.
+    /// The time at which all of them reached it.
     pub(super) reached: Option<Instant>,
 }
 
-/// How far one agent is towards the goal of this number.
+/// The progress of one agent towards the goal with this number.
 #[derive(Default)]
 pub(super) struct Way {
     number: u64,
@@ -22,7 +22,7 @@ pub(super) struct Way {
 }
 
 impl Goal {
-    /// The goal of this number, for so many agents.
+    /// Creates the goal with this number, for a number of agents.
     pub(super) fn new(number: u64, each: u64, agents: usize) -> Self {
         Self {
             number,
@@ -32,7 +32,7 @@ impl Goal {
         }
     }
 
-    /// Somebody has acked so many; returns whether all have reached the goal with that.
+    /// Records acks of an agent; returns whether all have reached the goal.
     pub(super) fn took(&mut self, intents: u64, way: &mut Way) -> bool {
         if way.number != self.number {
             *way = Way {

@@ -209,11 +209,10 @@ impl Lab {
         .await
     }
 
-    /// Checks that the counter of the hub's writes has seen some. Without that, a count of zero
-    /// proves nothing.
+    /// Checks that the hub's write counter is not zero. Otherwise a count of zero proves nothing.
     ///
     /// # Errors
-    /// When it has seen none.
+    /// If it is zero.
     pub fn shows_hub_writes(&self) -> Result<()> {
         ensure!(
             self.hub_writes(crate::audit::Mark::default())? > 0,
@@ -356,10 +355,10 @@ impl BareHub {
     }
 }
 
-/// Lets a bare hub broadcast this; returns when all have acked.
+/// Broadcasts a payload from the bare hub; returns when all agents have acked it.
 ///
 /// # Errors
-/// When it does not.
+/// If they do not.
 pub async fn say(voice: &mut RunnelClient<Channel>, text: &str) -> Result<()> {
     voice
         .renew(RenewRequest {

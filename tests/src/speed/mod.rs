@@ -1,8 +1,8 @@
-//! `cargo speed`: how far each path of Runnel is from the least that this machine could do.
-//!
-//! An absolute time says little on a shared machine, so every row stands beside a bare program ([`bare`]) that does only the
-//! unavoidable work, run in turns with Runnel in the same run. [`rows`] says what is measured and what is good enough;
-//! [`verdict`], [`table`], [`json`] and [`chart`] are pure; [`lab`] and [`crowd`] are a hub with very many simulated agents.
+//! `cargo speed`: compares each path of Runnel with the minimum on this machine.
+//! Absolute times mean little on a shared machine, so every row has a bare program ([`bare`]) that
+//! does only the unavoidable work, and runs alternately with Runnel. [`rows`] has the metrics and
+//! their bounds; [`verdict`], [`table`], [`json`] and [`chart`] are pure; [`lab`] and [`crowd`] are
+//! a hub with many simulated agents.
 
 pub mod bar;
 pub mod bare;
@@ -33,7 +33,7 @@ use rows::{ROWS, Row};
 use verdict::Judged;
 
 const INTERRUPTED: u8 = 130;
-/// The short form takes less.
+/// The time limit of the short form.
 const QUICK: Duration = Duration::from_secs(300);
 
 /// Measures Runnel beside bare programs that do only the unavoidable work, and prints a table of ratios.
@@ -49,13 +49,13 @@ pub struct Arguments {
     /// Writes the readings as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draws cost against size for what is measured at several sizes.
+    /// Draw a chart of the cost by size.
     #[arg(long, value_name = "FILE.svg")]
     chart: Option<PathBuf>,
-    /// Is the bare hub; what `cargo speed` starts by itself.
+    /// Run the bare hub; `cargo speed` starts it.
     #[arg(long, value_name = "FOLDER", hide = true, exclusive = true)]
     bare_hub: Option<PathBuf>,
-    /// Is the bare watch of a cluster; what `cargo speed` starts by itself.
+    /// Run the bare watch of a cluster; `cargo speed` starts it.
     #[arg(long, num_args = 2, value_names = ["KUBECONFIG", "FILE"], hide = true, exclusive = true)]
     bare_watch: Option<Vec<PathBuf>>,
 }
@@ -180,7 +180,7 @@ fn wants(arguments: &Arguments, row: &Row) -> bool {
     }
 }
 
-/// How many gates hold and how many aims are reached.
+/// Returns the numbers of met gates and reached goals.
 fn summary(judged: &[Judged]) -> String {
     let gates = judged
         .iter()

@@ -108,9 +108,9 @@ pub async fn at_rest(pid: u32) -> Result<Duration> {
     anyhow::bail!("the process {pid} does not come to rest: it computes {newest:.0} % of the time")
 }
 
-/// Whether these shares of the time, the newest last, are those of a process at rest: less than a fiftieth twice, or a
-/// fifth at most for three seconds, without ups and downs. Connections that were all used at the same moment have their
-/// keepalives at the same moment, too: then as much in the time of two keepalives as in the one before, less than a fifth.
+/// Whether these CPU shares, the newest last, are those of an idle process: less than 2 % twice, or
+/// at most 20 % for three seconds without variation. Connections that were used at the same moment
+/// have simultaneous keepalives: then equal sums over two keepalive intervals, below 20 %.
 fn is_idle(shares: &[f64]) -> bool {
     let newest = |count: usize| shares.len().checked_sub(count).map(|from| &shares[from..]);
     let most = |shares: &[f64]| shares.iter().copied().fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! What watches on the members have shown, and when.
+//! Objects in the watches on the members, with times.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-/// One object as a watch showed it.
+/// An object in a watch.
 #[derive(Clone, Debug)]
 pub struct Sight {
-    /// When.
+    /// The time of the event.
     pub at: Instant,
     /// Its namespace.
     pub namespace: String,
@@ -25,7 +25,7 @@ pub struct Sight {
     pub value: String,
 }
 
-/// All that one member's watch has shown, in order.
+/// All events of one member's watch, in order.
 #[derive(Clone, Default)]
 pub struct Seen {
     sights: Arc<Mutex<Vec<Sight>>>,

@@ -30,7 +30,7 @@ pub(super) fn fail(state: &mut RuleState, cluster: &str) {
     state.failures = (0..failures).map(one).collect();
 }
 
-/// What a simulated agent reports to a hub of which it holds nothing.
+/// The report of a simulated agent without intents.
 pub(super) fn made_up() -> RuleState {
     RuleState {
         rule: RuleName {

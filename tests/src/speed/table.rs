@@ -75,7 +75,7 @@ fn cells(judged: &Judged) -> [String; 10] {
     ]
 }
 
-/// The verdict in a word.
+/// Returns the verdict as one word.
 #[must_use]
 pub fn word(judged: &Judged) -> &'static str {
     match (

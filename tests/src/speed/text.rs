@@ -1,11 +1,11 @@
-//! The texts of objects: those that do not compress, and those that people write.
+//! The texts of objects: incompressible ones, and ones written by people.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use data_encoding::BASE64;
 
-/// Where people's texts are taken from, what reads most like configuration first.
+/// The sources of text by people, those most like configuration first.
 const CORPUS: [&str; 5] = ["deploy", "proto", "tests", "hub", "agent"];
 /// Files with these endings are text.
 const TEXTS: [&str; 6] = ["yaml", "md", "json", "proto", "toml", "rs"];
@@ -32,10 +32,11 @@ fn next(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// So many texts of one length, cut from the files of this repository, no place twice, each with its number.
+/// Returns texts of one length, cut from the files of this repository without overlap, each with
+/// its number.
 ///
 /// # Errors
-/// When there is not so much text here.
+/// If the repository has not enough text.
 pub fn corpus(count: usize, length: usize) -> Result<Vec<String>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let number = |number: usize| format!("{number:05}\n");

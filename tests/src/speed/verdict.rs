@@ -1,4 +1,4 @@
-//! What is measured, and whether it is good enough. Pure.
+//! The metrics and their bounds. Pure.
 
 use serde::Serialize;
 
@@ -6,9 +6,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Bound {
-    /// At most so many times the bare program's.
+    /// At most this ratio to the bare program.
     RatioAtMost(f64),
-    /// At least so many times the bare program's.
+    /// At least this ratio to the bare program.
     RatioAtLeast(f64),
     /// An absolute upper bound, independent of the bare program.
     AtMost(f64),
@@ -39,29 +39,29 @@ impl Bound {
     }
 }
 
-/// One thing that a row measures.
+/// A metric of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line {
-    /// What, in a few words.
+    /// The metric's description.
     pub what: &'static str,
-    /// In which unit.
+    /// The unit.
     pub unit: &'static str,
     /// A reading beyond it fails; absent where the row's other lines decide.
     pub gate: Option<Bound>,
-    /// What is to be reached for.
+    /// The goal.
     pub aim: Option<Bound>,
 }
 
-/// What was measured of one line, at one size.
+/// The measured value of one metric, at one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reading {
     /// The row's number.
     pub row: u8,
-    /// Which of its lines.
+    /// The metric's description.
     pub what: &'static str,
-    /// How many of what: the place on the chart's axis.
+    /// The size, for the chart's axis.
     pub size: f64,
-    /// The same in words.
+    /// The size in words.
     pub at: String,
     /// Runnel's.
     pub runnel: f64,
@@ -107,15 +107,14 @@ impl Reading {
 pub struct Judged {
     /// The row's number.
     pub row: u8,
-    /// What is judged.
+    /// The metric.
     pub line: Line,
-    /// What was measured of it, or why nothing was.
+    /// The reading, or the reason why there is none.
     pub found: Result<Reading, String>,
 }
 
 impl Judged {
-    /// Whether the gate holds. A gate that cannot be judged does not hold: a row without its bare program fails, and so does
-    /// a line that was not measured.
+    /// Whether the gate is met. Without a reading, or without the bare program, it is not.
     #[must_use]
     pub fn passes(&self) -> bool {
         let holds = |reading| {
@@ -126,7 +125,7 @@ impl Judged {
         self.found.as_ref().is_ok_and(holds)
     }
 
-    /// Whether the aim is reached.
+    /// Whether the goal is reached.
     #[must_use]
     pub fn reaches_its_aim(&self) -> bool {
         let holds = |reading| {
@@ -169,7 +168,7 @@ fn thousands(value: f64) -> String {
     }
 }
 
-/// The value below which this share of them lies; of none it is no number, for which no bound holds.
+/// Returns the percentile; NaN for no values, so that no bound is met.
 #[must_use]
 pub fn percentile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
@@ -182,7 +181,7 @@ pub fn percentile(values: &[f64], share: f64) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-/// The one in the middle, or what is between the two that are; of none it is no number.
+/// Returns the median; NaN for no values, so that no bound is met.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();

@@ -1,4 +1,4 @@
-//! Objects that Runnel adopted: neither their owner nor a hub that means harm loses or gains by it.
+//! Adopted objects: neither their owner nor a malicious hub causes a loss.
 use anyhow::{Result, ensure};
 use runnel_proto::model::*;
 use runnel_tests::scene::{Draft, Id};

@@ -64,8 +64,8 @@ impl Alone {
         Self::prepare_on(plane, name, life, &[], &Value::Null).await
     }
 
-    /// The same on a control plane of the test's own, with namespaces, and with the rights of other values of the
-    /// chart.
+    /// As above, on a separate control plane with namespaces, and with the permissions of other
+    /// chart values.
     pub async fn prepare_on(
         plane: &'static ControlPlane,
         name: &str,
@@ -116,7 +116,7 @@ impl Alone {
         Ok(std::fs::write(&self.join_file, text)?)
     }
 
-    /// Where the join string lies.
+    /// Returns the path of the join string.
     pub fn join_file(&self) -> PathBuf {
         self.join_file.clone()
     }
@@ -169,7 +169,7 @@ impl Alone {
         Ok((tasks, drain))
     }
 
-    /// Takes the place of the agent that ran before.
+    /// Replaces the running agent.
     pub fn set_agent(&mut self, agent: Running) {
         self.agent = Some(agent);
     }

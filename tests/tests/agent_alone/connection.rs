@@ -123,7 +123,7 @@ async fn certificates_are_renewed_at_half_life_before_expiry() -> Result<()> {
     let mut alone = Alone::prepare("renewed", Duration::from_secs(12)).await?;
     alone.make_namespace("a").await?;
     alone.start_agent().await?;
-    // Under edits: each stream gives way to the next one, and what the first one has brought the next one does not.
+    // With edits: each stream is handed over to the next one, which does not repeat content.
     let mut edit = 0;
     while alone.hub.handed_over() < 3 {
         edit += 1;

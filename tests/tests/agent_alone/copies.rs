@@ -1,4 +1,4 @@
-//! What happens to copies.
+//! Changes of copies.
 use anyhow::Result;
 use runnel_proto::model::*;
 use runnel_tests::scene::{Draft, Id};
@@ -26,7 +26,8 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
     }
     alone.hub.wait_applied("r", 4).await?;
 
-    // A surplus key, a changed value, a second field, foreign marks: what is ours is put back, the rest stays.
+    // A surplus key, a changed value, a second field, foreign marks: our fields are restored,
+    // others are unchanged.
     alone
         .place
         .change(
@@ -77,7 +78,7 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
     alone.says(&id, "2").await?;
     alone.place.has_event(&id, "DriftCorrected").await?;
 
-    // At rest nothing is written, not even by the echo of our own writes.
+    // When idle nothing is written, not even after events of our own writes.
     let mark = alone.plane.mark();
     steadily("no writes at rest", Duration::from_secs(3), async || {
         let writes = alone.writes(mark)?;
@@ -131,7 +132,7 @@ async fn foreign_objects_are_left_alone() -> Result<()> {
     alone.place.is_untouched(&clone).await?;
     alone.place.is_untouched(&foreign).await?;
 
-    // When the foreign object goes, the copy comes, without any sign from the watch.
+    // When the foreign object is deleted, the copy is created, without a watch event.
     alone.hub.want("q", alone.rule(&["b"], &[("one", "1")]));
     alone
         .hub
@@ -269,7 +270,7 @@ async fn created_and_deleted_namespaces_are_followed() -> Result<()> {
     }
     alone.hub.wait_applied("r", 3).await?;
 
-    // A namespace that is held in its deletion by an object with a finalizer.
+    // A namespace whose deletion is blocked by an object with a finalizer.
     let blocker = Draft::config_map(&alone.ns("late"), "blocker").json();
     let blocker = alone.place.make(&blocker).await?;
     let blocker = Id::of(&blocker)?;

@@ -1,4 +1,4 @@
-//! What hangs delays no other copy.
+//! A hanging copy delays no other.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -21,7 +21,7 @@ async fn hanging_webhook_of_one_namespace_delays_no_other() -> Result<()> {
         .hub
         .want("q", alone.rule(&["fast"], &[("quick", "1")]));
     alone.hub.wait_applied("q", 1).await?;
-    // It takes connections and never answers.
+    // It accepts connections and never answers.
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let (port, called) = (listener.local_addr()?.port(), Arc::new(AtomicUsize::new(0)));
     let count = called.clone();

@@ -184,7 +184,7 @@ impl FakeHub {
         }]);
     }
 
-    /// Answers sessions with PERMISSION_DENIED, or no longer.
+    /// Answers sessions with PERMISSION_DENIED, or stops to.
     pub fn refuse(&self, refuse: bool) {
         let mut state = self.shared.state.lock();
         state.refuse = refuse;
@@ -358,7 +358,7 @@ impl Service {
         }))
     }
 
-    /// What the agent lacks, given what it holds.
+    /// Returns the difference between the hub's intents and the agent's.
     fn catch_up(
         &self,
         copies_there: &[RuleState],

@@ -162,7 +162,7 @@ async fn attack(alone: &Alone, mark: runnel_tests::audit::Mark) -> Result<()> {
     for (at, (_, wanted)) in attempts.iter().enumerate() {
         alone.hub.want(&format!("attempt-{at:03}"), wanted.clone());
     }
-    // What is right among it still comes, and comes last.
+    // The valid item among them is applied last.
     alone
         .hub
         .want("right", alone.rule(&["a"], &[("right", "1")]));

@@ -1,4 +1,4 @@
-//! What outlives the agent and the hub.
+//! State that survives restarts of agent and hub.
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};

@@ -1,4 +1,4 @@
-//! What an agent does with fewer rights than it needs.
+//! Behavior of an agent with missing permissions.
 use anyhow::Result;
 use runnel_proto::model::{Content, Reason, RuleState};
 use runnel_tests::scene::Id;

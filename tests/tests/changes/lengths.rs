@@ -54,7 +54,8 @@ async fn names_and_metadata_of_any_length_are_sent_or_refused() -> Result<()> {
     hub.lacks(&cluster_rule).await?;
     member.has_copy(&source, &home, &rule).await?;
 
-    // Annotations that leave room for Runnel's own travel; those that do not are told, and hold nothing else up.
+    // Annotations that leave room for Runnel's own are copied; others are reported, and delay
+    // nothing else.
     let key = "example.com/note";
     let large =
         Draft::config_map(&home, "s.large").annotation(key, &"x".repeat(ANNOTATIONS - 4096));
@@ -76,7 +77,7 @@ async fn names_and_metadata_of_any_length_are_sent_or_refused() -> Result<()> {
         .change(&Id::of(&source)?, json!({"data": {"k": "w"}}))
         .await?;
     member.has_copy(&edited, &home, &rule).await?;
-    // Left out of what travels, its copy has room.
+    // With them excluded, the copy has room.
     hub.change(
         &rule,
         json!({"spec": {"transform": {"annotations": {"drop": [key]}}}}),

@@ -1,4 +1,4 @@
-//! Namespaces of the members come, change and go.
+//! Creation, change and deletion of namespaces in members.
 
 use anyhow::{Result, ensure};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition, entry_of};
@@ -149,7 +149,7 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
         member.delete(&Id::namespace(namespace)).await?;
         member.lacks(&Id::of(&source)?.within(namespace)).await?;
     }
-    // A namespace that was named is missed, one that a glob meant is not.
+    // A missing namespace is reported if it is named, not if a glob matched it.
     let observed = hub
         .wait_ready(&narrow, "False", "NamespaceTerminating")
         .await?;
@@ -210,7 +210,7 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
     scene.arrives(&source, &rule, &["made-a", "made-b"]).await?;
     hub.all_applied(&rule, 4).await?;
 
-    // One that a person deletes is made again; a rule that stops to ask for it does not delete it.
+    // A deleted namespace is created again; a rule that no longer requests it does not delete it.
     scene.member(2).delete(&Id::namespace("made-b")).await?;
     let id = Id::namespace("made-b");
     let old = scene.member(1).get(&id).await?;
@@ -276,7 +276,8 @@ async fn rule_survives_the_namespace_of_its_sources() -> Result<()> {
     }
     hub.all_applied(&rule, 14).await?;
 
-    // What is below the limit goes with its namespace; the others stay, and so does the rule.
+    // Copies below the limit are removed with their namespace; the others are kept, and so is the
+    // rule.
     hub.delete(&Id::namespace(few)).await?;
     for source in &of_few {
         member.lacks(&Id::of(source)?.within(target)).await?;
@@ -291,7 +292,8 @@ async fn rule_survives_the_namespace_of_its_sources() -> Result<()> {
     }
     hub.all_applied(&rule, 14).await?;
 
-    // What is above it is held: nobody has named one of them. Ten copies may go within a minute, in all.
+    // Copies above the limit are blocked: none was named. At most ten copies may be removed within
+    // a minute.
     hub.delete(&Id::namespace(many)).await?;
     let observed = hub.sees("held", &rule, |rule| {
         let copies_there = condition(rule, "ApprovalRequired")?;

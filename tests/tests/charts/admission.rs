@@ -309,7 +309,7 @@ async fn copies(thief: &Thief<'_>) -> Result<()> {
             None,
         )
         .await?;
-    // Left on purpose, taken back, and deleted.
+    // Retained, adopted again, and deleted.
     thief
         .patches(
             "leaving it",

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::render::{container, one, texts};
 
-/// What a kubelet puts in place of the references.
+/// The values that a kubelet inserts for the references.
 const KNOWN: [(&str, &str); 2] = [
     ("$(POD_NAME)", "runnel-hub-5d8f7c9b6d-x2x4q"),
     ("$(POD_IP)", "10.1.2.3"),
@@ -26,7 +26,7 @@ fn command(chart: &str) -> Command {
     }
 }
 
-/// Says that the binary of a chart takes the arguments and variables of this container.
+/// Checks that the binary of a chart accepts the arguments and variables of this container.
 pub fn are_known(chart: &str, container: &Value) -> Result<()> {
     let filled = texts(&container["args"]).into_iter().map(|mut text| {
         for (reference, value) in KNOWN {
@@ -82,7 +82,7 @@ pub fn trusts_its_own(documents: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// Says that the agent reads the policy that its chart mounts.
+/// Checks that the agent reads the policy that its chart mounts.
 pub fn is_a_policy(documents: &[Value]) -> Result<()> {
     let texts: Vec<&str> = documents
         .iter()
@@ -96,7 +96,8 @@ pub fn is_a_policy(documents: &[Value]) -> Result<()> {
         .with_context(|| format!("the policy\n{text}"))
 }
 
-/// Says that the policy of a chart's default values is that of an agent without a policy file.
+/// Checks that the policy of a chart's default values equals that of an agent without a policy
+/// file.
 pub fn is_the_default_policy(documents: &[Value]) -> Result<()> {
     let text = documents
         .iter()

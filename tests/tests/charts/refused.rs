@@ -1,4 +1,4 @@
-//! Values that cannot be meant: each is refused before anything is installed, and the field is named.
+//! Invalid values: each is refused before the installation, with its field.
 
 /// Chart, values, and the expected refusal.
 pub const REFUSED: &[(&str, &str, &str)] = &[

@@ -1,4 +1,4 @@
-//! The rights that a chart gives, in words, and what must never be among them.
+//! The permissions of a chart as text, and forbidden ones.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -139,7 +139,7 @@ pub fn rights(documents: &[Value]) -> Result<Vec<Right>> {
     Ok(rights)
 }
 
-/// All of it as text: what a golden file holds.
+/// Returns all permissions as text, for the golden files.
 pub fn in_words(documents: &[Value]) -> Result<String> {
     let (rights, bound) = (rights(documents)?, bindings(documents)?);
     let of_the_process = rights.iter().filter(|right| right.of_the_process).count();

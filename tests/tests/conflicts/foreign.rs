@@ -102,7 +102,8 @@ async fn foreign_object_is_untouched_until_it_is_deleted() -> Result<()> {
         member.is_untouched(object).await?;
     }
 
-    // It goes, and the copy is there without anyone's help. It is the source that goes: the foreign object stays.
+    // The foreign object is deleted, and the copy is created automatically. Then the source is
+    // deleted, and the foreign object is kept.
     member.delete(&Id::of(&settings)?).await?;
     member.has_copy(&settings, home, &rule).await?;
     hub.delete(&Id::of(&login)?).await?;
@@ -269,7 +270,7 @@ async fn member_policy_against_overwriting_is_reported() -> Result<()> {
         "{message}"
     );
     member.is_untouched(&theirs).await?;
-    // The place is taken when it becomes free.
+    // The name becomes free, and the copy is created.
     member.delete(&Id::of(&theirs)?).await?;
     member.has_copy(&source, home, &rule).await?;
     hub.all_applied(&rule, 1).await.map(|_| ())

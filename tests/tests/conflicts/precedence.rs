@@ -62,7 +62,7 @@ async fn older_rule_wins_until_it_is_deleted() -> Result<()> {
 
     let recorder = Recorder::start(member, &Id::config_map(home, "")).await?;
     // The winner may be deleted, no longer select this copy, or no longer choose the cluster. Each
-    // time the other rule takes over at once.
+    // time the other rule adopts it at once.
     hub.change(
         &older,
         json!({"spec": {"clusters": {"names": ["member-2"]}}}),
@@ -90,7 +90,7 @@ async fn older_rule_wins_until_it_is_deleted() -> Result<()> {
     member.has_copy(&source, home, &younger).await?;
     hub.all_applied(&younger, 1).await?;
 
-    // The loser goes: nothing happens to the copy.
+    // The loser is deleted: the copy is unchanged.
     grow_older(hub, &younger).await?;
     let third = Id::rule(home, "third");
     hub.make(&draft("third").json()).await?;

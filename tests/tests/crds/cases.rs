@@ -27,10 +27,10 @@ fn namespaces(change: Value) -> Value {
     json!({"namespaces": change})
 }
 
-/// What is wrong, the fields of the smallest rule's spec that are different, and words of the refusal.
+/// The description, the changed fields of the smallest rule's spec, and parts of the refusal.
 pub type Case = (&'static str, Value, &'static [&'static str]);
 
-/// What is copied.
+/// Cases about sources.
 #[rustfmt::skip]
 pub fn selections() -> Vec<Case> {
     let many = |count: usize, entry: Value| json!({"sources": vec![entry; count]});
@@ -93,7 +93,7 @@ pub fn selectors() -> Vec<Case> {
     ]
 }
 
-/// Where copies go and how they are kept.
+/// Cases about targets and policies.
 #[rustfmt::skip]
 pub fn targets() -> Vec<Case> {
     let create = |namespaces: Value| json!({"namespaces": namespaces, "createNamespaces": true});

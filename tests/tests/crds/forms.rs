@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::cases::{Case, names};
 
-/// How copies differ from their sources.
+/// Cases about the transformation of copies.
 #[rustfmt::skip]
 pub fn forms() -> Vec<Case> {
     let transform = |change: Value| json!({"transform": change});

@@ -1,4 +1,4 @@
-//! A cluster that joins anew under its name, and two clusters with one identity.
+//! A cluster that joins again under its name, and two clusters with one identity.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
@@ -24,7 +24,7 @@ async fn kube_system(scene: &Scene, number: usize) -> Result<String> {
         .to_owned())
 }
 
-/// Waits until the hub says that it knows a member by this uid.
+/// Waits until the hub reports a member with this uid.
 async fn is_known_as(scene: &Scene, member: &str, uid: &str) -> Result<Value> {
     scene
         .hub
@@ -67,7 +67,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     }
     hub.all_applied(&rule, 4).await?;
 
-    // The same name, another MemberCluster: what is wanted is brought up to date, what is not stays.
+    // The same name, another MemberCluster: desired copies are updated, others are kept.
     fleet.stop_agent(2).await?;
     let former = hub.get(&Id::member("member-2")).await?;
     hub.delete(&Id::member("member-2")).await?;
@@ -106,7 +106,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     wait_without_condition(hub, "member-2", "PreviousMembership").await?;
     hub.all_applied(&rule, 2).await?;
 
-    // The second cluster comes with the first one's key.
+    // The second cluster connects with the first one's key.
     let uids = [kube_system(&scene, 1).await?, kube_system(&scene, 2).await?];
     is_known_as(&scene, "member-1", &uids[0]).await?;
     fleet.stop_agent(2).await?;
@@ -127,7 +127,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     scene.member(2).is_untouched(&kept).await?;
     is_known_as(&scene, "member-1", &uids[0]).await?;
 
-    // It has taken the first one's place: now that one is fenced.
+    // It has replaced the first one, which is now refused.
     confirm(fleet.hub(), &message, "member-1").await?;
     fleet.kill_agent(2)?;
     fleet.start_agent(2).await?;

@@ -24,7 +24,7 @@ async fn shows(ops_url: &str, metric: &str, wanted: f64) -> Result<()> {
 
 #[tokio::test]
 async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
-    // Agents know two addresses; at the second one the double will be.
+    // Agents have two addresses; the copied hub will be at the second one.
     let fleet = Fleet::start(FleetOptions {
         hub_replicas: 2,
         ..FleetOptions::default()
@@ -88,7 +88,7 @@ async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
     renewed(&twin.client().await?).await?;
     member.is_untouched(&copy).await?;
 
-    // The agent looks for the first one, and stays there.
+    // The agent tries the first one, and stays connected.
     fleet.hub_replica(1).pod().start().await?;
     shows(&fleet.hub_ops_url(), "runnel_hub_sessions", 1.0).await?;
     let third = hub

@@ -56,7 +56,7 @@ impl Stage {
         self.scene.arrives(source, &self.rule, &[HOME]).await
     }
 
-    /// What both members have of these.
+    /// The copies of both members with these names.
     async fn copies(&self, names: &[&str]) -> Result<Vec<(usize, Value)>> {
         let mut all = Vec::new();
         for member in [1, 2] {
@@ -155,13 +155,13 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     hub.wait_for_cluster(&stage.rule, "member-2", "Waiting", "Unconfirmed")
         .await?;
     stage.diverged(2, 2).await?;
-    // An edit of what is held waits too.
+    // An edit of a withheld source waits too.
     let third = hub
         .change(&Id::of(&edited)?, json!({"data": {"k": "third"}}))
         .await?;
     stage.untouched(&copies, |_| true).await?;
 
-    // Neither another start of the hub nor one of an agent makes anybody forget.
+    // The divergence survives restarts of the hub and of an agent.
     fleet.kill_hub()?;
     fleet.kill_agent(1)?;
     fleet.start_hub().await?;
@@ -190,7 +190,7 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     lives_through_it(&stage, &third).await
 }
 
-/// The same while the hub's process runs on, and with the annotation that confirmed the first time.
+/// As above while the hub keeps running, and with the annotation of the first confirmation.
 async fn lives_through_it(stage: &Stage, edited: &Value) -> Result<()> {
     let (fleet, hub) = (&stage.fleet, &stage.scene.hub);
     let added = stage.source("app-added", "first").await?;

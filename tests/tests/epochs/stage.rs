@@ -1,4 +1,4 @@
-//! What these tests look at.
+//! Observations of these tests.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use runnel_tests::scene::{Id, Place, SOON, condition};
 use runnel_tests::wait::eventually;
 use serde_json::Value;
 
-/// What a member's agent has stored of what its hub told it last.
+/// Returns the history token that a member's agent has stored.
 pub async fn remembered(client: &Client) -> Result<Option<Vec<u8>>> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
     let data = secrets
@@ -26,7 +26,7 @@ pub async fn remembered(client: &Client) -> Result<Option<Vec<u8>>> {
 
 /// Waits until an agent has stored something else than this.
 pub async fn remembers_more(member: &Place, than: &Option<Vec<u8>>) -> Result<()> {
-    // Agents store such news once a minute.
+    // Agents store a new token once a minute.
     eventually(
         "the agent to remember what it was told",
         SOON + Duration::from_secs(60),
@@ -38,8 +38,7 @@ pub async fn remembers_more(member: &Place, than: &Option<Vec<u8>>) -> Result<()
     .await
 }
 
-/// Waits until the leader of a hub has renewed its Lease twice: what it tells from then on no backup knows of that was
-/// taken before.
+/// Waits until the leader has renewed its Lease twice: no earlier backup contains its later state.
 pub async fn renewed(hub: &Client) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(hub.clone(), NAMESPACE);
     for _ in 0..2 {

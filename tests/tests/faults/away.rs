@@ -1,4 +1,4 @@
-//! With the hub away, the members keep their copies as they should be.
+//! While the hub is unreachable, members keep their copies in sync.
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::scene::{Draft, Id, RETAINED, RuleDraft, SOON, is_marked};
@@ -105,7 +105,8 @@ async fn drift_is_corrected_and_namespaces_filled_without_hub() -> Result<()> {
         .await
         .context("a copy without twin, after a restart of the agent")?;
 
-    // What was damaged while the agent was down is put back from a twin, or waits for the hub.
+    // Copies damaged while the agent was stopped are restored from an intact one, or wait for the
+    // hub.
     stage.fleet.kill_agent(1)?;
     let (paired, single) = (
         Id::config_map("no-hub-1", "twice"),
@@ -166,7 +167,7 @@ async fn rule_deleted_while_a_member_is_away_is_settled_on_return() -> Result<()
     for rule in [&delete, &retain] {
         stage.scene.hub.delete(rule).await?;
     }
-    // Released although a member is away; the order is written down for that one only.
+    // Removed although a member is disconnected; the order is stored for that one only.
     for rule in [&delete, &retain] {
         stage.scene.hub.lacks(rule).await?;
     }

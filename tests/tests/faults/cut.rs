@@ -42,7 +42,7 @@ pub(super) async fn lead(stage: &Stage, address: &str) -> Result<()> {
 async fn a_snapshot_that_is_cut_anywhere_removes_nothing() -> Result<()> {
     let stage = stage().await?;
     let result = cut_everywhere(&stage).await;
-    // Whatever came of it, the next test has a whole link.
+    // Restores the link for the next test.
     lead(&stage, &stage.fleet.hub_address()).await?;
     result
 }

@@ -46,7 +46,7 @@ fn nothing_went(recorders: &[Recorder], target: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes a rule out of the hub's API behind the hub's back.
+/// Deletes a rule from the hub's API without the hub.
 async fn strip(stage: &Stage, rule: &Id) -> Result<()> {
     ensure!(
         !stage.fleet.hub_process().is_running(),
@@ -174,7 +174,7 @@ async fn a_hub_that_lost_every_rule_removes_nothing() -> Result<()> {
     for rule in [&first, &second] {
         strip(&stage, rule).await?;
     }
-    // Also the sources: an empty list of everything.
+    // Including the sources: an empty list of everything.
     for source in &sources {
         stage.scene.hub.delete(&Id::of(source)?).await?;
     }

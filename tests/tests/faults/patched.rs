@@ -47,7 +47,7 @@ async fn patched_rule_status_is_corrected() -> Result<()> {
             "it is written again and again"
         );
     }
-    // And a member's.
+    // And of a member.
     let member = Id::member(stage.fleet.member_name(1));
     let lie = json!({"status": {"agentVersion": "7", "conditions": []}});
     stage.scene.hub.change_status(&member, lie).await?;

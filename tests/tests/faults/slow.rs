@@ -1,4 +1,4 @@
-//! Links that are slow: what is on its way arrives, however long it takes, and no member is taken for lost meanwhile.
+//! Slow links: data arrives, however long it takes, and no member counts as lost.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const ARRIVES: Duration = Duration::from_secs(180);
 async fn large_object_arrives_over_a_slow_link() -> Result<()> {
     let stage = stage().await?;
     let result = arrives(&stage).await;
-    // Whatever came of it, the next test has a fast link.
+    // Restores the link for the next test.
     lead(&stage, &stage.fleet.hub_address()).await?;
     result
 }

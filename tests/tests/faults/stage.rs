@@ -22,7 +22,7 @@ pub struct Stage {
     _turn: Turn,
 }
 
-/// The fleet with everything running, whatever the test before left behind.
+/// The fleet with everything running, independent of the former test.
 pub async fn stage() -> Result<Stage> {
     let options = FleetOptions {
         members: MEMBERS,

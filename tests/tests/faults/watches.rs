@@ -183,7 +183,7 @@ async fn restored_member_is_brought_up_to_date() -> Result<()> {
         .has_copy(&edited, "reset-target", &rule)
         .await
         .context("a copy that was rolled back")?;
-    // Nobody asked for what came back with the backup.
+    // Objects from the backup that nothing requests.
     stage
         .scene
         .member(1)

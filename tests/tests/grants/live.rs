@@ -172,7 +172,7 @@ async fn make(scene: &Scene) -> Result<()> {
             .await?;
         let mut manifest = rule.manifest(&name(number));
         manifest["spec"]["sources"][0]["names"] = json!([item]);
-        // What a narrower grant takes away goes at once, however much it is.
+        // Removals by a narrower grant are immediate, whatever their number.
         manifest["spec"]["removalLimit"] = json!({"count": 100});
         scene.hub.make(&manifest).await?;
     }
@@ -184,7 +184,7 @@ async fn grant(scene: &Scene, grants: &[Grant], phase: usize) -> Result<()> {
     let id = |number: usize| json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": format!("phase-{phase}-{number}")}});
     let like = Id::of(&id(0))?;
     let before = scene.hub.list(&like).await?;
-    // The new ones first: what stays granted must not go in between.
+    // The new grants first: copies that stay granted must not be removed in between.
     for (number, grant) in grants.iter().enumerate() {
         let mut object = id(number);
         object["spec"] = grant.spec();

@@ -58,7 +58,7 @@ const WIDE: Grant = Grant {
     creates: true,
 };
 
-/// Sets of grants, each also the one that another is narrowed or widened to.
+/// Sets of grants, each also the target of narrowing or widening another.
 fn sets() -> Vec<Vec<Grant>> {
     let team_a = Grant {
         rules: Choice::Names(&["team-a"]),
@@ -221,7 +221,7 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
     index
 }
 
-/// The guard lets so few copies go, once their removals are gathered.
+/// The guard passes this few removals after their delay.
 fn judge(index: &mut Index, effect: Effect) {
     let begin = Instant::now();
     for instant in [begin, begin + DELAY] {

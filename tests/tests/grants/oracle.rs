@@ -60,7 +60,7 @@ fn by_name(names: &[&str], name: &str, exact: bool) -> bool {
 }
 
 impl Choice {
-    /// Whether it takes in a thing. A thing that does not exist has no label.
+    /// Whether the choice includes an object. An object that does not exist has no label.
     pub fn fits(self, thing: Thing) -> bool {
         match self {
             Choice::All => true,
@@ -93,14 +93,14 @@ impl Rule {
     pub fn wants(self, kind: &str, cluster: Thing, namespace: Thing) -> bool {
         let targeted = match self.namespaces {
             None => namespace.name == self.home.name,
-            // Whoever names a namespace exactly means it before it is there, too.
+            // An exact name includes a namespace before it exists, too.
             Some(Choice::Names(names)) if by_name(names, namespace.name, true) => true,
             Some(choice) => namespace.exists && choice.fits(namespace),
         };
         self.kinds.contains(&kind) && self.clusters.fits(cluster) && targeted
     }
 
-    /// Whether that is granted, by any of these grants that `also` holds of.
+    /// Whether the copy is granted, by any grant for which `also` returns true.
     pub fn is_granted(
         self,
         grants: &[Grant],

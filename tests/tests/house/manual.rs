@@ -1,4 +1,5 @@
-//! What the manual shows as YAML is YAML, and the sources that it lets other tools make are chosen by the rule that it shows.
+//! YAML snippets of the manual are valid, and its sources of other tools are selected by the rules
+//! that it contains.
 use std::collections::BTreeMap;
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Words of the private language of the first version do not come back as names.
+//! Names with words of the former private vocabulary are refused.
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -56,7 +56,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("witness", "history token"),
 ];
 
-/// Words that make such a name only together.
+/// Word pairs that are refused only together.
 const REFUSED_TOGETHER: &[(&str, &str)] = &[
     ("given_up", "namespace_prunes"),
     ("let_go", "approve"),
@@ -64,7 +64,7 @@ const REFUSED_TOGETHER: &[(&str, &str)] = &[
     ("what_becomes", "a noun"),
 ];
 
-/// How a name of a function, type or variable begins that is a clause and no noun.
+/// Prefixes of names that are clauses and not nouns.
 const CLAUSES: &[&str] = &[
     "who_",
     "whose_",

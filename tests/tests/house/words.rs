@@ -9,7 +9,7 @@ use runnel_proto::model;
 
 use super::{none, product_code, root, says};
 
-/// Where conditions are made, and their types and reasons listed.
+/// The file that defines conditions, with their types and reasons.
 const LISTS: &str = "hub/api/src/conditions.rs";
 
 /// The page of the manual that explains them.

@@ -80,7 +80,7 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
     );
     member.has_event(&Id::of(&config)?, "Drifted").await?;
 
-    // Of a Secret paths only, and no value anywhere; the deleted copy stays away.
+    // For a Secret only paths, no values; the deleted copy is not created again.
     member
         .change(
             &Id::of(&login)?,
@@ -141,7 +141,7 @@ async fn edited_and_deleted_copies_are_reported_as_drift() -> Result<()> {
     }
     hub.all_applied(&rule, 3).await?;
 
-    // And so does the policy.
+    // So does the policy.
     member
         .change(&Id::of(&config)?, json!({"data": {"color": "blue"}}))
         .await?;
@@ -211,7 +211,7 @@ async fn contending_controller_is_reported() -> Result<()> {
         contentions.len() == 1 && contentions[0].times == 1,
         "{events:?}"
     );
-    // They end it: it is put back, and the status does not flap meanwhile.
+    // The contention ends: the copy is corrected, and the status does not flap meanwhile.
     member.has_copy(&source, home, &rule).await?;
     ensure!(condition(&hub.get(&rule).await?, "Ready")?["reason"] == "Contended");
     // Orders of the hub do not wait.

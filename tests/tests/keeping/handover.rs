@@ -36,7 +36,8 @@ async fn transfers_and_selector_edits_leave_no_gap() -> Result<()> {
     let copy = member.has_copy(&in_a, home, &first).await?;
     let recorder = Recorder::start(member, &Id::config_map(home, "")).await?;
 
-    // To another rule with another source: when its rule goes, it changes hands, and is the same object.
+    // To another rule with another source: when its rule is deleted, the other one adopts the same
+    // object.
     let in_b = hub.make(&from("handed-b")).await?;
     hub.make(&reading("handover-b", "handed-b", home).json())
         .await?;
@@ -120,7 +121,7 @@ async fn edited_renamed_or_recreated_rule_leaves_no_gap() -> Result<()> {
         member.has_copy(&source, target, &first).await?;
     }
 
-    // Renamed: the same rule comes under another name, then the old one goes.
+    // Renamed: the rule is created under another name, then the old one is deleted.
     hub.make(&draft("second").json()).await?;
     hub.wait_ready(&second, "False", "Superseded").await?;
     hub.delete(&first).await?;
@@ -197,8 +198,8 @@ async fn finalizers_and_owners_of_others_are_kept_and_block_no_other() -> Result
     };
     member.sees("changed and still tied", &id, tied).await?;
     hub.all_applied(&rule, 2).await?;
-    // It is deleted: an owner reference does not keep it, a finalizer does, and that delays nothing
-    // else.
+    // The copy is deleted: an owner reference does not prevent it, a finalizer does, and that
+    // delays nothing else.
     hub.delete(&id).await?;
     let is_going = |copy: &Value| {
         ensure!(

@@ -13,11 +13,11 @@ use super::{CANARY, fleet, gives_away, scene_with};
 /// What a label and an annotation are added to, and never anything else changed.
 const ADDS: &str = r#"Object{metadata: Object.metadata{
     labels: {"example.com/scanned": "yes"}, annotations: {"example.com/scanned-by": "admission"}}}"#;
-/// What is done to the data of one ConfigMap.
+/// The change of one ConfigMap's data.
 const FORCES: &str = r#"Object{data: {"k": "forced", "injected": "x"}}"#;
-/// What is done to the data of one Secret.
+/// The change of one Secret's data.
 const FORCES_SECRET: &str = r#"Object{data: {"k": "Zm9yY2Vk", "injected": "eA=="}}"#;
-/// What is done to a label that the source has.
+/// The change of a label of the source.
 const RELABELS: &str = r#"Object{metadata: Object.metadata{labels: {"team": "forced"}}}"#;
 
 /// An admission policy that changes the objects of a namespace on every write.
@@ -264,7 +264,7 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
     hub.all_applied(&rule, 5).await?;
     ensure!(member.get(&Id::config_map(home, "forced")).await?["data"]["k"] == "forced");
 
-    // The other one: it is gone, and all is as it should be.
+    // The webhook is removed, and all copies are right.
     for kind in ["MutatingAdmissionPolicyBinding", "MutatingAdmissionPolicy"] {
         let kubectl = fleet().await?.member(1);
         kubectl

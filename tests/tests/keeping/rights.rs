@@ -87,19 +87,19 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
         member.find(&Id::of(&sources[1])?).await?.is_some(),
         "it went without the right"
     );
-    // What is only left without marks needs no right to delete.
+    // Retaining a copy needs no permission to delete.
     hub.delete(&second).await?;
     hub.lacks(&second).await?;
     ensure!(
         member.get(&Id::of(&sources[2])?).await?["metadata"]["labels"]["runnel.dev/hub"].is_null()
     );
 
-    // The right comes back, and the rest is done by itself.
+    // The permission is granted again, and the agent continues.
     may(fleet.member(1), &ALL).await?;
     member.lacks(&Id::of(&sources[1])?).await?;
     hub.all_applied(&first, 1).await?;
 
-    // The same of a change.
+    // The same for a change.
     may(fleet.member(1), &["get", "list", "watch"]).await?;
     let edited = hub
         .change(&Id::of(&sources[0])?, json!({"data": {"k": "3"}}))

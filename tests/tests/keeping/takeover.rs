@@ -217,7 +217,7 @@ async fn own_objects_of_a_cluster_and_other_hubs_are_not_adopted() -> Result<()>
         .with("immutablePolicy", json!("Recreate"));
     hub.make(&draft.json()).await?;
     hub.wait_ready(&rule, "False", "Conflict").await?;
-    // The first word may be of only one of them.
+    // The first message may be about only one of them.
     hub.sees("failed twice", &rule, |object| {
         ensure!(
             entry_of(object, "member-1")?["failed"] == 2,

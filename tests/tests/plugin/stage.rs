@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// What every join string begins with.
 pub const SECRET: &str = "runnel-join-v";
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Printed {
     pub code: i32,
@@ -137,7 +137,7 @@ impl Stage {
         self.runnel_with(words, Some(&self.helm)).await
     }
 
-    /// The same with another helm, or none.
+    /// As above, with another helm, or none.
     pub async fn runnel_with(&self, words: &str, helm: Option<&Path>) -> Result<Printed> {
         let mut command = Command::new(&self.kubectl);
         command
@@ -177,7 +177,7 @@ impl Stage {
         Ok(printed)
     }
 
-    /// The hub's pod, started; what was there before has to be dropped first.
+    /// Returns the hub's started pod; a former one must be dropped first.
     pub async fn hub(&self, cluster: &ControlPlane) -> Result<Pod> {
         self.pod(cluster, HUB, &self.binaries.hub).await
     }
@@ -244,7 +244,7 @@ pub async fn cluster(name: &str) -> Result<ControlPlane> {
     ControlPlane::start(name, Options::default()).await
 }
 
-/// What is there, as JSON; null where it is not.
+/// Returns an object as JSON; null if it does not exist.
 pub async fn read(cluster: &ControlPlane, words: &str) -> Result<Value> {
     let arguments: Vec<&str> = ["get", "-o", "json", "--ignore-not-found"]
         .into_iter()

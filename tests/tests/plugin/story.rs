@@ -55,7 +55,7 @@ impl Clusters {
         self.stage.hub(&self.hub).await
     }
 
-    /// Lets the member join, with the pod that a node would start.
+    /// Joins the member, and starts the pod in place of a node.
     async fn join(&self) -> Result<(Printed, Pod)> {
         let words = format!(
             "join eu-1 --context member --label env=prod {}",
@@ -189,8 +189,8 @@ async fn hub_and_member_are_installed_and_removed() -> Result<()> {
     all.is_bare().await?;
     drop((agent, hub_pod));
 
-    // Another hub, and an agent that still has its identity with the first: it joins again, and
-    // takes its copies over.
+    // Another hub, and an agent with its identity from the first one: it joins again, and adopts
+    // its copies.
     let helm = Helm::find().await?;
     helm.on(
         member.kubeconfig(),
@@ -292,7 +292,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
     Ok(())
 }
 
-/// Former values are kept unless they are given again.
+/// Former values are kept unless they are set again.
 async fn values_change(all: &Clusters) -> Result<()> {
     let Clusters {
         stage, hub, member, ..
@@ -325,7 +325,8 @@ async fn values_change(all: &Clusters) -> Result<()> {
     Ok(())
 }
 
-/// Rules that let nothing go, one of them deleted already: both are released, as all of this is asked for.
+/// Rules with blocked removals, one of them deleted already: both are removed, because all of this
+/// was requested.
 async fn blocked_removal_ends_with_an_uninstall(all: &Clusters) -> Result<()> {
     let Clusters { stage, hub, .. } = all;
     let limit = r#"{"spec":{"removalLimit":{"count":0,"percent":0,"onRuleDelete":"Hold"}}}"#;

@@ -20,7 +20,7 @@ pub struct Case {
     pub phase: &'static str,
     /// The rule that is planned and then saved.
     pub rule: Value,
-    /// How many copies become what.
+    /// The expected numbers of copies by outcome.
     pub summary: Value,
 }
 

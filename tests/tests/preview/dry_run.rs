@@ -16,7 +16,7 @@ use tonic::{Code, Request, Status};
 use super::{objects, plan};
 
 const HOME: &str = "tried";
-/// What no answer may hold.
+/// A value that no answer may contain.
 const CANARY: &str = "canary-93c1";
 
 /// Replaces the verbs of the agent's role for copies.
@@ -320,7 +320,7 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
         code == 1 && err.contains("sources is empty: add an entry"),
         "{code}: {err}"
     );
-    // Who may only see a rule that is saved cannot have it tried.
+    // A user who may only read a saved rule cannot try it as a dry run.
     hub.kubectl_stdin(&["apply", "-f", "-"], &configmaps.to_string())
         .await?;
     let named = RuleQuestion {

@@ -12,7 +12,7 @@ use tokio::process::Command;
 use super::{ALONE, fleet, objects, settled};
 
 const HOME: &str = "edits";
-/// What no answer may hold.
+/// A value that no answer may contain.
 const CANARY: &str = "canary-5d27";
 /// ConfigMaps that the rule selects beside its Secret: above the limit of removals.
 const SOURCES: usize = 12;

@@ -1,4 +1,4 @@
-//! Who deletes the definition of a kind of rules deletes every rule, and named none.
+//! The deletion of a kind's definition deletes every rule without naming one.
 
 use anyhow::{Context, Result, ensure};
 use runnel_api::definitions;
@@ -164,7 +164,7 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     })
     .await?;
 
-    // It is there again: so are its rules, and one that is deleted goes.
+    // The definition and its rules exist again, and a deleted rule is removed.
     let all = definitions();
     let remade = all
         .iter()

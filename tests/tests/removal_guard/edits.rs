@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{HOME, MEMBERS, SOURCES, Stage, stage};
 
-/// A moment less than a minute, as what is seen now went a moment ago.
+/// A little less than a minute, because the observed deletion was earlier.
 const LATELY: Duration = Duration::from_secs(55);
 
 /// The hub's watches and streams are in order: an edit now arrives after all earlier ones.
@@ -57,7 +57,7 @@ async fn choose_all(stage: &Stage) -> Result<()> {
     stage.scene.hub.change(&stage.rule, all).await.map(drop)
 }
 
-/// Whatever was edited is as it was.
+/// Reverts every edit.
 async fn undo(stage: &Stage) -> Result<()> {
     choose_all(stage).await?;
     stage.select("a").await?;
@@ -97,7 +97,8 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     beat(&stage, 0).await?;
     let mut before = everywhere().await?;
     for edit in 1..=20 {
-        // While something is held everything is, so that is not for long.
+        // While a removal is blocked all others of the cause are too, so the blocked phase is
+        // short.
         let edited = if blocked == 2 { 7 } else { roll(7) };
         let value = ["a", "b", "b", "nothing"][roll(4) as usize];
         match edited {
@@ -149,7 +150,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         "{holds} times held, {gone:?}"
     );
 
-    // Undone, everything is as it was.
+    // After the undo, everything is unchanged.
     undo(&stage).await?;
     stage.is_not_blocked().await?;
     hub.all_applied(&stage.rule, MEMBERS * SOURCES)

@@ -1,5 +1,6 @@
-//! Copies in namespaces that a rule gives up, as only the members' agents find out, wait until somebody releases exactly
-//! that set: a namespace was relabelled there, a grant was narrowed, or `spec.namespaces` was edited.
+//! Copies in former target namespaces, which only the members' agents know, wait for the approval
+//! of exactly that set: after a namespace was relabeled, a grant was narrowed, or `spec.namespaces`
+//! was edited.
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
@@ -198,7 +199,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     hub.all_applied(&stage.rule, all).await?;
     ensure!(stage.uids().await? == whole);
 
-    // The same again needs approval again.
+    // The same set needs a new approval.
     stage.relabel(1, "one", "no").await?;
     ensure!(
         stage.holds(12, &["member-1"]).await? != first,

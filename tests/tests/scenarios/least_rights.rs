@@ -1,5 +1,5 @@
-//! The rights that the charts give are hardly more than what is used: what was given and not used in the life of a fleet is
-//! known by name.
+//! The charts' permissions: nearly all are used in the life of a fleet, and each unused one is
+//! listed.
 
 use std::collections::BTreeSet;
 
@@ -88,7 +88,7 @@ fn used(cluster: &ControlPlane, name: &str) -> Result<(BTreeSet<Right>, Vec<Writ
     Ok((rights.collect(), requests.clone()))
 }
 
-/// What is given and was not used is in `known`, each with its reason there.
+/// Unused permissions are in `known`, each with its reason there.
 async fn is_hardly_more(cluster: &ControlPlane, name: &str, known: &[&str]) -> Result<()> {
     let (used, _) = used(cluster, name)?;
     let unused: BTreeSet<Right> = given(cluster, name)
@@ -145,7 +145,7 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
     hub.has_event(&rule, "Conflict").await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
 
-    // Somebody asks the hub for more than the status holds.
+    // A user queries the hub for more than the status contains.
     let mut plugin = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
     plugin.args([
         "status",
@@ -233,7 +233,7 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
     Ok(())
 }
 
-/// Rights of the hub that this story has no use for, and what they are for.
+/// Permissions of the hub that this test does not use, with their purpose.
 const HUB_RESERVE: [&str; 2] = [
     // Creating by apply asks for this right too, and is a patch in the log.
     "create secrets",

@@ -18,7 +18,7 @@ use runnel_tests::wait::eventually;
 use runnel_transport::ops::LOG_KEYS;
 use serde_json::{Value, json};
 
-/// An agent that is gone still counts as connected for a while.
+/// A killed agent counts as connected for a while.
 const FIRES: Duration = Duration::from_secs(60);
 
 /// One of everything that is counted: an edit that arrives, a copy that is put back, a conflict.

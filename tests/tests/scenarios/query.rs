@@ -17,7 +17,7 @@ use tokio::process::Command;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-/// What no answer may hold.
+/// A value that no answer may contain.
 const CANARY: &str = "canary-7f31";
 
 async fn runnel(fleet: &Fleet, kubeconfig: &Path, words: &[&str]) -> Result<Output> {
@@ -146,7 +146,7 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
 
     proved(&fleet, &scene).await?;
 
-    // A ServiceAccount is let in when it may read the rule.
+    // A ServiceAccount is authorized if it may read the rule.
     let words = [
         "status",
         "rule",
@@ -201,7 +201,7 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     // Where a copy comes from, or why it is not there: through either replica, and for that account too.
     explained(&fleet, &scene, &reader).await?;
 
-    // Nor does that right hold elsewhere, and no token gets no answer.
+    // That permission does not apply elsewhere, and a call without a token is refused.
     for (token, namespace, name, code) in [
         (Some(token.as_str()), home, "no-such-rule", Code::NotFound),
         (Some(&token), "default", "rule", Code::PermissionDenied),
@@ -330,7 +330,7 @@ async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
     })
     .await?;
 
-    // Somebody changes a copy, and it is put back.
+    // Another client changes a copy, and it is corrected.
     scene
         .member(2)
         .change(&id, json!({"data": {"k": "tampered"}}))
@@ -344,7 +344,7 @@ async fn proved(fleet: &Fleet, scene: &Scene) -> Result<()> {
         out == all
     })
     .await?;
-    // What an agent has to find out again after it was restarted.
+    // State that an agent must determine again after a restart.
     fleet.stop_agent(1).await?;
     fleet.start_agent(1).await?;
     fleet.connected(1).await?;

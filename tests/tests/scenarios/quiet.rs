@@ -14,7 +14,7 @@ const MEMBERS: usize = 2;
 /// Longer than a hub waits after its start before missing clusters count as unreachable.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// One rule in every state in which a rule can rest.
+/// One rule in every idle state.
 async fn prepare(scene: &Scene) -> Result<()> {
     scene.hub_namespaces(&["quiet"]).await?;
     scene.member_namespaces(&["quiet-a", "quiet-b"]).await?;

@@ -1,4 +1,4 @@
-//! The reads of the hub: many sources of a namespace in pages, and at rest only watch events.
+//! The reads of the hub: many sources of a namespace in pages, and only watch events when idle.
 
 use std::time::Duration;
 

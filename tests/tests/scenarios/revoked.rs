@@ -1,5 +1,5 @@
-//! What becomes of a member in the long run: its policy decides about its copies when the hub revokes it, a namespace
-//! refuses by itself, and a certificate that expired while nobody was there comes back, or says what it needs.
+//! Long-term states of a member: its policy decides about its copies after a revocation, a
+//! namespace denies copies, and an expired agent reconnects or reports what it needs.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
     hub.all_applied(&rule, 2).await?;
     hub.all_applied(&retains, 2).await?;
 
-    // A namespace of the member refuses by itself, and takes copies again.
+    // A namespace of the member denies copies, and accepts them again.
     let other = Id::namespace("purged-other");
     member
         .change(
@@ -183,7 +183,7 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
     }
     member.is_untouched(&stranger).await?;
 
-    // Let in again, everything comes again.
+    // Accepted again, all copies are created again.
     hub.change(&Id::member("member-1"), json!({"spec": {"accepted": true}}))
         .await?;
     for namespace in [home, "purged-other"] {
@@ -254,7 +254,7 @@ async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
     )
     .await?;
 
-    // A join string that is worth nothing any more does no harm: what is stored stays.
+    // An expired join string has no effect: the stored identity is used.
     let before = member.get(&identity).await?;
     let release = fleet.hub_release();
     let options = FleetOptions::default();

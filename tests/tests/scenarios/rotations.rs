@@ -229,7 +229,7 @@ async fn edit(scene: &Scene, edits: &mut usize) -> Result<()> {
         .map(drop)
 }
 
-/// Every copy has its last edit, went only forward, and was written once for each content that it had.
+/// Every copy has its last edit, never an older one, and was written once for each content.
 async fn judge(
     fleet: &Fleet,
     scene: &Scene,

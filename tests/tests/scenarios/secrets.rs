@@ -1,5 +1,5 @@
-//! The value of a Secret is in the Secret and in its copies, and nowhere else: not in a log at its finest level, not in a
-//! status, an Event, an annotation, a metric, an error or in anything that Runnel keeps for itself.
+//! The value of a Secret is only in the Secret and in its copies: not in a log at any level, a
+//! status, an Event, an annotation, a metric, an error or in Runnel's own Secrets.
 
 #[path = "secrets/canary.rs"]
 mod canary;
@@ -38,7 +38,7 @@ metadata: {name: telltale}
 spec: {policyName: telltale, validationActions: [Deny]}
 "#;
 
-/// Every path on which a value could get lost, and that it was taken.
+/// Exercises every path on which a value could leak, and checks that it was used.
 async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
     let (hub, member) = (&scene.hub, scene.member(1));
     let secret = |name: &str| Draft::secret("aviary", name).data("value", canary.text());
@@ -168,7 +168,7 @@ async fn look_everywhere(fleet: &Fleet, scene: &Scene, canary: &Canary) -> Resul
     }
     for place in std::iter::once(&scene.hub).chain(&scene.members) {
         for mut secret in place.list(&Id::secret(TARGET, "any")).await? {
-            // What is in the copy itself is its business.
+            // The copy itself may contain it.
             secret["data"] = Value::Null;
             canary.is_not_in(
                 &format!("the metadata of {}", secret["metadata"]),
@@ -180,7 +180,7 @@ async fn look_everywhere(fleet: &Fleet, scene: &Scene, canary: &Canary) -> Resul
     Ok(())
 }
 
-/// What Runnel keeps for itself holds no content.
+/// Runnel's own Secrets contain no content.
 async fn own_secrets(place: &Place, canary: &Canary) -> Result<()> {
     for secret in place.list(&Id::secret(NAMESPACE, "any")).await? {
         let what = format!("{} in {}", secret["metadata"]["name"], place.name());

@@ -121,7 +121,7 @@ async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<(
     hub.start().await?;
     let process = hub.replicas()[0].process();
 
-    // One is served, one lacks a right, one lies outside; none is in the others' way.
+    // One rule is served, one lacks a permission, one is out of scope; none affects the others.
     says(&plane, "open", "Ready", "NoClusters", &[])
         .await
         .with_context(|| process.last_words())?;

@@ -1,4 +1,4 @@
-//! Copies with versioned names: the last versions stay, whatever is killed meanwhile.
+//! Copies with versioned names: the newest versions are kept despite kills.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -172,8 +172,9 @@ impl Stage {
         self.fleet.connected(1).await
     }
 
-    /// What the agent has written to copies since, each by its value; what was refused says so. The API server says 504 of a
-    /// request whose client was killed, carried out or not: it counts where it was not said again.
+    /// The agent's writes to copies since the mark, each by its value, with refused ones marked.
+    /// The API server logs 504 for a request of a killed client, carried out or not: it counts
+    /// unless it was repeated.
     fn writes(&self, mark: Mark) -> Result<Vec<String>> {
         let records = self.recorder.so_far()?;
         let name = |object: &Value| {
@@ -287,7 +288,7 @@ async fn agent_killed_between_versions_keeps_the_newest() -> Result<()> {
     )
     .await?;
 
-    // Nothing older came back: each was made once, and what was deleted stayed so.
+    // Nothing older came back: each version was created once, and deleted ones stayed deleted.
     for record in stage.recorder.so_far()? {
         let object = &record.object;
         let name = object["metadata"]["name"].as_str().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A leader that dies, and one that leaves.
+//! A killed leader, and one that releases the Lease.
 
 use std::time::{Duration, Instant};
 

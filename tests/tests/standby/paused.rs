@@ -24,7 +24,7 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     let agent = SimulatedAgent::up_to_date(&free, Holdings::default()).await?;
     let (source, rule) = stage.rule(2).await?;
     stage.calm(&rule).await?;
-    // The same member as the faithful one, which has held its peace since it got the source.
+    // The same member as `faithful`, without frames since it received the source.
     let holdings = faithful.stop().await.holdings;
     let mut line = Line::greeted(&copies_there, holdings.states()).await?;
     while !matches!(
@@ -34,7 +34,7 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
 
     let process = stage.fleet.hub_replica(leader).process();
     process.pause()?;
-    // What it will learn first when it wakes.
+    // The first frames after it continues.
     forget(std::slice::from_ref(&agent));
     stage.edit(&source, "while it slept").await?;
     agent

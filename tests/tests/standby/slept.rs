@@ -1,4 +1,4 @@
-//! A replica that takes the lead without having seen what happened meanwhile.
+//! A frozen replica that takes the lead without having observed the changes meanwhile.
 
 use anyhow::{Result, ensure};
 use runnel_tests::scene::{Draft, Id, RuleDraft};

@@ -53,7 +53,7 @@ pub async fn stage(namespace: &str) -> Result<Stage> {
     Ok(stage)
 }
 
-/// The same with the chart's own lease times, and simulated members only.
+/// As above, with the chart's default lease times, and simulated members only.
 pub async fn usual(namespace: &str) -> Result<Stage> {
     let options = FleetOptions {
         hub_replicas: 2,
@@ -247,7 +247,7 @@ pub async fn served_again(agents: &[SimulatedAgent]) -> Result<()> {
     Ok(())
 }
 
-/// Says that since [`forget`] no agent was sent content or an order to remove anything, and each holds the source.
+/// Checks that since [`forget`] no agent was sent content or a removal, and each has the source.
 pub fn nothing_was_sent(agents: &[SimulatedAgent]) -> Result<()> {
     for agent in agents {
         agent.check()?;
@@ -269,7 +269,7 @@ pub fn nothing_was_sent(agents: &[SimulatedAgent]) -> Result<()> {
     Ok(())
 }
 
-/// Records of what flaps where something is wrong: the rule's status, and those of all members.
+/// Recorders of the statuses of the rule and of all members, which must not change.
 pub struct Calm {
     recorders: [Recorder; 2],
 }
@@ -285,7 +285,7 @@ impl Calm {
         })
     }
 
-    /// Says that no status has changed.
+    /// Checks that no status has changed.
     pub fn check(&self) -> Result<()> {
         for recorder in &self.recorders {
             let records = recorder.so_far()?;
@@ -303,7 +303,7 @@ impl Calm {
     }
 }
 
-/// As a load balancer in front of both replicas: each connection goes to the next one that takes it.
+/// A load balancer in front of both replicas: each connection goes to the next one that accepts it.
 pub struct Balancer {
     address: SocketAddr,
     _task: JoinSet<()>,

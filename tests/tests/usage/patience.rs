@@ -1,5 +1,5 @@
-//! What can pass by itself: an API server that is away, definitions that are missing, rights that are not given, a hub
-//! that is away. One process goes through all of it.
+//! Temporary failures: an unreachable API server, missing definitions, missing permissions, an
+//! unreachable hub. One process survives all of them.
 
 use std::path::Path;
 

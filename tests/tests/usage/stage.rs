@@ -114,7 +114,7 @@ impl Stage {
         }
     }
 
-    /// What a call says that must end with exit code 1.
+    /// Returns the output of a call that must exit with code 1.
     pub async fn fails(&self, which: Which, arguments: &[&str]) -> Result<String> {
         let child = Command::new(self.binary(which))
             .args(arguments)
@@ -140,7 +140,7 @@ impl Stage {
         Ok(printed)
     }
 
-    /// What a call prints that must succeed.
+    /// Returns the output of a successful call.
     pub async fn prints(&self, which: Which, arguments: &[&str]) -> Result<String> {
         let output = Command::new(self.binary(which))
             .args(arguments)

@@ -1,4 +1,4 @@
-//! What an edit costs on the hub's API, and that a slow agent costs the others nothing.
+//! The cost of an edit on the hub's API, and the isolation from slow agents.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -40,7 +40,7 @@ async fn writes_per_edit(
             Ok((revision().await? != before).then_some(()))
         })
         .await?;
-        // Whatever else there might be comes with the second that passes between two writes.
+        // Late writes arrive within the second between two writes.
         let calm = Duration::from_millis(1500);
         steadily("one write for one edit", calm, async || {
             let writes = stage.hub_writes(mark)?;

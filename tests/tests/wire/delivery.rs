@@ -81,7 +81,7 @@ async fn edit_counts_once_when_the_last_member_has_it() -> Result<()> {
     )
     .await?;
     let waited = begin.elapsed();
-    // Who goes away is not waited for, nor is the time until that was noticed counted.
+    // Disconnected clusters are not waited for, and the time until the detection is not counted.
     drop(slow);
     let took = counts(&stage, 1.0).await?;
     ensure!(

@@ -1,4 +1,4 @@
-//! Frames out of order, too long, or no frames at all: refused, and without harm to anybody else.
+//! Invalid frames: out of order, too long, or malformed: they are refused without effect on others.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tonic::Code;
 
 use super::stage::{Stage, shared, value};
 
-/// By then a refusal has come.
+/// The time limit for a refusal.
 const REFUSED: Duration = Duration::from_secs(10);
 
 pub(super) fn hello(cluster: &str) -> AgentFrame {
@@ -35,7 +35,7 @@ fn state(uid: &str) -> RuleState {
     RuleState::new(uid.into())
 }
 
-/// A well-behaved member beside the one that misbehaves.
+/// A correct member beside the misbehaving one.
 struct Bystander {
     agent: SimulatedAgent,
     source: SourceRef,
@@ -260,7 +260,7 @@ fn hub_frame() -> wire::HubFrame {
 
 async fn closes(stream: &mut (impl AsyncReadExt + Unpin)) -> Result<()> {
     let mut received = Vec::new();
-    // Orderly or with a reset: it is over.
+    // Closed or reset: the connection has ended.
     let _ = tokio::time::timeout(REFUSED, stream.read_to_end(&mut received))
         .await
         .context("it stays open")?;

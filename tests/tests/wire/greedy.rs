@@ -1,4 +1,5 @@
-//! Members that take as much as they can: what they get is bounded and counted, the hub lives, and others are served.
+//! Greedy members: their usage is bounded and counted, the hub keeps running, and others are
+//! served.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use super::stage::{SOON, Stage, alone, shared, value};
 /// The chart's memory limit of the hub, in bytes.
 const MEMORY: u64 = 1 << 30;
 
-/// A well-behaved member beside the one that misbehaves.
+/// A correct member beside the misbehaving one.
 struct Honest {
     agent: SimulatedAgent,
     source: SourceRef,

@@ -27,7 +27,7 @@ fn fingerprint(credentials: &Credentials) -> Result<String> {
         .to_string())
 }
 
-/// The keys of a member, and those that it gave up.
+/// Returns the valid and the retired keys of a member.
 async fn keys(stage: &Stage, cluster: &str) -> Result<(Vec<String>, Vec<String>)> {
     let identity = stage
         .members()
@@ -82,7 +82,7 @@ fn condition(member: &MemberCluster, kind: &str) -> Option<(String, String, Stri
     ))
 }
 
-/// Takes in what comes until this value of a source is there.
+/// Receives batches until a source has this value.
 async fn takes_until(
     line: &mut Line,
     copies_there: &mut Holdings,
@@ -128,7 +128,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         let text = format!("round {round}");
         last = credentials;
         credentials = renewed(&last).await?;
-        // No batch is acknowledged: what is under way when the stream gives way is not sent again either.
+        // No batch is acked: batches in flight at the handover are not sent again.
         stage.write("settings", &text).await?;
         line.send(&AgentFrame::Handover);
         loop {
@@ -161,7 +161,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
                 .flat_map(|batch| &batch.rules)
                 .flat_map(payloads),
         );
-        // Its pairs are asked for, as it does not hold what was written meanwhile, and only that is sent.
+        // Its pairs are requested, because it lacks later edits, and only those are sent.
         while value(&copies_there, &source).as_deref() != Some(during.as_str()) {
             match next.must().await? {
                 HubFrame::WantDetail(uids) => {
@@ -215,7 +215,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         "{:?}",
         member.status
     );
-    // Also to the hub it was always connected.
+    // For the hub it was always connected.
     let log = std::fs::read_to_string(stage.fleet.hub_log())?;
     let ended = log
         .lines()
@@ -240,7 +240,8 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     let (stage, cluster) = (shared("stolen").await?, "stolen-a");
     let old = stage.join(cluster).await?;
     drop(Line::greeted(&old, Vec::new()).await?);
-    // An agent that stopped before it stored the new key comes again with the old one, which holds as before.
+    // An agent that stopped before it stored the new key reconnects with the old one, which is
+    // still valid.
     let lost = renewed(&old).await?;
     drop(Line::greeted(&old, Vec::new()).await?);
     let new = renewed(&old).await?;

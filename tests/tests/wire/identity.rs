@@ -1,4 +1,4 @@
-//! Who is let in, and until when.
+//! Accepted peers, and the end of their sessions.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -83,7 +83,7 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
         "{status:?}"
     );
 
-    // Another authority, with everything else right, also the key; and one that even has the same name.
+    // A CA other than the hub's with otherwise correct certificates; and one with the same name.
     for (name, words) in [
         ("anotherhub", "UnknownIssuer"),
         (&*good.hub, "BadSignature"),
@@ -142,7 +142,7 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
         );
     }
 
-    // Nothing of that harmed the member.
+    // The member is not affected.
     drop(Line::greeted(&good, Vec::new()).await?);
     Ok(())
 }
@@ -321,7 +321,7 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
             .contains("runnel-hub token create expired-a"),
         "{status:?}"
     );
-    // Who expired and has another key, or has been revoked, may not renew either.
+    // An expired certificate of another key, or of a revoked member, may not renew either.
     let forgery = Forgery {
         hub: &good.hub,
         cluster: "expired-a",

@@ -12,7 +12,7 @@ use super::stage::{Stage, shared};
 
 const CANARY: &str = "the-canary-sings-4711";
 
-/// Two members, a rule for each, and what the other one holds.
+/// Two members, a rule for each, and the other one's intents.
 struct Scene {
     stage: Stage,
     mine: Credentials,
@@ -86,7 +86,7 @@ impl Scene {
             .look(|state| state.holdings.detail(&self.their_rule))
     }
 
-    /// Every frame of a member about what is not its own.
+    /// Frames about another member's data.
     fn lies(&self) -> Vec<AgentFrame> {
         let uid = || self.their_rule.clone();
         let (pairs, sources) = (self.their_pairs(), self.their_sources.clone());
@@ -139,7 +139,7 @@ impl Scene {
         for lie in self.lies() {
             line.send(&lie);
         }
-        // Frames are answered in order: what a lie brings comes before this.
+        // Frames are answered in order: the answer to a forged frame precedes this one.
         let marker = format!("marker {round}");
         self.stage.write("own", &marker).await?;
         while !line.record().contains(&marker) {

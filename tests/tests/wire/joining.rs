@@ -1,4 +1,4 @@
-//! Join strings: used right, used wrongly, and shown to the wrong hub.
+//! Join strings: valid, invalid, and sent to the wrong hub.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -40,7 +40,7 @@ async fn wrong_spent_or_expired_token_gets_a_hint() -> Result<()> {
     );
     ensure!(status.message().contains(hint), "{status:?}");
 
-    // Good for one key, and for that one as often as its answer is lost.
+    // Valid for one key, and repeatable for that key if the answer is lost.
     for _ in 0..2 {
         let joined = Credentials::join_with(&join, key.clone()).await?;
         drop(Line::greeted(&joined, Vec::new()).await?);

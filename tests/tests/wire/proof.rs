@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::stage::{SOON, Stage, alone};
 
-/// Takes in what the hub sends until a batch has come; what is to be reported then.
+/// Receives frames up to the next batch; returns the states to report.
 async fn takes_in(line: &mut Line, copies_there: &mut Holdings) -> Result<Vec<RuleState>> {
     loop {
         if let HubFrame::Batch(batch) = line.must().await? {
@@ -88,7 +88,7 @@ async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
     let mut line = Line::greeted(&credentials, vec![with(Some(Proof([7; 16])))]).await?;
     while !matches!(line.must().await?, HubFrame::SnapshotEnd(_)) {}
     ensure!(differing(&stage).await? == 1.0);
-    // One that shows nothing is believed, and has proved nothing.
+    // A report without a proof is accepted, and proves nothing.
     line.send(&AgentFrame::Report(vec![with(None)]));
     says(&stage, "AllApplied").await?;
     line.send(&AgentFrame::Report(vec![with(Some(Proof([8; 16])))]));
@@ -108,7 +108,7 @@ async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
     line.send(&AgentFrame::Report(next.clone()));
     stage.ready("all", 2).await?;
 
-    // Nor can it show what it showed of another hub, or rule: a proof is of one rule.
+    // A proof of another hub or rule is invalid.
     stage
         .rule("other", &["login"], json!({"clusters": {"names": names}}))
         .await?;

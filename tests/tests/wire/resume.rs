@@ -1,4 +1,4 @@
-//! Streams that begin again: nothing is sent twice, and no order is lost.
+//! Reconnects: nothing is sent twice, and no order is lost.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn returning_agent_gets_only_what_it_lacks() -> Result<()> {
         first.record.sketch()
     );
 
-    // It has everything.
+    // The agent has everything.
     let agent = SimulatedAgent::up_to_date(&credentials, first.holdings).await?;
     is_silent(&agent.look(|state| state.record.clone()))?;
     let second = agent.stop().await;
@@ -162,7 +162,7 @@ async fn restarted_hub_sends_and_writes_nothing_that_is_there() -> Result<()> {
         agent.check()?;
     }
 
-    // It works: an edit goes to everyone.
+    // The rule is distributed: an edit reaches every agent.
     stage.write("source-5", "second").await?;
     for agent in &agents {
         agent

@@ -105,7 +105,7 @@ async fn a_revocation_in_the_middle_of_a_snapshot_ends_it_there() -> Result<()> 
             !ended && (1..SOURCES).contains(&sent),
             "{sent} of {SOURCES} sent, to the end: {ended}"
         );
-        // Nothing is made up for later, by the same connection or another.
+        // Missed frames are not sent later, by the same connection or another.
         ensure!(
             Line::greeted(&credentials, Vec::new()).await.is_err(),
             "{cluster} was let in again"
@@ -168,7 +168,8 @@ struct Times {
     revoked: Cell<Option<Instant>>,
 }
 
-/// When the last byte came that a revoked cluster should not have had: the time of the last success on this path.
+/// Returns the time of the last frame that a revoked cluster should not receive: of the last
+/// success on this path.
 async fn last_success(
     path: Path,
     credentials: &Credentials,

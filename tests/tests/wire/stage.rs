@@ -44,7 +44,7 @@ pub async fn shared(namespace: &str) -> Result<Stage> {
     Stage::new(namespace, Turn::Shared(TURN.read().await)).await
 }
 
-/// The hub for this test alone, which stops it or counts what it does.
+/// A hub for this test alone, which stops it or counts its actions.
 pub async fn alone(namespace: &str) -> Result<Stage> {
     Stage::new(namespace, Turn::Alone(TURN.write().await)).await
 }
@@ -237,7 +237,7 @@ impl Stage {
     }
 }
 
-/// The one key of a source as it is held.
+/// Returns the value of a source's only key.
 pub fn value(holdings: &runnel_tests::simulated::Holdings, source: &SourceRef) -> Option<String> {
     let content = holdings.content(source)?;
     let data: BTreeMap<String, Value> =

@@ -1,5 +1,5 @@
-//! Tokens are redeemed once and can be guessed at five times, whoever tries and however often the
-//! hub restarts.
+//! Tokens are redeemed once and allow five guesses, independent of the client and of restarts of
+//! the hub.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,10 +24,10 @@ use super::stage::{SOON, Stage, alone};
 
 /// Redemptions of one token at a time.
 const RACERS: usize = 1000;
-/// Connections that they come by.
+/// The connections of the guesses.
 const CONNECTIONS: usize = 50;
 
-/// The same id, and another secret.
+/// The same id with another secret.
 fn guess(join: &JoinString) -> Result<JoinString> {
     let other = Token::generate()?;
     let secret = other
@@ -244,7 +244,7 @@ async fn no_more_tokens_are_taken_than_can_be_remembered() -> Result<()> {
         status.code() == Code::ResourceExhausted && status.message().contains("has used 16 tokens"),
         "{status:?}"
     );
-    // As if an hour had gone by.
+    // Simulates an hour.
     let mut tokens = member(&stage, "full")
         .await?
         .status

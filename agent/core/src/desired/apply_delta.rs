@@ -15,7 +15,7 @@ use crate::copy::NewPayload;
 use crate::policy::Facts;
 use crate::records::Records;
 
-/// More names than this taken out of a list at once are not a deliberate act any more.
+/// Limit of names removed from a list at once that counts as deliberate.
 const DELIBERATE: usize = 10;
 
 /// The result of a batch. Without `Debug`: it contains content.
@@ -34,7 +34,7 @@ pub struct Taken {
 }
 
 impl Desired {
-    /// Takes in a batch. `unreadable` are its items that could not be read off the wire.
+    /// Applies a batch. `unreadable` are its items that could not be decoded.
     pub fn take(&mut self, batch: Batch, unreadable: Vec<Refusal>, records: &Records) -> Taken {
         let mut taken = Taken::default();
         let mut removals = vec![];
@@ -64,7 +64,7 @@ impl Desired {
                 self.remove(&uid, policy, records, &mut taken);
             }
         }
-        // What waited for a copy under a new name may have nothing to wait for any more.
+        // Copies that waited for a new name may not have to wait any more.
         for rule in taken.rules.iter().filter_map(|uid| self.rules.get(uid)) {
             taken.looks.extend(rule.orders.iter().cloned());
         }
@@ -314,7 +314,7 @@ impl Desired {
         }
     }
 
-    /// Notes an item that is not taken in. What was in force stays in force.
+    /// Records a refused item. The former state stays in force.
     pub(super) fn refuse(&mut self, refusal: Refusal, taken: &mut Taken) {
         let key = IntentKey {
             rule: refusal.rule.clone(),
@@ -344,7 +344,7 @@ impl Desired {
         taken.refused.push(refusal);
     }
 
-    /// Forgets an intent and orders its copies to go.
+    /// Drops an intent and orders the removal of its copies.
     fn keep_for_removal(
         &mut self,
         key: &IntentKey,
@@ -367,7 +367,7 @@ impl Desired {
         taken.rules.insert(key.rule.clone());
     }
 
-    /// Removes a whole rule. An unknown one is gone at once.
+    /// Removes a whole rule. An unknown rule is reported as removed at once.
     fn remove(
         &mut self,
         uid: &RuleUid,
@@ -412,8 +412,8 @@ impl Desired {
     }
 }
 
-/// The namespaces that new terms of a rule drop deliberately: exact names that were removed from
-/// the list, a few at a time, while the rest of the choice stays. Unknown for unconfirmed terms.
+/// Returns the namespaces that new terms drop deliberately: exact names that were removed from the
+/// list, a few at a time, without another change of the choice. Empty for unconfirmed terms.
 fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
     let before = rule
         .terms
@@ -434,7 +434,7 @@ fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
     }
 }
 
-/// Whether the names of an intent are such that Kubernetes takes.
+/// Checks the names of an intent by the rules of Kubernetes.
 pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
     let named = is_subdomain(&source.name) && is_subdomain(source.copy_name());
     if !named || !is_label(&source.namespace) {
@@ -446,8 +446,8 @@ pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
     Ok(())
 }
 
-/// Whether an intent can be taken in, and what the policy judges of it. The content itself is judged by the member's
-/// API server.
+/// Checks an intent, and returns the policy facts of its content. The member's API server checks
+/// the content itself.
 fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
     let Some(kind) = Kind::by_resource(&source.resource) else {
         let message = format!(

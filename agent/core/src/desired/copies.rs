@@ -14,8 +14,8 @@ use crate::small_set::SmallSet;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ordered {
     pub policy: DeletionPolicy,
-    /// This agent computed it: the copy's namespace is no longer a target. The hub guards what it
-    /// orders itself, so the agent counts these.
+    /// The agent computed the removal: the copy's namespace is no longer a target. The hub counts
+    /// its own removals, so the agent counts these.
     pub namespace_prunes: bool,
     /// The [generation](super::Desired::generation) that must be stored first.
     pub generation: u64,

@@ -12,7 +12,7 @@ use crate::decide::{DesiredCopy, Order, Policies, Takeover, WantedCopy};
 use crate::live::{Live, Ownership};
 
 impl Desired {
-    /// What should become of a copy. `live` is what exists there, if that is known.
+    /// Returns the desired state of a copy. `live`: the existing object, if it is known.
     pub fn desired_copy(&self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
         let ordered = self.ordered(copy, live);
         let Some((key, other)) = self.winner(copy) else {
@@ -21,8 +21,8 @@ impl Desired {
         let Some(wanted) = self.wanted(copy, key, other) else {
             return ordered;
         };
-        // Who can take the copy over does, so that it is never missing. Who cannot does not keep it either.
-        // A dry run takes nothing over.
+        // A rule that can adopt the copy does, so that it is never missing. A rule that cannot does
+        // not block it. A dry run adopts nothing.
         let idle = wanted.suspend
             || wanted.dry_run
             || wanted.is_ambiguous
@@ -118,7 +118,7 @@ impl Desired {
         Some((first, other))
     }
 
-    /// Whose turn it is, smallest first; the uid makes it total. A dry run keeps no rule from writing.
+    /// The precedence of a rule, smallest first; the uid makes it total. A dry run blocks no rule.
     fn rank<'a>(&'a self, uid: &'a RuleUid) -> impl Ord + 'a {
         let rule = self.rules.get(uid);
         let terms = rule.and_then(|rule| rule.terms.as_ref());
@@ -220,7 +220,7 @@ impl Desired {
         (own, beside)
     }
 
-    /// Whether the rule, what is granted to it and the member's policy let an object that is not Runnel's be overwritten.
+    /// Whether the rule, its grant and the member's policy allow overwriting foreign objects.
     fn overwrites(&self, terms: &Terms, copy: &SourceRef) -> bool {
         self.takeover(terms, copy) == Takeover::Always
     }

@@ -54,18 +54,18 @@ pub struct Desired {
     rules: BTreeMap<RuleUid, Rule>,
     /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may change their targets.
     broad: BTreeSet<RuleUid>,
-    /// Rules of which nothing is left since this was last asked for.
+    /// Finished rules since the last call.
     gone: Vec<FinishedRule>,
-    /// How often what is to be stored has changed.
+    /// The number of changes of the state to store.
     generation: u64,
 }
 
-/// A rule of which nothing is left, as far as the agent can see.
+/// A rule without remaining copies, as far as the agent knows.
 #[derive(Clone, Debug)]
 pub struct FinishedRule {
     /// The rule.
     pub uid: RuleUid,
-    /// How it was called.
+    /// The display name.
     pub rule: RuleName,
     /// The namespaces of its copies, if the rule named any.
     pub targets: Option<BTreeSet<Arc<str>>>,
@@ -89,12 +89,12 @@ impl Desired {
         &self.cluster
     }
 
-    /// How often what is to be stored has changed. An order is carried out when what is stored is not older than it.
+    /// The number of changes. An order is carried out once a generation at least as new is stored.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// What is to be stored has changed.
+    /// Marks the tombstones as changed.
     pub fn mark_changed(&mut self) {
         self.generation = self.generation.saturating_add(1);
     }

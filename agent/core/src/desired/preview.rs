@@ -23,7 +23,7 @@ impl Desired {
             rules: vec![delta],
         };
         if asked.terms.is_some() {
-            // The question is what the rule does once it is enforced.
+            // The question is about the enforced rule.
             let enforced = |(terms, digest): (Terms, _)| {
                 (
                     Terms {

@@ -75,7 +75,7 @@ impl Desired {
             .collect()
     }
 
-    /// A removal that was under way has ended. Where the hub has sent the source again, its tombstone is over.
+    /// Records the end of a removal. If the hub has sent the source again, its tombstone ends.
     pub fn removal_ended(&mut self, key: &IntentKey) {
         let is_over = |rule: &Rule| {
             rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source)
@@ -346,7 +346,7 @@ impl Desired {
     }
 }
 
-/// What the policy judges of a revision, as an intact copy shows it.
+/// Returns the policy facts of a revision, from an intact copy.
 fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Facts> {
     let mut holders = records.holders(key);
     let (_, live) = holders.find(|(_, live)| live.holds(&key.rule, &key.source, revision))?;
@@ -358,9 +358,8 @@ fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Fact
 }
 
 /// Returns the revision in force after a restart: the one that intact copies prove. If they prove
-/// several, as after a stop in the middle of an edit, only the hub can decide, and none is in
-/// force. If no copy is intact, the mark of the copy decides: nothing is written by it, as only the
-/// hub has the content.
+/// several, as after a stop during an edit, none is in force, and the hub decides. If no copy is
+/// intact, the copy's mark decides: nothing is written, because only the hub has the content.
 fn restored_revision(key: &IntentKey, records: &Records) -> Option<Revision> {
     let sealed = || {
         records

@@ -20,11 +20,11 @@ const UNKNOWN_REVISION: Revision = Revision([0; 16]);
 /// The acked state of a rule, for the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AckedRule {
-    /// How it is called.
+    /// The display name.
     pub rule: RuleName,
     /// Digest of its (source, revision) pairs.
     pub digest: SetDigest,
-    /// How many intents.
+    /// Number of intents.
     pub intents: u32,
     /// The terms, as the hub named them.
     pub terms: Option<TermsDigest>,
@@ -37,7 +37,7 @@ pub struct AckedRule {
 pub(super) struct IntentState {
     /// The revision in force.
     pub in_force: Option<Revision>,
-    /// What the policy judges of it, if that is known.
+    /// The policy facts of the content, if they are known.
     pub facts: Option<Facts>,
     /// A later revision that was refused: the agent reports it as acked, so that the hub does not
     /// send it again and again.
@@ -77,7 +77,8 @@ pub(super) struct Rule {
     /// The last terms of the hub. A later message may have changed the suspension.
     pub terms: Option<(Arc<Terms>, TermsDigest)>,
     pub orphaned: bool,
-    /// The terms are those of the store, and may be older than what was in force: nothing is removed by them.
+    /// The terms are from the store, and may be older than the last ones in force: nothing is
+    /// removed by them.
     pub unconfirmed: bool,
     /// The hub has ordered the removal of the whole rule.
     pub leaving: bool,
@@ -85,13 +86,14 @@ pub(super) struct Rule {
     pub digest: SetDigest,
     /// The target namespaces, where the terms choose any: existing ones, and the literal ones in any case.
     pub targets: BTreeSet<Arc<str>>,
-    /// Copies of this rule that were ordered to go.
+    /// Copies of this rule with an ordered removal.
     pub orders: BTreeSet<SourceRef>,
-    /// The same by source, and the tombstones that are stored.
+    /// The orders by source, and the stored tombstones.
     pub removals: Removals,
-    /// Names that were taken out of its terms on purpose while it was suspended, so that nothing went by that yet.
+    /// Names that were deliberately removed from its terms while it was suspended; the removal is
+    /// pending.
     pub dropped: BTreeSet<Arc<str>>,
-    /// What all intents show of which that is known, and whether there are others.
+    /// The digest of all known intents, and whether there are unknown ones.
     pub shown: (Shown, bool),
 }
 
@@ -112,7 +114,7 @@ impl Rule {
             .is_some_and(|(terms, _)| terms.is_dry_run())
     }
 
-    /// Whether existing copies stay as they are.
+    /// Whether existing copies are left unchanged.
     pub fn is_frozen(&self) -> bool {
         self.terms
             .as_ref()
@@ -185,7 +187,7 @@ impl Rule {
         self.leaving && self.intents.is_empty() && self.orders.is_empty()
     }
 
-    /// How many versions stay, the newest included.
+    /// Returns the number of versions to keep, the newest included.
     pub fn versions(&self) -> Option<usize> {
         let (terms, _) = self.terms.as_ref()?;
         usize::try_from(terms.versions?).ok()
@@ -262,12 +264,12 @@ impl Rule {
 pub enum Shows {
     /// It is not applied: it waits for its namespace.
     Nothing,
-    /// It is applied, and shows this; `None` where that is not known.
+    /// The copy is applied, with this digest; `None` if it is unknown.
     Content(Option<ContentDigest>),
 }
 
 impl Desired {
-    /// Something may have changed about the copies of an intent.
+    /// Marks the digests of an intent's copies as outdated.
     pub fn show_again(&mut self, key: &IntentKey) {
         if let Some(rule) = self.rules.get_mut(&key.rule) {
             rule.show_again(&key.source);
@@ -298,7 +300,8 @@ impl Desired {
         self.rules.get(uid).map(|rule| rule.shown.0)
     }
 
-    /// What the copies of one intent show: each content once. Of which there is none (yet), nothing can be wrong.
+    /// Returns the digests of one intent's copies, each content once. An intent without a copy
+    /// counts as it was sent.
     fn part(
         &self,
         rule: &Rule,
@@ -317,7 +320,7 @@ impl Desired {
             }
         }
         if contents.is_empty() {
-            // As it was sent: with what the rule leaves alone.
+            // The sent content, with the ignored fields.
             let ignores = rule
                 .terms
                 .as_ref()

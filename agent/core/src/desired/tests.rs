@@ -1,5 +1,5 @@
-//! What an event costs, and what one namespace or source has to do with another. Whole histories are played in
-//! [`crate::reconciler`].
+//! Tests of the cost of an event, and of the independence of namespaces and sources.
+//! [`crate::reconciler`] has tests of whole histories.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::*;
@@ -303,8 +303,7 @@ proptest::proptest! {
                     take(&mut desired, RuleDelta { terms, ..RuleDelta::new("r".into()) });
                 }
             }
-            // The naive model: each source in each namespace that could be meant, by the rules of
-            // the design.
+            // The naive model: each source in each possible namespace, by the rules of the design.
             let fits = |choice: &NamespaceChoice, name: &str, by_name: bool| {
                 let prod = labels.get(name).copied();
                 choice.names.iter().any(|pattern| pattern.matches(name) && (pattern.is_literal() || by_name || prod.is_some()))

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::SourceRef;
 
-/// How many tombstones are stored by name, of all rules together.
+/// Limit of tombstones stored by name, over all rules.
 pub(super) const STORED_LIMIT: usize = 1_024;
 
 /// The tombstones of a rule that are stored.
@@ -23,12 +23,12 @@ pub struct Tombstones {
 }
 
 impl Tombstones {
-    /// Whether there may be one of this source.
+    /// Whether a tombstone of this source may exist.
     pub fn cover(&self, source: &SourceRef) -> bool {
         self.any || self.sources.contains(source)
     }
 
-    /// Whether there is none.
+    /// Whether there are no tombstones.
     pub fn is_empty(&self) -> bool {
         !self.any && self.sources.is_empty()
     }
@@ -37,11 +37,11 @@ impl Tombstones {
 /// The removals of a rule that are under way.
 #[derive(Clone, Default)]
 pub(super) struct Removals {
-    /// How many orders there are for copies of each source.
+    /// Number of ordered removals by source.
     orders: BTreeMap<SourceRef, usize>,
-    /// What was stored last.
+    /// The last stored tombstones.
     stored: Tombstones,
-    /// How many of the stored sources have orders.
+    /// Number of stored sources with orders.
     open: usize,
 }
 
@@ -54,12 +54,12 @@ impl Removals {
         }
     }
 
-    /// What was stored last.
+    /// Returns the last stored tombstones.
     pub fn stored(&self) -> &Tombstones {
         &self.stored
     }
 
-    /// A copy of a source was ordered to go.
+    /// Records an ordered removal of a copy.
     pub fn ordered(&mut self, source: &SourceRef) {
         *self.orders.entry(source.clone()).or_default() += 1;
     }

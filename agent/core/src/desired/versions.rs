@@ -69,9 +69,8 @@ impl Desired {
         !newest.is_empty() && (waits || rule.unconfirmed || newer.count() + 1 < keep)
     }
 
-    /// Returns the least number of an intent's copy as the newest version; `None` without versions.
-    /// While the rule has two intents, until the hub has removed one of them, existing copies do
-    /// not compete for being the newest.
+    /// Returns the minimum version number of an intent's copy; `None` without versions. While the
+    /// rule has two intents of the source, existing copies do not compete for the newest version.
     pub fn version(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
         let rule = self.rules.get(&key.rule)?;
         rule.versions().filter(|_| key.source.is_version())?;
@@ -91,9 +90,8 @@ impl Desired {
         )
     }
 
-    /// Orders the removal of the live versions beside this one that have no intent. Versions to
-    /// keep wait. If the rule selects nothing of the source any more, they are removed like the
-    /// last one.
+    /// Orders the removal of other live versions without an intent. Versions to keep are deferred.
+    /// If the rule has no intent of the source any more, they are removed with the last one.
     pub(super) fn order_versions(
         &mut self,
         key: &IntentKey,
@@ -149,8 +147,8 @@ impl Desired {
         }
     }
 
-    /// The order for a copy of a version that is not the newest any more: not by the hub's word does one go that has no
-    /// successor in its namespace.
+    /// Returns the order for a copy that is not the newest version: it is removed by order of the
+    /// hub only if it has a successor in its namespace.
     fn version_order(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
         let by_message = Ordered::by_message(policy);
         let Some(rule) = self.rules.get(&key.rule) else {
@@ -244,7 +242,7 @@ impl Desired {
         let (Some((terms, _)), Some(_)) = (rule.terms.clone(), rule.versions()) else {
             return false;
         };
-        // What was called otherwise before versions were kept goes by the hub's word alone.
+        // Copies from before versions were enabled are removed only by order of the hub.
         if !key.source.is_version() {
             return false;
         }

@@ -20,26 +20,26 @@ pub enum Divergence {
     Restored {
         /// The sender: its term and its process.
         by: String,
-        /// When.
+        /// The issue time of the token.
         issued_at: Timestamp,
     },
     /// As above, and the sender ran when this hub was the leader already.
     Doubled {
         /// The sender: its term and its process.
         by: String,
-        /// When.
+        /// The issue time of the token.
         issued_at: Timestamp,
     },
-    /// Another cluster came with this member's key.
+    /// Another cluster connected with this member's key.
     Cloned {
         /// The cluster that the hub has recorded under this name.
         known: String,
         /// The other one.
         other: String,
     },
-    /// What the cluster holds, it got as another member, or it is a copy of a cluster that got it.
+    /// The cluster's state was sent to another member, or it is a copy of such a cluster.
     PreviousMembership {
-        /// What it was, as digits.
+        /// The former recipient, as hexadecimal digits.
         former: String,
         /// Whether the other `MemberCluster` is the reason, and not the other cluster.
         other_member: bool,
@@ -50,7 +50,7 @@ pub enum Divergence {
 pub struct Facts<'a> {
     /// The leader history of the hub.
     pub line: &'a LeaderHistory,
-    /// When this process took the lead, in Unix seconds.
+    /// The start of this process's lead, in Unix seconds.
     pub since: u64,
     /// The recipient of the token.
     pub to: TokenRecipient,
@@ -101,7 +101,7 @@ fn knows(line: &LeaderHistory, history_token: &HistoryToken) -> bool {
 }
 
 impl Divergence {
-    /// What an administrator confirms it by.
+    /// Returns the value of the confirming annotation.
     pub fn name(&self) -> &str {
         match self {
             Divergence::Restored { by, .. } | Divergence::Doubled { by, .. } => by,
@@ -110,8 +110,8 @@ impl Divergence {
         }
     }
 
-    /// Returns what the hub must not send meanwhile. A cluster that connects with the key of
-    /// another one gets no session.
+    /// Returns the restriction before the confirmation. A cluster that uses the key of another one
+    /// gets no session.
     pub fn restriction(&self) -> SendRestriction {
         match self {
             Divergence::Restored { .. }
@@ -121,7 +121,7 @@ impl Divergence {
         }
     }
 
-    /// Where it shows.
+    /// Returns the condition and reason that report it.
     pub fn condition(&self) -> (ConditionType, Reason) {
         match self {
             Divergence::Restored { .. } => {
@@ -136,7 +136,7 @@ impl Divergence {
         }
     }
 
-    /// What was seen, and what to do.
+    /// Returns the message with cause and fix.
     pub fn message(&self, member: &str) -> String {
         let confirm = format!(
             "kubectl annotate member {member} --overwrite {CONFIRMED}={}",

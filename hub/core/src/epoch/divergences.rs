@@ -41,12 +41,12 @@ impl Divergences {
         self.known.remove(cluster);
     }
 
-    /// What there is about a member.
+    /// Returns the divergence of a member.
     pub fn of(&self, cluster: &ClusterName) -> Option<&Divergence> {
         self.known.get(cluster).map(|(divergence, _)| divergence)
     }
 
-    /// All of them.
+    /// Returns all divergences.
     pub fn all(&self) -> impl Iterator<Item = (&ClusterName, &Divergence)> {
         self.known
             .iter()

@@ -1,4 +1,4 @@
-//! What an agent remembers of its hub: sealed, and opaque to the agent.
+//! The sealed token by which an agent identifies the hub's state; opaque to the agent.
 use bytes::Bytes;
 use data_encoding::HEXLOWER;
 use ring::digest;
@@ -14,9 +14,9 @@ const WORDS: usize = 1 + 8 * 7;
 /// The recipient of a history token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenRecipient {
-    /// Names the `MemberCluster`.
+    /// A digest of the `MemberCluster`.
     pub member: [u8; 8],
-    /// Names the cluster.
+    /// A digest of the cluster.
     pub cluster: [u8; 8],
 }
 
@@ -42,7 +42,7 @@ fn named(uid: &str) -> [u8; 8] {
 pub struct HistoryToken {
     /// The recipient.
     pub to: TokenRecipient,
-    /// Names the epoch.
+    /// A digest of the epoch.
     pub epoch: [u8; 8],
     /// The term.
     pub term: u64,
@@ -50,7 +50,7 @@ pub struct HistoryToken {
     pub random: [u8; 8],
     /// The Lease's version at its last renewal.
     pub version: u64,
-    /// When that was, in Unix seconds by the hub's clock.
+    /// The issue time, in Unix seconds by the hub's clock.
     pub issued_at: u64,
 }
 

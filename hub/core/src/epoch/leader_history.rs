@@ -8,15 +8,15 @@ use crate::index::version_number;
 
 /// The annotation of the Lease.
 pub const LEADER_HISTORY: &str = "runnel.dev/line";
-/// The number of stored entries, the newest ones. For so many changes of the leader after a
-/// restore, the hub can distinguish tokens of the lost time from old ones.
+/// Number of stored entries, the newest ones. After a restore, the hub can distinguish lost tokens
+/// from old ones for as many changes of the leader.
 pub(super) const KEPT: usize = 256;
 /// The value of `last` if the Lease was deleted, so that the version is unknown.
 const GONE: u64 = u64::MAX;
 /// An abbreviation for the epoch of the entry before.
 const SAME_EPOCH: &str = "=";
 
-/// One time that the lead was taken.
+/// A term of a leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderTerm {
     /// The first digits of the Lease's uid.
@@ -25,7 +25,8 @@ pub struct LeaderTerm {
     pub term: u64,
     /// Random per process.
     pub random: String,
-    /// The Lease's version when its holder gave it away, or else when the next one took it; `None`: neither has happened.
+    /// The Lease's version when its holder released it, or else when the next one took it; `None`
+    /// before both.
     pub last: Option<u64>,
 }
 
@@ -96,7 +97,7 @@ impl fmt::Display for LeaderHistory {
 }
 
 impl LeaderHistory {
-    /// Reads the annotation; what is no entry is left out.
+    /// Parses the annotation; invalid entries are skipped.
     pub fn parse(text: &str) -> Self {
         let mut line = Self::default();
         for entry in text.split(' ') {
@@ -153,12 +154,12 @@ impl LeaderHistory {
         self
     }
 
-    /// Whether this version is one up to which entries are no longer kept.
+    /// Whether entries up to this version were dropped.
     pub fn is_dropped(&self, version: u64) -> bool {
         version <= self.dropped
     }
 
-    /// Returns the history of a Lease that exists now. Its creator did not know its uid.
+    /// Returns the history for a Lease that exists now. Its creator did not know its uid.
     pub fn within(mut self, epoch: &str) -> Self {
         if let Some(newest) = self
             .terms
@@ -175,32 +176,32 @@ impl LeaderHistory {
         self.terms.last()
     }
 
-    /// All of them.
+    /// Returns all terms.
     pub fn terms(&self) -> impl Iterator<Item = &LeaderTerm> {
         self.terms.iter()
     }
 
-    /// The newer half of all that can be kept: what is older will be forgotten some day.
+    /// Returns the newer half of the possible entries; the older ones will be dropped.
     pub fn newer(&self) -> impl Iterator<Item = &LeaderTerm> {
         self.terms.iter().rev().take(KEPT / 2)
     }
 }
 
-/// Where the process that leads has come to.
+/// The position of the leading process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaderPosition {
     /// The leaders, this process last.
     pub line: LeaderHistory,
     /// The Lease's version at the last renewal.
     pub version: u64,
-    /// When that was, in Unix seconds.
+    /// The time of the renewal, in Unix seconds.
     pub renewed_at: u64,
-    /// When the lead was taken.
+    /// The time of the change of leader.
     pub since: u64,
 }
 
 impl LeaderPosition {
-    /// What the holder of this Lease has come to.
+    /// Returns the position of the holder of this Lease.
     pub fn of(lease: &Lease) -> Option<Self> {
         let spec = lease.spec.as_ref()?;
         let second =

@@ -37,7 +37,7 @@ impl Hub {
         lease
     }
 
-    /// A process takes the Lease, with the history that it reads from the annotation.
+    /// A process takes the Lease with the history from its annotation.
     fn take(&mut self, process: u64) {
         self.term += 1;
         let taken =

@@ -1,4 +1,4 @@
-//! What was decided, as sessions see it.
+//! The guard's decision, for sessions.
 use std::collections::BTreeSet;
 #[cfg(test)]
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
 
 use super::{Item, items_of};
 
-/// What was decided. Sessions remove only what passed.
+/// The guard's decision. Sessions remove only passed items.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuardDecision {
     pub(super) passed: BTreeSet<Item>,
@@ -15,7 +15,7 @@ pub struct GuardDecision {
 }
 
 impl GuardDecision {
-    /// These may go. For tests.
+    /// Creates a decision that passes these items, for tests.
     #[cfg(test)]
     pub fn passing(items: impl IntoIterator<Item = Item>) -> Arc<Self> {
         Arc::new(Self {
@@ -48,7 +48,7 @@ impl GuardDecision {
             .any(|item| self.blocks(item))
     }
 
-    /// What may go in a cluster of the copies in namespaces that are no longer targets.
+    /// Returns the approved removals in a cluster of copies whose namespace is no longer a target.
     pub fn prune(&self, cluster: &ClusterName) -> Option<AskedDigest> {
         prunes_in(&self.passed, cluster).find_map(|item| match item {
             Item::Prune(_, digest) => Some(*digest),
@@ -56,7 +56,7 @@ impl GuardDecision {
         })
     }
 
-    /// What was decided of the copies in namespaces of a cluster that are no longer targets.
+    /// Returns the decision about the copies in former target namespaces of a cluster.
     pub(super) fn prunes_in<'a>(
         &'a self,
         cluster: &'a ClusterName,

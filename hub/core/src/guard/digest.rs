@@ -41,7 +41,7 @@ pub(super) fn digest_of(
     text.end()
 }
 
-/// Names exactly the sets of several rules that one cause would remove.
+/// Returns the digest of the sets of several rules with one cause.
 pub fn digest_of_all<'a>(cause: &str, digests: impl Iterator<Item = &'a str>) -> String {
     let mut text = Text::new();
     text.line("cause", cause);

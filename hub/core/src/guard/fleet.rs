@@ -1,4 +1,4 @@
-//! What is counted across rules: per rule, per member cluster and in the fleet.
+//! Limits across rules: per rule, per member cluster and in the fleet.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Cause, DELAY, Item, Limit, WINDOW};
 
-/// However much else comes, removals wait for no more than so many delays.
+/// The maximum delay of a removal, as a number of [`DELAY`]s, however many others follow.
 const DELAYS: u32 = 5;
 
 /// The removal settings of the `Fleet` object.
@@ -51,7 +51,7 @@ impl FleetTerms {
     }
 }
 
-/// What one cause removes of one rule.
+/// The removals of one cause in one rule.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// The rule.
@@ -60,7 +60,7 @@ pub struct Part {
     pub cause: Cause,
     /// The removed items.
     pub items: BTreeSet<Item>,
-    /// How many copies that is, by cluster.
+    /// Number of copies, by cluster.
     pub copies: BTreeMap<ClusterName, u64>,
     /// It is blocked independent of the count.
     pub joins: bool,
@@ -134,15 +134,15 @@ pub struct FleetGuard {
     changed: BTreeMap<RuleUid, Cause>,
 }
 
-/// How many copies there are, for limits in percent.
+/// The numbers of copies, for limits in percent.
 pub trait Totals {
     /// The limit of a rule.
     fn limit(&self, uid: &RuleUid) -> Limit;
-    /// Of a rule.
+    /// Returns the limit and the number of copies of a rule.
     fn of_rule(&self, uid: &RuleUid) -> u64;
-    /// In a member cluster.
+    /// Returns the number of copies in a member cluster.
     fn of_member(&self, cluster: &ClusterName) -> u64;
-    /// In the fleet.
+    /// Returns the number of copies in the fleet.
     fn of_fleet(&self) -> u64;
 }
 
@@ -166,7 +166,7 @@ impl FleetGuard {
         self.changed.remove(uid)
     }
 
-    /// The same guard in an index that has only some of the rules of the fleet, which are `all_rules`.
+    /// Returns the guard for an index with only some of `all_rules`.
     #[must_use]
     pub fn for_part(&self, all_rules: Arc<[RuleUid]>) -> Self {
         let (terms, passed) = (self.terms.clone(), self.passed.clone());
@@ -192,7 +192,7 @@ impl FleetGuard {
         }
     }
 
-    /// When what waits is to be judged.
+    /// Returns when pending removals are judged.
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
@@ -284,7 +284,7 @@ impl FleetGuard {
             && (part.joins || in_fleet() || in_rule() || members.any(|(name, _)| in_member(name)))
     }
 
-    /// So many copies of a rule pass by their count.
+    /// Records removals of a rule that passed by number.
     pub fn record_passed(
         &mut self,
         uid: &RuleUid,

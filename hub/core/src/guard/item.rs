@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
 
-/// What may be removed at a time.
+/// The unit of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
     /// All copies of the rule.

@@ -1,9 +1,9 @@
-//! How much may be removed indirectly at a time.
+//! The limit of indirect removals at a time.
 
-/// How many copies may go at a time: the larger of a number and a part of all copies.
+/// The limit of removals at a time: the larger of a number and a percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// This many copies.
+    /// Number of copies.
     pub count: u64,
     /// This part of all copies, in percent.
     pub percent: u64,
@@ -34,7 +34,8 @@ impl Limit {
         }
     }
 
-    /// Whether so many copies may go; `all` is asked only where the number alone does not allow it.
+    /// Whether the limit allows this many removals; `all` is called only if the number does not
+    /// suffice.
     pub fn allows(self, copies: u64, all: impl FnOnce() -> u64) -> bool {
         let part = || {
             u64::try_from(u128::from(all()) * u128::from(self.percent) / 100).unwrap_or(u64::MAX)

@@ -48,25 +48,25 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 pub const DELAY: Duration = Duration::from_secs(1);
 /// More literal names than this, taken out of lists by one edit, are no deliberate delete.
 const NAMED_AT_ONCE: usize = 10;
-/// How many passed removals of one rule are remembered. What is forgotten is judged again.
+/// Limit of remembered passed removals of one rule. Others are judged again.
 const REMEMBERED: usize = 20_000;
-/// How many digests of a set that changes can be approved.
+/// Number of remembered digests of a changing set.
 const DIGESTS: usize = 32;
-/// How many names a pending approval lists.
+/// Number of names in a pending approval.
 const NAMES: usize = 5;
 
 /// The guard of one rule.
 #[derive(Clone, Default)]
 pub struct RemovalGuard {
     decision: Arc<GuardDecision>,
-    /// Not judged yet.
+    /// Items that are not judged yet.
     open: BTreeMap<Item, Cause>,
-    /// Why each blocked item is to go.
+    /// The cause of each blocked item.
     causes: BTreeMap<Item, Cause>,
     pending: Option<PendingApproval>,
-    /// The digests that people were shown lately, with their sets.
+    /// Recently published digests, with their sets.
     digests: VecDeque<(String, BTreeSet<Item>)>,
-    /// When the first of what is open or blocked was blocked.
+    /// The time at which the first open or blocked item was blocked.
     since: Option<Timestamp>,
     /// When the last of it was blocked.
     blocked_at: Option<Instant>,
@@ -76,7 +76,7 @@ pub struct RemovalGuard {
     carried: bool,
     /// The clusters that were not connected when that ended: they may have a part of it.
     awaited: BTreeSet<ClusterName>,
-    /// Something was opened since the last judgement.
+    /// Whether an item was opened since the last judgement.
     is_news: bool,
     /// A blocked item is selected again, or approved.
     undone: bool,
@@ -97,12 +97,12 @@ impl RemovalGuard {
         }
     }
 
-    /// What was decided, to be shared with sessions.
+    /// Returns the decision, to be shared with sessions.
     pub fn decision(&self) -> &Arc<GuardDecision> {
         &self.decision
     }
 
-    /// What waits for approval.
+    /// Returns the pending approval.
     pub fn pending(&self) -> Option<&PendingApproval> {
         self.pending.as_ref()
     }
@@ -172,7 +172,7 @@ impl RemovalGuard {
         self.forget_if_over();
     }
 
-    /// Nothing is left of what was blocked: the same change, made again, needs approval again.
+    /// No blocked item is left: the same change, made again, needs a new approval.
     fn forget_if_over(&mut self) {
         if self.open.is_empty() && self.decision.blocked.is_empty() && !self.carried {
             (self.pending, self.since, self.blocked_at) = (None, None, None);
@@ -205,14 +205,14 @@ impl RemovalGuard {
             .any(|item| item.cluster() == Some(cluster))
     }
 
-    /// Judges again what has passed and is not removed yet.
+    /// Judges passed items again that are not removed yet.
     pub fn judge_again(&mut self) {
         if !self.decision.passed.is_empty() {
             Arc::make_mut(&mut self.decision).passed.clear();
         }
     }
 
-    /// What is blocked is judged again.
+    /// Judges blocked items again.
     pub fn reopen(&mut self) {
         if !self.decision.blocked.is_empty() {
             Arc::make_mut(&mut self.decision).blocked.clear();
@@ -226,7 +226,7 @@ impl RemovalGuard {
         std::mem::take(&mut self.undone)
     }
 
-    /// Whether something was opened since this was asked last.
+    /// Whether an item was opened since the last call.
     pub fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }
@@ -249,7 +249,7 @@ impl RemovalGuard {
         self.awaited.remove(cluster)
     }
 
-    /// How many intents are to go, as far as that is open or blocked.
+    /// Returns the number of open or blocked intents.
     pub fn leaving(&self) -> u64 {
         let is_intent =
             |item: &&Item| matches!(item, Item::Copy(..) | Item::Name(_) | Item::Source(_));
@@ -260,7 +260,7 @@ impl RemovalGuard {
             .count() as u64
     }
 
-    /// How many more unknown sources may wait: an agent can invent any number.
+    /// Returns how many more unknown sources may be open: an agent can invent any number.
     pub fn room(&self) -> usize {
         REMEMBERED.saturating_sub(self.open.len() + self.blocked().len())
     }
@@ -270,7 +270,7 @@ impl RemovalGuard {
         !self.open.contains_key(item) && !self.decision.passes(item) && !self.decision.blocks(item)
     }
 
-    /// What agents would remove in namespaces that are no longer targets, cluster by cluster.
+    /// Sets the requested removals in former target namespaces, by cluster.
     pub fn set_prunes(&mut self, prunes: &BTreeMap<ClusterName, AskedDigest>, cause: &Cause) {
         self.keep_wanted(|item| match item {
             Item::Prune(cluster, digest) => prunes.get(cluster) != Some(digest),
@@ -281,7 +281,7 @@ impl RemovalGuard {
         }
     }
 
-    /// Whether a cluster's agent asks about another set of copies than the one that was decided about.
+    /// Whether a cluster's agent reports another set of copies than the decided one.
     pub fn prune_differs(&self, cluster: &ClusterName, digest: Option<AskedDigest>) -> bool {
         let mut known = self.decision.prunes_in(cluster).chain(self.open.keys());
         let known = known.find_map(|item| match item {
@@ -302,7 +302,7 @@ impl RemovalGuard {
         passed.iter().for_each(|item| self.keep(item));
     }
 
-    /// Takes out of what is open the deliberate deletes; `refine` finds out what a deletion really comes from.
+    /// Removes the deliberate deletes from the open items; `refine` determines the actual cause.
     pub fn take_deliberate(
         &mut self,
         refine: impl Fn(&Item, &Cause) -> Option<Cause>,
@@ -323,7 +323,7 @@ impl RemovalGuard {
         deliberate.into_keys().collect()
     }
 
-    /// What is to go and is not judged yet.
+    /// Returns the items that are not judged yet.
     pub fn open(&self) -> impl Iterator<Item = &Item> {
         self.open.keys()
     }
@@ -338,7 +338,7 @@ impl RemovalGuard {
         self.open.insert(item, cause);
     }
 
-    /// Takes everything that is open, by cause.
+    /// Removes and returns all open items, by cause.
     pub fn take_open(&mut self) -> BTreeMap<Cause, BTreeSet<Item>> {
         let mut all: BTreeMap<Cause, BTreeSet<Item>> = BTreeMap::new();
         for (item, cause) in std::mem::take(&mut self.open) {
@@ -347,14 +347,14 @@ impl RemovalGuard {
         all
     }
 
-    /// These may go.
+    /// Passes items.
     pub fn pass(&mut self, items: BTreeSet<Item>) {
         if items.is_empty() {
             return;
         }
         let decision = Arc::make_mut(&mut self.decision);
         if decision.passed.len() + items.len() > REMEMBERED {
-            // A rule or a cluster that is forgotten would never go.
+            // A dropped entry of a rule or cluster would never be removed.
             decision
                 .passed
                 .retain(|item| matches!(item, Item::Rule | Item::Cluster(_)));
@@ -362,7 +362,7 @@ impl RemovalGuard {
         decision.passed.extend(items);
     }
 
-    /// Blocks items until a person approves them.
+    /// Blocks items until a user approves them.
     pub fn block(&mut self, items: BTreeSet<Item>, cause: &Cause) {
         self.causes
             .extend(items.iter().map(|item| (item.clone(), cause.clone())));
@@ -374,7 +374,7 @@ impl RemovalGuard {
         self.open.values().chain(self.causes.values())
     }
 
-    /// The causes of what is blocked.
+    /// Returns the causes of the blocked items.
     pub fn blocked_causes(&self) -> BTreeSet<&Cause> {
         self.causes.values().collect()
     }
@@ -498,7 +498,7 @@ pub(crate) fn approves(approval: Option<&str>, digest: &str) -> bool {
     approval.is_some_and(|named| named.split(',').any(|one| one.trim() == digest))
 }
 
-/// The forms in which an intent can be to go in a cluster.
+/// Returns the items that concern an intent in a cluster.
 fn items_of(cluster: &ClusterName, intent: &SourceRef) -> [Item; 4] {
     [
         Item::Source(intent.plain()),

@@ -25,7 +25,7 @@ impl RuleEntry {
                 .plans(&self.plan)
                 .any(|(_, plan)| plan.wants(intent)),
             Item::Source(source) => self.plan.wants(source),
-            // What agents ask is taken in where it is judged.
+            // Requests of agents are handled where they are judged.
             Item::Prune(..) => false,
         }
     }
@@ -62,7 +62,7 @@ impl RuleEntry {
         } else if !sent {
             Item::Kind(cluster.clone(), intent.resource.clone())
         } else if self.is_version(intent) {
-            // An edit: the agent keeps what it was as an older version.
+            // An edit: the agent keeps the former content as an older version.
             return None;
         } else if self.cluster_plans.differs_by_cluster() {
             Item::Copy(cluster.clone(), intent.clone())
@@ -140,7 +140,7 @@ pub(super) fn record_changes(
     entry.guard.is_open() || former.rule.removal != entry.rule.removal
 }
 
-/// Reports to the guard what a rule no longer selects, and in which clusters.
+/// Reports deselected items and their clusters to the guard.
 pub(super) fn record_goes(
     former: &TargetClusters,
     entry: &mut RuleEntry,
@@ -192,7 +192,7 @@ fn record_names(
     if Arc::ptr_eq(before, &now) {
         return;
     }
-    // Where contents have names of their own, another one of those is an edit.
+    // With versioned names, another version of the copy is an edit.
     let other = |intent: &&SourceRef| {
         !now.wants(intent)
             && !now.is_unknown(intent)
@@ -207,7 +207,7 @@ fn record_names(
     }
 }
 
-/// One cluster is to a rule something else than it was: these were its terms and its plan.
+/// Records the change of a cluster's choice: its former terms and plan.
 pub(super) fn record_choice(
     entry: &mut RuleEntry,
     cluster: &ClusterName,
@@ -293,7 +293,7 @@ mod tests {
             orphaned_intent(&json!({"name": "else"}), "app-0123456789"),
             Some(Item::Name(_))
         ));
-        // What was called otherwise before versions were kept.
+        // Names from before versions were enabled.
         for former in ["app", "app-settings", "app-012345678", "app-012345678X"] {
             assert!(
                 matches!(orphaned_intent(&versions, former), Some(Item::Name(_))),

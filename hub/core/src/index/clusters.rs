@@ -1,4 +1,4 @@
-//! Member clusters come, change and go.
+//! Creation, change and removal of member clusters.
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube_core::ResourceExt;
@@ -17,9 +17,9 @@ pub struct Cluster {
     pub uid: String,
     /// Its labels, chosen by the hub's administrator.
     pub labels: BTreeMap<String, String>,
-    /// Whether the hub talks to it.
+    /// Whether the cluster is accepted.
     pub accepted: bool,
-    /// Whether it keeps what it has and gets nothing new.
+    /// Whether the cluster is cordoned.
     pub cordoned: bool,
     /// Whether the cluster leaves: it gets nothing new, and its copies are removed.
     pub leaving: bool,
@@ -51,7 +51,7 @@ impl Cluster {
         }
     }
 
-    /// Whether rules may choose it.
+    /// Whether rules may choose the cluster.
     pub fn takes_part(&self) -> bool {
         self.accepted && !self.leaving
     }

@@ -28,7 +28,7 @@ impl CopyCounter<'_> {
         items: impl Iterator<Item = &'a Item>,
     ) -> BTreeMap<ClusterName, u64> {
         if entry.rule.terms.deletion_policy == DeletionPolicy::Retain {
-            // What is only left without marks is not removed.
+            // Copies that are only retained are not removed.
             return BTreeMap::new();
         }
         let whole = |cluster: &ClusterName| (cluster.clone(), self.copies(entry, cluster));
@@ -138,7 +138,7 @@ impl CopyCounter<'_> {
         }
     }
 
-    /// The copies in a cluster that go with the rule.
+    /// Returns the number of copies in a cluster that are removed with the rule.
     fn copies(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
         let all = match (self.holdings)(&entry.rule.uid, cluster) {
             Some(holding) => holding.copies,

@@ -1,4 +1,4 @@
-//! Rules that are deleted with what they lie in or what defines them.
+//! Rules that are deleted with their namespace or their definition.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
@@ -36,8 +36,7 @@ fn rule(uid: &str, deleting: bool) -> Rule {
     Rule::namespaced(&object, "runnel-system").unwrap()
 }
 
-/// Whether a deleted rule may be removed at once after `happens`; its one cluster has so many
-/// copies.
+/// Whether a rule with this many copies in one cluster passes the guard after `happens`.
 fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     let mut index = Index::new();
     index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
@@ -103,7 +102,7 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
         assert!(may_go(uid, 11, |_| {}), "{uid}");
         assert!(!may_go(uid, 11, dies(own)), "{uid}");
         assert!(may_go(uid, 11, dies(other)), "{uid}");
-        // It is weighed, no more.
+        // The limit applies.
         assert!(may_go(uid, 10, dies(own)), "{uid}");
         // The deletion of a scope deletes its rules, whose events may arrive later.
         assert!(
@@ -125,7 +124,7 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
             index.set_definitions(None);
         };
         assert!(!may_go(uid, 11, blind), "{uid}");
-        // It is there again.
+        // The scope is created again.
         let begins_again = |index: &mut Index| {
             index.set_definition(own, None);
             index.set_definitions(list(false));

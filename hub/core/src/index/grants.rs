@@ -12,7 +12,7 @@ use super::{Effect, Index, RuleEntry};
 use crate::guard::{Cause, CauseKind};
 use crate::plan::{Rule, RuleGrant, TargetClusters, TermsResolver};
 
-/// A namespace of the hub, as its watch shows it.
+/// A hub namespace in its watch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeenNamespace {
     /// Its labels, by which grants may choose.
@@ -203,7 +203,7 @@ impl Index {
         effect
     }
 
-    /// The clusters that a rule chooses, by what is granted there.
+    /// Returns the chosen clusters of a rule, by their grants.
     pub(super) fn target_clusters(&self, rule: &Rule) -> TargetClusters {
         let mut resolver = TermsResolver::new(rule, self.grants.of(rule));
         let mut target_clusters = TargetClusters {

@@ -40,8 +40,8 @@ impl Index {
             .collect()
     }
 
-    /// Forgets what was decided, and which clusters were let in: from now on this process decides, and the rules' statuses
-    /// name what is blocked and how far rollouts have come.
+    /// Resets the guards and gates: from now on this process decides, by the blocked sets and the
+    /// rollout progress in the statuses.
     pub fn reset_removal_guards(&mut self) {
         self.guard.reset();
         self.mark_unrendered_stale();
@@ -54,7 +54,7 @@ impl Index {
         }
     }
 
-    /// A namespace is being deleted, or no longer is there.
+    /// Sets whether a namespace is being deleted or missing.
     pub fn set_terminating(&mut self, namespace: &str, terminating: bool) {
         if terminating {
             self.terminating.namespaces.insert(namespace.to_owned())
@@ -74,7 +74,7 @@ impl Index {
         Effect::default()
     }
 
-    /// The same of several. What cannot be read (`None`) is as it was.
+    /// Sets the definitions. `None`: they cannot be read, and the former state is kept.
     pub fn set_definitions(&mut self, all: Option<BTreeMap<String, bool>>) -> Effect {
         for (name, terminating) in all.into_iter().flatten() {
             self.set_definition(&name, Some(terminating));
@@ -100,7 +100,7 @@ impl Index {
         self.effect_since(before)
     }
 
-    /// When removals that wait are to be judged.
+    /// Returns when pending removals are judged.
     pub fn next_judgement(&self) -> Option<Instant> {
         self.guard.due()
     }
@@ -117,7 +117,7 @@ impl Index {
                 continue;
             }
             match decision.differing_prunes(&former) {
-                // What one cluster may prune is of no interest to the others.
+                // Removals of one cluster do not concern the others.
                 Some(clusters) => {
                     self.renew(&uid);
                     effect.clusters.extend(clusters);
@@ -132,24 +132,24 @@ impl Index {
         effect
     }
 
-    /// What waits for approval in the fleet, by cause.
+    /// Returns the pending approvals of the fleet, by cause.
     pub fn pending_causes(&self) -> Vec<PendingCause> {
         blocked_rules(&self.rules).map(|(cause, _)| cause).collect()
     }
 
-    /// What of a rule waits for approval.
+    /// Returns the pending approval of a rule.
     pub fn pending_approval(&self, uid: &RuleUid) -> Option<&PendingApproval> {
         self.rules.get(uid)?.guard.pending()
     }
 
-    /// A cluster's agent asks again although its removals passed: they are judged again.
+    /// Judges removals of a cluster again, because its agent repeats the request after they passed.
     pub fn prune_again(&mut self, uid: &RuleUid, cluster: &ClusterName) {
         if let Some(entry) = self.rules.get_mut(uid) {
             entry.guard.prune_again(cluster);
         }
     }
 
-    /// Whether a cluster's agent asks about another set of copies than the one that was decided about.
+    /// Whether a cluster's agent reports another set of copies than the decided one.
     pub fn prune_differs(&self, uid: &RuleUid, cluster: &ClusterName, holding: Holding) -> bool {
         let digest = holding.prunes.map(|asked| asked.digest);
         self.rules
@@ -157,14 +157,14 @@ impl Index {
             .is_some_and(|entry| entry.guard.prune_differs(cluster, digest))
     }
 
-    /// Whether a rule that is being deleted may go: what it has passed the guard.
+    /// Whether the removal of a deleted rule has passed the guard.
     pub fn may_go(&self, uid: &RuleUid) -> bool {
         self.rules
             .get(uid)
             .is_none_or(|entry| entry.guard.decision().passes(&Item::Rule))
     }
 
-    /// How many copies a dry run would remove that the hub would order away, by cluster.
+    /// Returns the number of copies that a dry run would remove by order of the hub, by cluster.
     pub fn planned_removals(
         &self,
         uid: &RuleUid,

@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// A rule with so many sources, each with a copy in every member.
+    /// Adds a rule with this many sources, each with a copy in every member.
     fn add(&mut self, name: &str, namespace: &str, sources: u64) {
         self.index.set_rule(rule(name, namespace, &json!({})));
         for number in 0..sources {
@@ -126,7 +126,7 @@ impl World {
         self.holdings.insert((rule.into(), member.into()), holding);
     }
 
-    /// So many rules with one source each.
+    /// Adds rules with one source each.
     fn add_many(&mut self, count: usize) {
         (0..count).for_each(|number| self.add(&format!("r{number}"), "team", 1));
     }
@@ -179,7 +179,7 @@ impl World {
         self.judge(effect);
     }
 
-    /// In how many (rule, member) pairs all copies may go.
+    /// Returns the number of (rule, member) pairs whose copies may all be removed.
     fn leaving(&self) -> usize {
         let uids: Vec<_> = self.index.rules().map(|(uid, _)| uid.clone()).collect();
         let is_leaving = |uid: &RuleUid, name: &str| {
@@ -440,7 +440,7 @@ fn removal_joining_a_blocked_cause_needs_approval_again() {
     world.change(|index| index.set_rule(rule("one", "team", &only(&["one-1*"]))));
     let second = world.index.pending_approval(&"one".into()).unwrap().clone();
     assert!(second.copies > first.copies && second.digest != first.digest);
-    // What was shown then is what that digest approves.
+    // The digest approves the set of that time.
     let mut approved = only(&["one-1*"]);
     approved["metadata"] = json!({"annotations": {"runnel.dev/approve": first.digest}});
     world.change(|index| index.set_rule(rule("one", "team", &approved)));
@@ -552,7 +552,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     let blocked = world.index.pending_approval(&"one".into()).unwrap().clone();
     let mut edited = rule("one", "team", &none);
     edited.removal.pending = Some(blocked.clone());
-    // Another process, to which the agents come back one after another, each with what is below every limit.
+    // A new leader: agents reconnect one by one, each below every limit.
     let mut next = World::new();
     next.index.set_rule(edited.clone());
     next.index.reset_removal_guards();
@@ -571,7 +571,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     MEMBERS
         .iter()
         .for_each(|member| next.set_holding("one", member, 12));
-    // The set is whole again, so it can be approved before every agent of the fleet has come back.
+    // The set is complete again, so it can be approved before every agent has reconnected.
     let mut approved = rule("one", "team", &none);
     approved.removal.approve = Some(blocked.digest.clone());
     next.change(|index| index.set_rule(approved));

@@ -9,18 +9,18 @@ pub struct Holding {
     pub copies: u64,
     /// Intents.
     pub intents: u64,
-    /// The copies in namespaces that are no longer targets and are to go.
+    /// Reported copies whose namespace is no longer a target.
     pub prunes: Option<Asked>,
 }
 
 /// Looks up the reported copies of a rule in a cluster.
 pub type Holdings<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<Holding>;
 
-/// What waits for approval in the fleet because of one cause.
+/// The pending approval of one cause in the fleet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PendingCause {
     /// All of it, as one approval; its names are those of the rules.
     pub approval: PendingApproval,
-    /// How many rules it concerns.
+    /// Number of affected rules.
     pub rules: u64,
 }

@@ -21,7 +21,7 @@ use crate::now::Now;
 /// The decisions about rules before a judgement, to find those that changed.
 pub(super) type Before = BTreeMap<RuleUid, Arc<GuardDecision>>;
 
-/// What is being deleted as a whole: the rules and sources in it were not deleted one by one.
+/// Scopes that are being deleted: rules and sources in them were not deleted individually.
 #[derive(Clone, Default)]
 pub(super) struct TerminatingScopes {
     /// Namespaces.
@@ -52,7 +52,7 @@ impl<'a> Judge<'a> {
             undone |= self.sort_out(uid);
         }
         if std::mem::take(&mut undone) {
-            // The rest may be below the limits, and so may everything that was blocked only with
+            // The others may be below the limits, and so may everything that was blocked only with
             // it.
             self.reopen_blocked();
         }
@@ -202,7 +202,7 @@ impl<'a> Judge<'a> {
             let Some(entry) = self.rules.get(uid) else {
                 continue;
             };
-            // Only now is it certain where the deletion of a rule comes from.
+            // The cause of a rule's deletion is known only now.
             let deliberate = guard.take_deliberate(|item, cause| self.refine(entry, item, cause));
             guard.pass(deliberate);
             let joins = guard.is_carried();
@@ -222,7 +222,8 @@ impl<'a> Judge<'a> {
             }
         }
         let mut over = self.exceeding(&parts);
-        // What a cause removes besides joins what is blocked of it already: of the same rule, and for a while of others.
+        // Further removals of a cause join its blocked ones: of the same rule, and for a while of
+        // other rules.
         let mut joined = BTreeSet::new();
         for (uid, entry) in self.rules.iter() {
             let is_recent = entry.guard.is_blocked_lately(self.now.instant);
@@ -399,7 +400,7 @@ pub(super) fn blocked_rules(
 pub(super) fn is_preview(entry: &RuleEntry) -> bool {
     entry.rule.terms.is_dry_run() && !entry.rule.deleting
 }
-/// How many rules a cause names.
+/// Number of rules named for a cause.
 const NAMES: usize = 5;
 
 /// The removals from namespaces that are no longer targets, in the clusters of the rule. Elsewhere

@@ -89,7 +89,8 @@ pub enum Directive {
     /// The rule exists or is being deleted, and has no copies in this cluster any more: they are
     /// removed.
     Removed(DeletionPolicy),
-    /// The rule is known and does not choose the cluster, but it is suspended: what is there stays, under these terms.
+    /// The known rule does not choose the cluster, but is suspended: copies are left unchanged,
+    /// with these terms.
     Suspended(ClusterAssignment),
     /// The rule does not select the cluster any more, but the removal guard blocks the removal:
     /// nothing is sent, and the copies stay.
@@ -104,7 +105,7 @@ pub enum Directive {
     Orphaned,
 }
 
-/// What follows from an event.
+/// The result of an event.
 #[derive(Default)]
 pub struct Effect {
     /// Rules whose plan, clusters or spec changed. Their status may be stale.
@@ -115,16 +116,16 @@ pub struct Effect {
     pub read: BTreeSet<SourceRef>,
     /// Rules that no longer select some items. [`Index::judge`] decides about the removals.
     pub judge: BTreeSet<RuleUid>,
-    /// Rules that are to follow what is known of grants and places ([`Index::follow`]).
+    /// Rules to update after changes of grants and scopes ([`Index::follow`]).
     pub follow: BTreeSet<RuleUid>,
-    /// Whether all objects must be listed again: labels that are needed now were not kept.
+    /// Whether all objects must be relisted, because labels that are needed now were not stored.
     pub relist: bool,
     /// Rules of which copies are to be rendered ([`Index::render_job`]).
     pub render: BTreeSet<RuleUid>,
 }
 
 impl Effect {
-    /// Both effects.
+    /// Merges both effects.
     pub fn merge(&mut self, mut other: Effect) {
         self.rules.append(&mut other.rules);
         self.clusters.append(&mut other.clusters);
@@ -136,26 +137,26 @@ impl Effect {
     }
 }
 
-/// One rule in the index.
+/// A rule in the index.
 pub struct RuleEntry {
-    /// The rule as it is on the hub.
+    /// The rule.
     pub rule: Rule,
-    /// What it selects.
+    /// The selection.
     pub plan: Arc<RulePlan>,
-    /// What of that is sent.
+    /// The plans.
     pub cluster_plans: ClusterPlans,
-    /// The clusters that it chooses, leaving clusters not included, by what is granted there.
+    /// The chosen clusters without leaving ones, by their grants.
     pub target_clusters: TargetClusters,
-    /// What of it may be removed.
+    /// The removal guard.
     pub guard: RemovalGuard,
     /// The clusters that may get the target, if the rule has a rollout.
     pub gate: Option<Gate>,
-    /// What has changed and waits to be rendered.
+    /// Changes that wait to be rendered.
     unrendered: Unrendered,
     version: u64,
     /// The name of the current target, computed at the first use after a change.
     target: OnceLock<RolloutTarget>,
-    /// What it sends where it is rolled back, if that is kept.
+    /// The state for a rollback, if it is stored.
     former: Former,
 }
 
@@ -180,7 +181,7 @@ impl RuleEntry {
         }
     }
 
-    /// What a cluster should have of the rule; `None` if the rule does not go there.
+    /// Returns the assignment of a cluster; `None` if the rule does not target it.
     pub fn assignment(&self, cluster: &ClusterName) -> Option<ClusterAssignment> {
         let (cluster_plans, target_clusters) = self.sent();
         let plan = cluster_plans.plan(cluster, &self.plan)?;
@@ -193,7 +194,7 @@ impl RuleEntry {
 pub struct Index {
     rules: BTreeMap<RuleUid, RuleEntry>,
     sources: SourceCache,
-    /// Names contents that are made out of those of sources.
+    /// Computes revisions of rendered contents.
     revision_hasher: RevisionHasher,
     /// The scope of the hub's watches.
     scope: Scope,
@@ -203,12 +204,12 @@ pub struct Index {
     /// The rules by the sources that they select.
     selection: Selection,
     changes: ChangeLog,
-    /// What is counted across rules before something is removed.
+    /// The guard across rules.
     guard: FleetGuard,
     terminating: TerminatingScopes,
-    /// What no rule can raise.
+    /// The limit that rules cannot raise.
     ceiling: Option<Limit>,
-    /// What is rendered elsewhere, where this index does not do so itself.
+    /// The state of deferred rendering.
     rendering: Rendering,
     /// The states of completed rollouts.
     completed: rollouts::CompletedStates,
@@ -248,7 +249,7 @@ impl Index {
         }
     }
 
-    /// Names the contents that it makes out of those of sources with this.
+    /// Sets the hasher for rendered contents.
     pub fn hashing_with(self, revision_hasher: RevisionHasher) -> Self {
         Self {
             revision_hasher,

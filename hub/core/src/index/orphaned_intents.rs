@@ -53,7 +53,7 @@ impl Index {
                 continue;
             };
             if cause.kind == CauseKind::Missed {
-                // What does not fit stays where it is, until there is room for it.
+                // Orphaned intents over the limit are not reported until there is room.
                 let Some(left) = room.checked_sub(1) else {
                     continue;
                 };
@@ -97,8 +97,7 @@ impl Index {
         effect
     }
 
-    /// A cluster is back, and has copies of these rules only: the copies of all other rules there
-    /// are gone.
+    /// Handles the report of a reconnected cluster: it has no copies of rules other than these.
     pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
         let mut effect = Effect::default();
         let others = self

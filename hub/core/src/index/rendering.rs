@@ -30,21 +30,21 @@ struct Awaited {
     serial: u64,
 }
 
-/// What waits to be rendered, and has no other place.
+/// The state of deferred rendering.
 #[derive(Default)]
 pub(super) struct Rendering {
-    /// Whether it is done elsewhere.
+    /// Whether rendering is deferred.
     aside: bool,
     /// Rules as they will be once their copies are rendered.
     awaited: BTreeMap<RuleUid, Awaited>,
     /// Counts jobs.
     last: u64,
-    /// What is dropped after the lock of the index is released.
+    /// Plans to drop after the lock of the index is released.
     garbage: Vec<ClusterPlans>,
 }
 
 impl Rendering {
-    /// Whether it is done elsewhere.
+    /// Whether rendering is deferred.
     pub(super) fn is_aside(&self) -> bool {
         self.aside
     }
@@ -66,7 +66,7 @@ impl Rendering {
         }
     }
 
-    /// Drops what an index had, after its lock is released.
+    /// Drops plans after the lock of the index is released.
     pub(super) fn drop_later(&mut self, cluster_plans: ClusterPlans) {
         if self.aside {
             self.garbage.push(cluster_plans);
@@ -75,25 +75,25 @@ impl Rendering {
 }
 
 impl RuleEntry {
-    /// Whether what is sent to a cluster has not been rendered yet.
+    /// Whether the plan for a cluster is not rendered yet.
     pub(super) fn lacks(&self, cluster: &ClusterName) -> bool {
         self.sent().0.plan(cluster, &self.plan).is_none()
     }
 }
 
 impl Index {
-    /// Leaves slow work to the caller: what [`Effect::render`] and [`Effect::follow`] name.
+    /// Defers slow work to the caller: see [`Effect::render`] and [`Effect::follow`].
     pub fn working_aside(mut self) -> Self {
         self.rendering.aside = true;
         self
     }
 
-    /// Whether what takes long is done elsewhere.
+    /// Whether slow work is deferred.
     pub(super) fn is_aside(&self) -> bool {
         self.rendering.is_aside()
     }
 
-    /// The rule as it was given last: what the index has of it may wait to be rendered.
+    /// Returns the newest form of the rule; the index may have an older one until it is rendered.
     pub fn latest_rule(&self, uid: &RuleUid) -> Option<&Rule> {
         let awaited = self.rendering.awaited.get(uid).map(|awaited| &awaited.rule);
         awaited.or_else(|| self.rules.get(uid).map(|entry| &entry.rule))
@@ -104,7 +104,7 @@ impl Index {
         self.rendering.awaited.values().map(|awaited| &awaited.rule)
     }
 
-    /// Whether the copies of a rule, as it is given now, are being rendered.
+    /// Whether the newest form of the rule is being rendered.
     pub(super) fn is_awaited(&self, uid: &RuleUid) -> bool {
         self.rendering.awaited.contains_key(uid)
     }
@@ -128,7 +128,7 @@ impl Index {
         if rule.deleting
             && let Some(former) = self.rules.get(&uid)
         {
-            // Nothing new of it is sent any more.
+            // New content of it is not sent any more.
             self.rendering.awaited.remove(&uid);
             let terms = Terms {
                 deletion_policy: rule.terms.deletion_policy,
@@ -157,7 +157,7 @@ impl Index {
         effect
     }
 
-    /// Renders at once what an event needs, where that is not done elsewhere.
+    /// Renders the effect of an event at once, unless rendering is deferred.
     pub(super) fn render_here(&mut self, effect: &mut Effect) {
         while !self.rendering.aside
             && let Some(uid) = effect.render.pop_first()
@@ -169,7 +169,7 @@ impl Index {
         }
     }
 
-    /// What of a rule is to be rendered now.
+    /// Returns the next render job of a rule.
     pub fn render_job(&mut self, uid: &RuleUid) -> Option<RenderJob> {
         self.rendering.last += 1;
         let number = self.rendering.last;
@@ -248,7 +248,7 @@ impl Index {
         Some(job)
     }
 
-    /// Swaps in what was rendered, if the rule is still the one for which it was.
+    /// Installs a render result, if the rule has not changed meanwhile.
     pub fn take_rendered(&mut self, rendered: &mut Rendered) -> Effect {
         let mut effect = match std::mem::replace(&mut rendered.what, What::Whole(0)) {
             What::Whole(serial) => self.take_whole(rendered, serial),
@@ -312,7 +312,7 @@ impl Index {
         if plan.unknown != now.unknown {
             Arc::make_mut(&mut plan).unknown.clone_from(&now.unknown);
             cluster_plans.set_unknown(&now.unknown);
-            // Whether a Secret is missing from which values are taken is another question now.
+            // Whether a referenced Secret is missing must be determined again.
             unrendered.again |= rule.shape.secrets_read().next().is_some();
         }
         unrendered.again |=
@@ -428,7 +428,7 @@ impl Index {
         effect
     }
 
-    /// What is sent to a cluster was rendered.
+    /// Installs the rendered plan of a cluster.
     fn take_cluster(
         &self,
         entry: &mut RuleEntry,
@@ -481,7 +481,7 @@ impl Index {
     }
 }
 
-/// Takes in that a Secret from which values are taken is this; what is made of it is rendered, or unknown until it is read.
+/// Sets a Secret whose values are used; dependent copies are rendered, or unknown until it is read.
 fn set_referenced_now(
     rule: &Rule,
     plan: &mut RulePlan,
@@ -504,7 +504,7 @@ fn has_content(body: Option<&SourceState>) -> bool {
     matches!(body, Some(SourceState::Read(_) | SourceState::Stale(_)))
 }
 
-/// Whether what was rendered of one rule is the same for the other.
+/// Whether both rules have the same rendering.
 fn is_rendered_alike(one: &Rule, two: &Rule) -> bool {
     one.shape == two.shape && one.shape.secrets_read().next().is_none()
 }
@@ -536,8 +536,8 @@ impl Index {
         true
     }
 
-    /// What a Secret is to a rule that takes values from it waits to be rendered, or makes them unknown at once. `None`: that
-    /// is to be seen to here; else whether the rule takes values from it.
+    /// Defers the change of a referenced Secret until it is rendered, or makes the values unknown.
+    /// Returns `None` if the caller must handle it; otherwise whether the rule uses the Secret.
     pub(super) fn defer_references(
         &mut self,
         uid: &RuleUid,
@@ -594,7 +594,7 @@ impl Index {
     }
 }
 
-/// What of a rule has changed and waits to be rendered.
+/// The changes of a rule that wait to be rendered.
 #[derive(Default)]
 pub(super) struct Unrendered {
     sources: BTreeSet<SourceRef>,

@@ -237,7 +237,7 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
     }
 }
 
-/// What is left for others is done.
+/// Does the deferred work.
 fn follow(index: &mut Index, mut effect: Effect, render: &mut BTreeSet<RuleUid>) {
     while let Some(uid) = effect.follow.pop_first() {
         effect.merge(index.follow(&uid));
@@ -280,7 +280,7 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
         let expected = here.rule(uid).unwrap();
         prop_assert_eq!(entry.rule.generation, expected.rule.generation);
         if entry.rule.deleting {
-            // What would have been rendered for it is not sent any more.
+            // The pending rendering is dropped.
             continue;
         }
         prop_assert!(
@@ -309,8 +309,8 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever happens while copies are rendered beside the index: it is never inconsistent, and ends where an index ends
-    /// that renders at once.
+    /// With deferred rendering, after any events the index is consistent and ends in the same state
+    /// as an index that renders at once.
     #[test]
     fn rendering_aside_ends_as_rendering_at_once(steps in proptest::collection::vec(step(), 1..60)) {
         let (mut aside, mut here) = (known(Index::new().working_aside()), known(Index::new()));
@@ -336,7 +336,7 @@ proptest! {
             }
             is_consistent(&aside)?;
         }
-        // All that there is comes to be read.
+        // All existing objects are read.
         let sources: Vec<_> = here.sources.names().filter_map(|source| Some((source.clone(), here.source(source)?.labels.clone()))).collect();
         for (source, labels) in sources {
             let secret = *source.resource == *"secrets";
@@ -455,7 +455,8 @@ fn rule_over_its_render_budget_sends_nothing() {
     assert_eq!(sent(&index, "c0"), 3, "fewer clusters");
 }
 
-/// An index that renders aside, of ten clusters, with room for so many noisy contents.
+/// Creates an index with deferred rendering, ten clusters and a budget for a number of large
+/// contents.
 fn narrow(contents: u64) -> Index {
     many(
         Index::new()
@@ -465,7 +466,7 @@ fn narrow(contents: u64) -> Index {
     )
 }
 
-/// Renders aside until nothing waits; how many jobs that takes.
+/// Runs all render jobs, and returns their number.
 fn settle(index: &mut Index) -> usize {
     for jobs in 0..10 {
         let Some(job) = index.render_job(&"r".into()) else {
@@ -661,7 +662,7 @@ fn labels_of_unselected_object_are_bounded() {
     let effect = index.observe(&of, 1, labelled(&[("rule", "v0")]));
     assert!(effect.read.contains(&of), "it is selected after all");
     assert!(!index.set_rule(rule).relist, "nothing is missing any more");
-    // What is read of it is cut in the same way.
+    // The text that is read of it is cut in the same way.
     index.read(&of, 1, labelled(&[("rule", "v0")]), content("text"));
     assert_eq!(
         (

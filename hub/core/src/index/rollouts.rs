@@ -18,7 +18,7 @@ use crate::plan::{
 use crate::rollout::{Gate, Progress, RolloutPosition};
 
 impl RuleEntry {
-    /// Names what the rule brings now.
+    /// Returns the current target.
     pub fn target(&self) -> &str {
         self.target
             .get_or_init(|| RolloutTarget::of(&self.rule, &self.plan))
@@ -140,7 +140,7 @@ impl Index {
     }
 }
 
-/// What is kept of the last completed rollout of a rule.
+/// The stored state of a rule's last completed rollout.
 #[derive(Clone)]
 pub struct StoredState {
     /// The target of the rollout; empty where that is not known.
@@ -167,7 +167,7 @@ impl CompletedStates {
     }
 }
 
-/// What a rule sends where it is rolled back.
+/// The state of a rule during a rollback.
 pub struct Former {
     stored: StoredState,
     /// The plans under the current grants, computed at the first use after a change.
@@ -187,7 +187,7 @@ impl Former {
         self.plans = OnceLock::new();
     }
 
-    /// Whether the hub has tried to keep the state of the rollout with this target.
+    /// Whether the state of this target was stored, or could not be.
     pub fn is_decided(&self, target: &str) -> bool {
         self.stored.revision == target
     }
@@ -205,7 +205,7 @@ impl Former {
         }
     }
 
-    /// What is sent of it to the clusters that the rule chooses now, if it is kept.
+    /// The stored plans for the currently chosen clusters.
     pub fn plans(&self, rule: &Rule, now: &TargetClusters, scope: &Scope) -> Option<&FormerPlans> {
         let state = self.stored.state.as_ref().ok()?;
         Some(self.plans.get_or_init(|| state.plans(rule, now, scope)))
@@ -213,25 +213,25 @@ impl Former {
 }
 
 impl RuleEntry {
-    /// What the rule sends while it is rolled back; `None` where that is not kept.
+    /// Returns the plans of the rollback; `None` if no state is stored.
     pub fn former(&self) -> Option<&FormerPlans> {
         self.former
             .plans(&self.rule, &self.target_clusters, &self.plan.scope)
     }
 
-    /// What is kept of the last completed rollout.
+    /// Returns the stored state of the last completed rollout.
     pub fn former_state(&self) -> &Former {
         &self.former
     }
 
-    /// Whether what the rule brings now is rolled back.
+    /// Whether the current target is rolled back.
     pub fn is_rolling_back(&self) -> bool {
         let is_back =
             |gate: &crate::rollout::Gate| gate.is_rolling_back() && gate.revision == self.target();
         self.rule.rollout.is_some() && self.gate.as_ref().is_some_and(is_back)
     }
 
-    /// What the rule sends instead of what it brings now, where that is rolled back.
+    /// Returns the plans of the current rollback.
     pub fn rollback(&self) -> Option<&FormerPlans> {
         let back_to = self
             .gate
@@ -242,7 +242,7 @@ impl RuleEntry {
         self.former().filter(|_| self.former.is_of(back_to).is_ok())
     }
 
-    /// Whether what the rule brings now is to be rolled back to a state that is not there: nothing is sent.
+    /// Whether the current target must be rolled back to a missing state: nothing is sent.
     pub(super) fn lacks_former(&self) -> bool {
         self.is_rolling_back() && self.rollback().is_none()
     }
@@ -255,10 +255,10 @@ impl RuleEntry {
         }
     }
 
-    /// What the rule sends now, to be kept: its rollout is completed.
+    /// Captures the current state of the rule, because its rollout is completed.
     ///
     /// # Errors
-    /// Why it cannot be kept.
+    /// The reason why it cannot be stored.
     pub fn completed_state(&self) -> Result<Arc<CompletedState>, RollbackBlocker> {
         if self.guard.blocks_removals() {
             // A copy whose removal is blocked is not part of the state. It must not count as
@@ -276,7 +276,7 @@ impl RuleEntry {
 }
 
 impl Index {
-    /// What is kept of the last completed rollout of a rule is this now; `None`: nothing.
+    /// Sets the stored state of a rule's last completed rollout; `None`: there is none.
     pub fn set_completed_state(&mut self, uid: &RuleUid, state: Option<StoredState>) -> Effect {
         match state {
             Some(state) => drop(self.completed.by_rule.insert(uid.clone(), state)),
@@ -302,12 +302,12 @@ impl Index {
         effect
     }
 
-    /// Why no state of any rule can be kept, where that is so.
+    /// Returns the reason why no state can be stored for any rule.
     pub fn state_blocker(&self) -> Option<&RollbackBlocker> {
         Some(&self.completed.missing).filter(|missing| **missing == RollbackBlocker::Unreadable)
     }
 
-    /// What is kept of the last completed rollout of a rule; `None`: nothing.
+    /// Returns the stored state of a rule's last completed rollout.
     pub fn stored_state(&self, uid: &RuleUid) -> Option<&StoredState> {
         self.completed.by_rule.get(uid)
     }
@@ -336,7 +336,7 @@ pub(super) struct RolloutTarget {
 }
 
 impl RolloutTarget {
-    /// What a rule brings that selects this.
+    /// Returns the target of a rule with this selection.
     fn of(rule: &Rule, plan: &RulePlan) -> Self {
         let mut context = digest::Context::new(&digest::SHA256);
         context.update(&plan.digest.to_bytes());

@@ -9,7 +9,7 @@ use crate::guard::RemovalGuard;
 use crate::plan::{Rule, RuleGrant};
 use crate::rollout::Gate;
 
-/// The most other rules that are taken along; they matter where copies change hands.
+/// Limit of copied other rules; they matter for transfers of copies.
 const OTHERS: usize = 256;
 
 /// A grant or a member cluster as it would be; `None`: it is deleted.
@@ -52,9 +52,9 @@ impl Around {
 }
 
 impl Index {
-    /// A copy of what has to do with a rule: clusters, grants, the sources that it needs or needed, the rules beside it, and
-    /// the rule itself as it is now, its removal guard included. Whatever is done to it, this index stays as it is. Payloads are
-    /// shared.
+    /// Copies the part of the index that concerns a rule: clusters, grants, current and former
+    /// sources, related rules, and the rule itself with its removal guard. Changes of the copy do
+    /// not affect the index. Payloads are shared.
     pub fn around(&self, rule: &Rule) -> Around {
         self.around_all(&BTreeSet::from([rule.uid.clone()]), Some(rule))
     }

@@ -11,7 +11,7 @@ use runnel_proto::model::{Operator, Pattern, Requirement, RuleUid, SourceRef};
 
 use crate::plan::{REFERENCED_KIND, Rule, SourceChoice};
 
-/// What an object has that a rule can need.
+/// The property by which rules may need an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sign {
     /// This name.
@@ -27,7 +27,7 @@ enum Sign {
 /// Kind, namespace (`None`: any of several) and sign of objects.
 type Mark = (Arc<str>, Option<Arc<str>>, Sign);
 
-/// Rules by what they can need.
+/// Rules by their lookup keys.
 #[derive(Default)]
 pub(super) struct Readers {
     rules: BTreeMap<Mark, BTreeSet<RuleUid>>,
@@ -35,21 +35,20 @@ pub(super) struct Readers {
     /// The labels by which they choose, and how many rules do by each.
     keys: BTreeMap<String, usize>,
     keys_of: BTreeMap<RuleUid, BTreeSet<String>>,
-    /// The labels that objects are kept with: those by which rules choose, and some by which they did.
+    /// The stored labels of objects: those that rules select by, and some former ones.
     kept: BTreeSet<String>,
 }
 
-/// So many labels are kept by which no rule chooses any more, so that a rule that is edited costs no list.
+/// Limit of stored labels that no rule selects by any more, so that an edited rule needs no relist.
 const FORMER: usize = 256;
 
 impl Readers {
-    /// Whether objects are kept with this label: some rule chooses by it, or did.
+    /// Whether objects are stored with this label.
     pub(super) fn keeps(&self, key: &str) -> bool {
         self.kept.contains(key)
     }
 
-    /// Takes in a rule, in place of what was known of it. Returns whether it chooses by a label with which
-    /// objects were not kept.
+    /// Sets a rule. Returns whether it selects by a label that is not stored.
     pub(super) fn set(&mut self, rule: &Rule) -> bool {
         self.remove(&rule.uid);
         let selectors = rule
@@ -137,8 +136,8 @@ impl Readers {
         let namespaces = namespaces(&entry.namespaces);
         let mut all = match &entry.selector {
             None => product(&kinds, &namespaces, &names(&entry.names)),
-            // All requirements must hold, so any one of them is enough: the one that fewest other
-            // rules use.
+            // All requirements must be met, so one of them suffices as lookup key: the least used
+            // one.
             Some(selector) => {
                 let by_each = selector
                     .requirements
@@ -160,7 +159,7 @@ impl Readers {
         all
     }
 
-    /// How many rules are asked about objects with these marks.
+    /// Returns the number of rules for these lookup keys.
     fn crowd(&self, marks: &[Mark]) -> usize {
         let asked = |mark: &Mark| match mark.2 {
             Sign::Any => usize::MAX / 2,
@@ -194,7 +193,7 @@ fn names(patterns: &[Pattern]) -> Vec<Sign> {
     }
 }
 
-/// An object meets the requirement if and only if it has one of these.
+/// Returns the keys of which objects that meet the requirement have at least one.
 fn signs(requirement: &Requirement) -> Vec<Sign> {
     let key = || requirement.key.clone();
     match requirement.operator {
@@ -222,12 +221,12 @@ fn product(kinds: &[Arc<str>], namespaces: &[Option<Arc<str>>], signs: &[Sign]) 
     all
 }
 
-/// So many labels of an object are kept in any case, and so many bytes of them.
+/// Labels of an object that are always stored: number and bytes.
 const LABELS: usize = 64;
 const LABEL_BYTES: usize = 8 * 1024;
-/// So many bytes the labels of all objects that have more may take.
+/// The limit for the labels of all objects with more labels, in bytes.
 const ROOM: usize = 64 * 1024 * 1024;
-/// What a label takes besides its text.
+/// The overhead of a label, in bytes.
 const OVERHEAD: usize = 128;
 
 /// The room for labels of objects that have unusually many.
@@ -239,7 +238,7 @@ pub(super) struct LabelBudget {
 }
 
 impl LabelBudget {
-    /// Whether all labels of an object can be kept.
+    /// Whether all labels of an object can be stored.
     pub fn admits(&mut self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
         self.release(source);
         let bytes: usize = labels
@@ -275,9 +274,9 @@ impl LabelBudget {
 pub(super) struct Selection {
     /// The rules that select a source now.
     selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
-    /// The rules by what they can select.
+    /// Rules by the objects that they can select.
     readers: Readers,
-    /// The kept labels of objects with many of them.
+    /// The stored labels of objects with many labels.
     labels: LabelBudget,
 }
 
@@ -288,7 +287,7 @@ impl Selection {
         is_new && self.labels.has_left_out()
     }
 
-    /// Removes a rule, apart from what it selects now.
+    /// Removes a rule, except for its current selection.
     pub(super) fn remove_rule(&mut self, uid: &RuleUid) {
         self.readers.remove(uid);
     }
@@ -341,7 +340,8 @@ impl Selection {
         concerned
     }
 
-    /// The kept labels of an object: all, or if there is no room for unusually many, those that rules select by.
+    /// Returns the stored labels of an object: all, or those that rules select by if the budget is
+    /// used up.
     pub(super) fn kept_labels(
         &mut self,
         source: &SourceRef,

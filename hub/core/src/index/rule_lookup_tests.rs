@@ -111,7 +111,7 @@ proptest! {
     }
 }
 
-/// So many rules, the n-th made of n.
+/// Creates many rules.
 fn many(spec: impl Fn(usize) -> Value) -> Readers {
     let mut readers = Readers::default();
     for number in 0..1000 {
@@ -148,7 +148,7 @@ fn only_rules_that_can_match_an_object_are_asked() {
         ),
         (1, 0)
     );
-    // What nearly all of them ask for is not what a rule is found by.
+    // A rule is not looked up by a label that most rules use.
     let labels = many(|number| {
         by(json!({"selector": {"matchLabels": {"app": "all", "rule": number.to_string()}}}))
     });

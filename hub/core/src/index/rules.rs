@@ -1,4 +1,4 @@
-//! Rules come, change and go.
+//! Creation, change and removal of rules.
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
@@ -164,7 +164,7 @@ impl Index {
         effect
     }
 
-    /// Content that no rule selects any more is not kept.
+    /// Drops the content of deselected sources.
     pub(super) fn drop_unselected<'a>(&mut self, former: impl IntoIterator<Item = &'a SourceRef>) {
         for source in former {
             if !self.selection.has(source) {
@@ -238,7 +238,7 @@ impl Index {
         let wanted = entry.plan.wants(source);
         Arc::make_mut(&mut entry.plan).set(source, selected);
         if entry.cluster_plans.exceeds() && self.rendering.is_aside() {
-            // Nothing of it is sent or removed until all of it is rendered again.
+            // Nothing of it is sent or removed until it is rendered again completely.
             entry.unrendered.set_again();
             effect.render.insert(uid.clone());
         } else {

@@ -215,7 +215,8 @@ fn missing_secret_reference_is_reported_without_its_value() {
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
     index.expire_deleted(now + GRACE, GRACE);
     says(&index, &["there is no secrets/team/eu"]);
-    // A Secret of that name elsewhere is of no use: each source takes from its own namespace.
+    // A Secret of that name in another namespace does not count: each source uses its own
+    // namespace.
     set(
         &mut index,
         &secret("other", "eu"),

@@ -26,7 +26,7 @@ pub fn version_number(version: Option<&str>) -> u64 {
 
 /// What follows from a version that a watch delivered.
 pub(super) enum Observation {
-    /// Nothing: the version is older than a known one.
+    /// The version is older than a known one: no effect.
     Old,
     /// The object is to be read before its labels change in the plans.
     ToRead,
@@ -39,7 +39,8 @@ pub(super) enum Observation {
 pub(super) struct SourceCache {
     sources: BTreeMap<SourceRef, Source>,
     versions: BTreeMap<SourceRef, ObservedVersion>,
-    /// Deleted sources, and when: they count as existing until the grace period is over.
+    /// Deleted sources with the time of deletion: they count as existing until the grace period
+    /// ends.
     deleted: BTreeMap<SourceRef, Instant>,
 }
 
@@ -296,7 +297,7 @@ impl SourceCache {
         with_labels.collect()
     }
 
-    /// When the next grace period is over.
+    /// Returns the end of the next grace period.
     pub(super) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
         self.deleted
             .values()

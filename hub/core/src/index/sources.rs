@@ -156,7 +156,7 @@ impl Index {
         effect
     }
 
-    /// When the next grace period of a deleted source is over.
+    /// Returns the end of the next grace period.
     pub fn next_expiry(&self, grace: Duration) -> Option<Instant> {
         self.sources.next_expiry(grace)
     }

@@ -415,7 +415,7 @@ fn approval_of_one_cluster_wakes_no_other() {
         panic!("not wanted")
     };
     assert_eq!(assignment.prune(), Some(asked.digest));
-    // What the hub itself removes is for all.
+    // Removals by the hub itself concern all members.
     index.set_source(source("a", "s"), labelled("y"), Some(body("1")));
     assert!(
         index
@@ -709,7 +709,7 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
         effect.merge(index.invalidate_stale(&place));
         effect
     };
-    // While it leads, a watch that is refused takes nothing away.
+    // While the process leads, a refused watch removes nothing.
     refuse(&mut index);
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // Another process led meanwhile, and the agents may have newer content.
@@ -777,7 +777,8 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     let Directive::Assigned(former) = directive(&index, "one") else {
         panic!("not let in")
     };
-    // The rollout is completed, and its state kept. An edit changes one source and adds another.
+    // The rollout is completed, and its state is stored. An edit changes one source and adds
+    // another.
     let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
     let revision = state.revision.clone();
     index.set_completed_state(

@@ -15,7 +15,7 @@ pub enum ScopeState {
     Unwatched,
     /// Its watch has delivered a complete list.
     Known,
-    /// It cannot be watched, for the reason given to people.
+    /// The scope cannot be watched, for this reason.
     Unreadable(String),
 }
 
@@ -71,7 +71,7 @@ impl Index {
         };
         entry.cluster_plans.set_unknown(&unknown);
         Arc::make_mut(&mut entry.plan).unknown = unknown;
-        // Whether a Secret is missing from which values are taken, or cannot be seen, is another question now.
+        // Whether a referenced Secret is missing or unreadable must be determined again.
         let takes = entry
             .rule
             .shape
@@ -100,7 +100,7 @@ impl Index {
         rules.flat_map(|rule| rule.places(&self.scope)).collect()
     }
 
-    /// The places that a rule needs and that cannot be read, with the reason given to people.
+    /// Returns the unreadable scopes of a rule, with the reasons.
     pub fn unreadable_scopes(&self, entry: &RuleEntry) -> BTreeMap<WatchScope, String> {
         let places = entry.plan.unknown.iter();
         let unreadable = places.filter_map(|place| match self.place(place) {

@@ -1,4 +1,4 @@
-//! What one cluster should have of one rule: content, which clusters share, and the terms on which it gets it.
+//! The desired copies of one rule in one cluster: shared content, and the terms of the cluster.
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -16,7 +16,7 @@ use crate::guard::GuardDecision;
 #[derive(Clone, Debug)]
 pub struct NamedTerms {
     terms: Arc<Terms>,
-    /// Names the terms: equal digest, equal terms.
+    /// The digest of the terms.
     pub digest: TermsDigest,
 }
 
@@ -59,7 +59,7 @@ fn digest_of(terms: &Terms) -> TermsDigest {
     TermsDigest(short)
 }
 
-/// Digest of what a plan sends on these terms.
+/// Returns the digest of a plan with these terms.
 pub fn digest_on(plan: &RulePlan, terms: &Terms) -> SetDigest {
     let mut sum = SetDigest::default();
     for (_, digest) in plan
@@ -84,13 +84,13 @@ pub fn proof_on(plan: &RulePlan, terms: &Terms, key: &ProofKey) -> Option<Proof>
 pub struct ClusterAssignment {
     /// The cluster.
     pub cluster: ClusterName,
-    /// What is sent of what the rule selects.
+    /// The plan for this cluster.
     pub plan: Arc<RulePlan>,
     /// The terms in this cluster.
     pub terms: NamedTerms,
-    /// What of the rule may be removed.
+    /// The removal decision.
     pub judged: Arc<GuardDecision>,
-    /// What the cluster was sent by the change from which it is rolled back; `None` where it is not.
+    /// The plan of the failed change, during a rollback.
     pub rolled_back: Option<Arc<RulePlan>>,
 }
 
@@ -136,9 +136,9 @@ impl ClusterAssignment {
         self.plan.unread.iter().any(|source| self.sends(source))
     }
 
-    /// Whether a source must not be removed: the hub does not know its state, or the removal guard
-    /// blocks its removal. With versioned names, another name is an edit and no removal. The guard
-    /// does not block the removal of what a rolled back change created. A dry run removes nothing.
+    /// Whether a source must not be removed: its state is unknown, or the guard blocks its removal.
+    /// With versioned names, another name is an edit, not a removal. Copies that a rolled back
+    /// change created are not blocked. A dry run removes nothing.
     pub fn must_stay(&self, source: &SourceRef) -> bool {
         let is_edit =
             || self.terms.versions.is_some() && self.has_source(source) && source.is_version();
@@ -157,13 +157,13 @@ impl ClusterAssignment {
             .is_some_and(|plan| plan.intents.contains_key(source))
     }
 
-    /// What may go in the cluster of the copies in namespaces that are no longer targets.
+    /// Returns the approved removals of copies in namespaces that are no longer targets.
     pub fn prune(&self) -> Option<AskedDigest> {
         self.judged.prune(&self.cluster)
     }
 
-    /// Whether the state of this source is unknown: it must not be removed, and stays as it is. A
-    /// source without a grant is unwanted in any case.
+    /// Whether the state of a source is unknown: it must not be removed or changed. A source
+    /// without a grant is undesired in any case.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
         self.sends(source) && self.plan.is_unknown(source)
     }

@@ -17,7 +17,7 @@ pub struct ClusterChoice {
 }
 
 impl ClusterChoice {
-    /// Whether it takes in a cluster with these labels.
+    /// Whether the rule chooses a cluster with these labels.
     pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         let name = cluster.as_str();
         let chosen = self.all

@@ -17,19 +17,19 @@ use super::render::{Contents, Renderer, RevisionHasher};
 use super::rendered_plan::{OutcomeKey, RenderOutcome, RenderedPlan};
 use super::{Rule, RulePlan, WatchScope};
 
-/// What clusters shared before, and what they share now.
+/// The former plan of several clusters, and the new one.
 type Replaced = (Arc<RenderedPlan>, Arc<RenderedPlan>);
 
 /// The labels of a cluster.
 pub type Labels = Arc<BTreeMap<String, String>>;
 
-/// What of one rule is sent where.
+/// The plans of one rule by cluster.
 #[derive(Clone, Default)]
 pub struct ClusterPlans {
     variation: Variation,
-    /// Shared with what this was made of: what was rendered once is not rendered again.
+    /// Shared with the hasher's inputs, so that no content is rendered twice.
     contents: Arc<Mutex<Contents>>,
-    /// How many plans have an entry of a source.
+    /// Number of plans with an entry, by source.
     entries: BTreeMap<SourceRef, u64>,
     /// Whether it needs more than the rule's budget, so that nothing of it is sent.
     exceeds: bool,
@@ -37,16 +37,16 @@ pub struct ClusterPlans {
 
 #[derive(Clone, Default)]
 enum Variation {
-    /// To all clusters, just what is selected.
+    /// All clusters get the selection unchanged.
     #[default]
     AsSelected,
-    /// The same to all clusters.
+    /// All clusters get the same rendered plan.
     Alike(Box<RenderedPlan>),
-    /// To each cluster what it should have.
+    /// Each cluster has its own rendered plan.
     Each(BTreeMap<ClusterName, ClusterPlan>),
 }
 
-/// What one cluster gets.
+/// The plan of one cluster.
 #[derive(Clone)]
 struct ClusterPlan {
     labels: Labels,
@@ -54,7 +54,7 @@ struct ClusterPlan {
 }
 
 impl ClusterPlans {
-    /// What is sent of this selection to these clusters.
+    /// Renders the selection for these clusters.
     pub fn new(
         rule: &Rule,
         selection: &RulePlan,
@@ -64,8 +64,7 @@ impl ClusterPlans {
         Self::default().again(rule, selection, clusters, revision_hasher)
     }
 
-    /// What is sent of this selection to these clusters. Contents that this has, and that are rendered by the same rule, are
-    /// not rendered again.
+    /// Renders the selection for these clusters. Reuses contents that the same rule has rendered.
     pub fn again(
         self,
         rule: &Rule,
@@ -112,7 +111,7 @@ impl ClusterPlans {
         cluster_plans
     }
 
-    /// What was rendered before, the same for all clusters.
+    /// Creates plans from one rendered plan for all clusters.
     pub(super) fn uniform(plan: Arc<RulePlan>) -> Self {
         Self {
             variation: Variation::Alike(RenderedPlan::restored(plan).into()),
@@ -120,7 +119,7 @@ impl ClusterPlans {
         }
     }
 
-    /// What was rendered before, cluster by cluster.
+    /// Creates plans from rendered plans by cluster.
     pub(super) fn per_cluster(plans: impl Iterator<Item = (ClusterName, Arc<RulePlan>)>) -> Self {
         let mut rendered: BTreeMap<*const RulePlan, Arc<RenderedPlan>> = BTreeMap::new();
         let by_cluster = plans.map(|(cluster, plan)| {
@@ -141,7 +140,7 @@ impl ClusterPlans {
         }
     }
 
-    /// Whether the copies of a rule have to be rendered: they are not just what it selects.
+    /// Whether the copies of a rule must be rendered, because they differ from its selection.
     pub fn is_rendered(&self) -> bool {
         !matches!(self.variation, Variation::AsSelected)
     }
@@ -165,7 +164,7 @@ impl ClusterPlans {
         }
     }
 
-    /// A Secret from which values are taken has become something else: so may all Secrets beside it.
+    /// Updates a referenced Secret, and the Secrets that use its values.
     pub fn update_referenced(
         &mut self,
         rule: &Rule,
@@ -259,7 +258,7 @@ impl ClusterPlans {
         }
     }
 
-    /// The clusters to which it sends, where what is sent may differ between them.
+    /// Returns the clusters with plans of their own.
     pub fn clusters(&self) -> impl Iterator<Item = &ClusterName> {
         let by_cluster = match &self.variation {
             Variation::AsSelected | Variation::Alike(_) => None,
@@ -273,7 +272,7 @@ impl ClusterPlans {
         self.exceeds
     }
 
-    /// Of how many sources something that was rendered is kept.
+    /// Returns the number of sources with stored rendered contents.
     #[cfg(test)]
     pub fn rendered_sources(&self) -> usize {
         self.contents.lock().sources()
@@ -376,7 +375,7 @@ impl ClusterPlans {
         }
     }
 
-    /// What is sent to a cluster that the rule chooses, of this selection.
+    /// Returns the plan of a chosen cluster.
     pub fn plan<'a>(
         &'a self,
         cluster: &ClusterName,
@@ -388,7 +387,7 @@ impl ClusterPlans {
         }
     }
 
-    /// What is sent to every cluster, of this selection; or to each, with its name, where that may differ.
+    /// Returns the plan of all clusters, or each cluster's plan with its name.
     pub fn plans<'a>(
         &'a self,
         selection: &'a RulePlan,
@@ -406,7 +405,7 @@ impl ClusterPlans {
         }
     }
 
-    /// What was made for a cluster; `None`: just what is selected.
+    /// Returns the rendered plan of a cluster; `None` if it equals the selection.
     pub fn plan_of(&self, cluster: &ClusterName) -> Option<&Arc<RulePlan>> {
         match &self.variation {
             Variation::AsSelected => None,
@@ -417,12 +416,12 @@ impl ClusterPlans {
         }
     }
 
-    /// Whether what is sent may differ between clusters.
+    /// Whether plans may differ between clusters.
     pub fn differs_by_cluster(&self) -> bool {
         matches!(self.variation, Variation::Each(_))
     }
 
-    /// How many different things are sent.
+    /// Returns the number of different plans.
     pub fn outcomes(&self) -> usize {
         match &self.variation {
             Variation::AsSelected | Variation::Alike(_) => 1,
@@ -454,7 +453,7 @@ impl ClusterPlans {
         }
     }
 
-    /// Returns whether the rule keeps within its budget.
+    /// Sets a source. Returns whether the rule is within its budget.
     fn set(
         &mut self,
         rule: &Rule,
@@ -553,7 +552,7 @@ impl ClusterPlans {
         }
     }
 
-    /// Clusters that get the same share it, however it came about.
+    /// Lets clusters with equal plans share one.
     fn share_equal_plans(&mut self) {
         let Variation::Each(by_cluster) = &mut self.variation else {
             return;
@@ -581,7 +580,7 @@ impl ClusterPlans {
     }
 }
 
-/// The Secrets beside one from which values may go into their copies.
+/// Returns the other Secrets whose values may be used in copies of one.
 fn beside<'a>(
     selection: &'a RulePlan,
     secret: &'a SourceRef,

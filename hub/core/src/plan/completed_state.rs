@@ -21,10 +21,10 @@ const VERSION: u32 = 1;
 const PLAIN_LIMIT: u64 = 1 << 30;
 const LEVEL: i32 = 3;
 
-/// Why a rule has no state to which a failed rollout can go back.
+/// The reason why a rule cannot be rolled back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RollbackBlocker {
-    /// No rollout was completed since `onFailure` is `Revert`, or the state of the last one was not kept.
+    /// No rollout was completed with `onFailure: Revert`, or its state was not stored.
     #[default]
     NoneCompleted,
     /// The state of the last completed rollout is not known in full, for this reason.
@@ -38,7 +38,7 @@ pub enum RollbackBlocker {
 }
 
 impl RollbackBlocker {
-    /// A sentence for a person, without its end.
+    /// Returns the message, without a final period.
     pub fn message(&self) -> String {
         match self {
             Self::NoneCompleted => "no state of a completed rollout is kept: none was completed while \
@@ -59,35 +59,35 @@ impl RollbackBlocker {
     }
 }
 
-/// What a completed rollout of a rule sends.
+/// The state of a completed rollout.
 pub struct CompletedState {
-    /// Names the rollout.
+    /// The target of the rollout.
     pub revision: String,
     terms: Terms,
     plans: Plans,
 }
 
-/// What is sent where.
+/// The plans by cluster.
 enum Plans {
-    /// The same to all clusters.
+    /// All clusters get the same plan.
     Uniform(Arc<RulePlan>),
-    /// To each what it should have.
+    /// Each cluster has its own plan.
     PerCluster(BTreeMap<ClusterName, Arc<RulePlan>>),
 }
 
-/// What a rule sends while it is rolled back, on the grants of today.
+/// The plans and targets of a rule during a rollback, with the current grants.
 pub struct FormerPlans {
-    /// What is sent.
+    /// The plans.
     pub cluster_plans: ClusterPlans,
-    /// Where, on which terms.
+    /// The clusters and their terms.
     pub target_clusters: TargetClusters,
 }
 
 impl CompletedState {
-    /// Returns what a rule sends now, by its digest.
+    /// Captures the current state of a rule, with its digest.
     ///
     /// # Errors
-    /// [`RollbackBlocker::Incomplete`], if some content is not known.
+    /// [`RollbackBlocker::Incomplete`], if some content is unknown.
     pub fn of(
         rule: &Rule,
         selection: &Arc<RulePlan>,
@@ -125,8 +125,8 @@ impl CompletedState {
         })
     }
 
-    /// What is sent of this to the clusters that a rule chooses now: the terms are the former ones, on the grants of now and
-    /// suspended as now. A cluster that was not there gets nothing where contents differ by cluster.
+    /// Returns the plans for the currently chosen clusters, with the former terms, the current
+    /// grants and the current suspension. A new cluster gets nothing if contents differ by cluster.
     pub fn plans(&self, rule: &Rule, now: &TargetClusters, scope: &Scope) -> FormerPlans {
         let mut known: BTreeMap<[u8; 16], NamedTerms> = BTreeMap::new();
         let mut target_clusters = now.clone();
@@ -142,7 +142,7 @@ impl CompletedState {
             });
             *terms = former.clone();
         }
-        // Clusters that share a plan go on sharing it.
+        // Clusters that share a plan continue to share it.
         let mut scoped_plans: BTreeMap<*const RulePlan, Arc<RulePlan>> = BTreeMap::new();
         let mut scoped = |plan: &Arc<RulePlan>| {
             let scoped = || {
@@ -180,7 +180,7 @@ impl CompletedState {
         }
     }
 
-    /// Encodes it in at most this many bytes; `None` where it takes more.
+    /// Encodes the state; `None` if it exceeds `limit` bytes.
     pub fn encode(&self, uid: &RuleUid, limit: usize) -> Option<Vec<u8>> {
         let mut encoder = zstd::stream::write::Encoder::new(
             Capped {
@@ -466,7 +466,7 @@ mod tests {
     /// Name, revision and content of a copy.
     type Copy = (String, [u8; 16], Vec<u8>);
 
-    /// What each cluster gets.
+    /// Returns the copies of each cluster.
     fn sent(state: &CompletedState, rule: &Rule, clusters: &[&str]) -> Vec<Vec<Copy>> {
         let (scope, selection) = (Scope::default(), selection(rule));
         let plans = state.plans(rule, &targets(rule, clusters), &scope);

@@ -1,4 +1,4 @@
-//! Which part of an object is distributed.
+//! The distributed part of an object.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{
@@ -6,7 +6,7 @@ use runnel_proto::model::{
 };
 use serde_json::Value;
 
-/// What `kubectl apply` wrote: the whole object.
+/// The annotation in which `kubectl apply` stores the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Annotations and labels that are not copied unless a rule allows it: they control tools of the
@@ -49,7 +49,7 @@ pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";
 pub enum UnsupportedSource {
     /// Its type is a credential of the hub cluster, or a Helm release.
     Type,
-    /// It is larger than an agent takes.
+    /// The object is larger than the agent's limit.
     TooLarge,
     /// The owner of the object excludes it, by the annotation `runnel.dev/distribute`.
     Annotation,
@@ -66,10 +66,11 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
     copy || own || kind.refuses_name(name)
 }
 
-/// The distributed part of an object as the API server gave it.
+/// Returns the distributed part of an object.
 ///
 /// # Errors
-/// [`UnsupportedSource::Annotation`] for objects whose owner refuses, [`UnsupportedSource::Type`] for types that are never distributed.
+/// [`UnsupportedSource::Annotation`] if the owner's annotation denies it,
+/// [`UnsupportedSource::Type`] for types that are never distributed.
 pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
     let refuses = |annotations: &Value| {
         annotations
@@ -98,8 +99,8 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
     })
 }
 
-/// The labels and annotations of an object that are copied only where a rule allows it; `None` if it has none. What
-/// repeats the whole object and the marks of copies never are.
+/// Returns the labels and annotations that are copied only if a rule allows them; `None` if there
+/// are none. Marks of copies, and annotations that contain the whole object, are never copied.
 pub fn denied_of(object: &Value) -> Option<Content> {
     let never = |key: &str| {
         key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED

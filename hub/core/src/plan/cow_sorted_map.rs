@@ -25,12 +25,12 @@ impl<K, V, const SHEET: usize> Default for CowSortedMap<K, V, SHEET> {
 }
 
 impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -42,7 +42,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
             .and_then(|at| Some(&self.chunks.get(chunk)?.get(at)?.1))
     }
 
-    /// The key that is equal to this one, as it is stored.
+    /// Returns the stored key that equals this one.
     pub fn key(&self, key: &K) -> Option<&K> {
         let (chunk, at) = self.find(key);
         at.ok()
@@ -56,7 +56,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
         Some(&mut Arc::make_mut(self.chunks.get_mut(chunk)?).get_mut(at)?.1)
     }
 
-    /// Whether there is such a key.
+    /// Whether the map contains the key.
     pub fn contains_key(&self, key: &K) -> bool {
         self.find(key).1.is_ok()
     }
@@ -88,7 +88,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
             .map(|(key, value)| (key, value))
     }
 
-    /// Sets the value of a key, and returns what it was.
+    /// Sets the value of a key, and returns the former value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (number, at) = self.find(&key);
         let Some(chunk) = self.chunks.get_mut(number).map(Arc::make_mut) else {
@@ -112,7 +112,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
         }
     }
 
-    /// Takes out a key.
+    /// Removes a key.
     pub fn remove(&mut self, key: &K) -> Option<V> {
         let (number, at) = self.find(key);
         let (Ok(at), Some(chunk)) = (at, self.chunks.get_mut(number)) else {
@@ -124,7 +124,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
         Some(value)
     }
 
-    /// Takes out the first entries, so many.
+    /// Removes and returns the first `count` entries.
     pub fn take_first(&mut self, mut count: usize) -> Vec<(K, V)> {
         let mut taken = Vec::with_capacity(count.min(self.len));
         while count > 0

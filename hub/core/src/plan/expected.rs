@@ -11,18 +11,18 @@ use runnel_proto::model::{
 
 use super::SourceContent;
 
-/// For how many sets of fields the digests of one content are kept.
+/// Number of cached digests of one content, by ignored fields.
 const KEPT: usize = 4;
 
-/// The digests of one content without the fields that rules leave alone. Plans change under a lock that everybody waits
-/// for, and one content is in several of them: it is decoded once for each set of fields, as long as those are at most four.
+/// The digests of one content by ignored fields. Plans change under the index lock and share
+/// contents, so each content is decoded once per set of ignored fields, for up to four sets.
 #[derive(Default)]
 pub(crate) struct Without(Mutex<Vec<Kept>>);
 
 type Kept = (Arc<BTreeSet<FieldPath>>, ContentDigest);
 
 impl Without {
-    /// The digest without these fields. What cannot be computed is not kept.
+    /// Returns the digest without these fields. A failed computation is not cached.
     pub(super) fn get(
         &self,
         ignored: &Arc<BTreeSet<FieldPath>>,
@@ -48,7 +48,7 @@ impl Without {
 #[derive(Clone, Default)]
 pub(super) struct Expected {
     kinds: BTreeMap<Arc<str>, Shown>,
-    /// What the rule leaves alone in copies.
+    /// The ignored fields of the rule.
     ignored: Arc<BTreeSet<FieldPath>>,
     /// Intents without a digest of their content.
     unknown: usize,
@@ -57,7 +57,7 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// Of nothing yet, where copies are compared without these fields.
+    /// Creates empty sums, with these ignored fields.
     pub(super) fn without(ignored: &BTreeSet<FieldPath>) -> Self {
         Self {
             ignored: Arc::new(ignored.clone()),
@@ -65,7 +65,7 @@ impl Expected {
         }
     }
 
-    /// Of nothing, on the same terms.
+    /// Creates empty sums with the same ignored fields.
     pub(super) fn begins_again(&self) -> Self {
         Self {
             ignored: self.ignored.clone(),
@@ -73,7 +73,7 @@ impl Expected {
         }
     }
 
-    /// Whether two leave the same alone.
+    /// Whether both ignore the same fields.
     pub(super) fn is_like(&self, other: &Expected) -> bool {
         self.ignored == other.ignored
     }

@@ -1,5 +1,5 @@
-//! What is granted to a rule, cluster by cluster. A rule without a grant for a cluster sends nothing there; rules of the
-//! whole cluster need none.
+//! The grants of a rule by cluster. A namespaced rule sends nothing to a cluster without a grant;
+//! cluster-scoped rules need none.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, Grant, NamespaceChoice, Terms};
@@ -7,14 +7,14 @@ use runnel_proto::model::{ClusterName, Grant, NamespaceChoice, Terms};
 use super::{ClusterChoice, NamedTerms, Rule};
 use runnel_api::limits;
 
-/// A `DistributionGrant` as the planner sees it.
+/// A `DistributionGrant` in the planner's form.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuleGrant {
-    /// The hub namespaces whose rules the grant covers; absent: all of them.
+    /// The covered hub namespaces; `None` covers all.
     pub rules: Option<NamespaceChoice>,
     /// The clusters.
     pub clusters: ClusterChoice,
-    /// What is granted there.
+    /// The grant.
     pub grant: Grant,
 }
 
@@ -73,11 +73,11 @@ pub struct Grants {
     pub namespaces: Option<BTreeMap<String, BTreeMap<String, String>>>,
 }
 
-/// What is granted to one rule.
+/// The grants of one rule.
 pub enum Granted<'a> {
     /// Everything: it is a rule of the whole cluster.
     All,
-    /// These grants.
+    /// These grants apply.
     These(Vec<&'a RuleGrant>),
     /// The grants are unknown.
     Unknown,
@@ -86,9 +86,9 @@ pub enum Granted<'a> {
 /// The terms of a rule in a cluster that it selects.
 #[derive(Clone, PartialEq)]
 pub enum EffectiveTerms {
-    /// On these.
+    /// The rule is sent with these terms.
     Terms(NamedTerms),
-    /// On none: nothing is granted there of what it sends.
+    /// No grant covers the rule there.
     NotGranted,
     /// The terms are unknown: nothing is sent and nothing removed.
     Unknown,
@@ -119,17 +119,17 @@ impl Grants {
     }
 }
 
-/// The clusters that a rule chooses, by what is granted there.
+/// The chosen clusters of a rule, by their grants.
 #[derive(Clone, Default, PartialEq)]
 pub struct TargetClusters {
     /// The clusters of the rule, with the terms in each.
     pub clusters: BTreeMap<ClusterName, NamedTerms>,
-    /// Where nothing is granted of what it sends.
+    /// Chosen clusters without a grant.
     pub not_granted: BTreeSet<ClusterName>,
-    /// Those of `clusters` that keep what they have and get nothing new.
+    /// The cordoned ones among `clusters`.
     pub cordoned: BTreeSet<ClusterName>,
-    /// Whether the grants are unknown: then the rule keeps all selected clusters, and nothing is
-    /// sent or removed.
+    /// Whether grants are unknown: the selection of clusters is kept, and nothing is sent or
+    /// removed.
     pub unknown: bool,
 }
 
@@ -219,7 +219,7 @@ impl<'a> TermsResolver<'a> {
     }
 }
 
-/// What these grants make of a rule.
+/// Applies the grants to a rule.
 fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> EffectiveTerms {
     let sent: Vec<_> = rule.resources().collect();
     let mut counting: Vec<_> = grants

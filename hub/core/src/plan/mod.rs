@@ -67,21 +67,21 @@ pub use watch_scope::{Scope, WatchScope};
 /// The content of a source, encoded for the wire. One allocation, shared by every plan and every
 /// session.
 pub struct SourceContent {
-    /// Names the content.
+    /// The revision of the content.
     pub revision: Revision,
     /// The content, compressed.
     pub payload: Payload,
     /// The labels and annotations that are copied only by rules that allow it, if there are any, compressed. They are not
     /// part of the revision.
     pub denied: Option<Payload>,
-    /// What an agent that has applied it shows.
+    /// The digest that agents compute after they have applied the content.
     pub digest: Option<ContentDigest>,
-    /// The same for the rules that leave fields alone.
+    /// The digests without ignored fields, by rules.
     pub(crate) without: Without,
 }
 
 impl SourceContent {
-    /// Content of this revision, as it is in a payload. Decodes it.
+    /// Decodes a payload with this revision.
     pub fn new(revision: Revision, payload: Payload) -> Self {
         let digest = payload
             .decode()
@@ -108,7 +108,7 @@ impl SourceContent {
         }
     }
 
-    /// What an agent shows that has applied it and leaves these fields alone.
+    /// Returns the digest that agents compute if they ignore these fields.
     fn digest_without(&self, ignored: &Arc<BTreeSet<FieldPath>>) -> Option<ContentDigest> {
         let compute = || Some(ContentDigest::of(&self.payload.decode().ok()?, ignored));
         if ignored.is_empty() {
@@ -128,7 +128,7 @@ impl SourceContent {
 pub enum SourceState {
     /// Not read yet: no rule needed it until now.
     Unread,
-    /// It cannot be read for now.
+    /// The source cannot be read now.
     Unreadable,
     /// It is never distributed, for this reason.
     Refused(UnsupportedSource),
@@ -153,25 +153,25 @@ pub struct Source {
 pub struct RulePlan {
     /// The rule.
     pub uid: RuleUid,
-    /// Selected sources with known content; for what is sent, under the names of their copies.
+    /// Selected sources with known content; in a rendered plan, by the names of their copies.
     pub intents: CowSortedMap<SourceRef, Arc<SourceContent>>,
     /// Digest of the intents.
     pub digest: SetDigest,
-    /// The same kind by kind, as not every cluster may get every kind.
+    /// The digests by kind, because not every cluster gets every kind.
     pub digests: BTreeMap<Arc<str>, SetDigest>,
-    /// What agents show that have applied all of them, kind by kind.
+    /// The digests that agents compute after they have applied all of them, by kind.
     shown: Expected,
     /// Selected sources whose content is being read for the first time.
     pub unread: BTreeSet<SourceRef>,
-    /// Selected sources whose content cannot be read now. Sources that were read before are also in
-    /// the intents.
+    /// Selected sources that cannot be read now. Those that were read before are also in the
+    /// intents.
     pub unreadable: BTreeSet<SourceRef>,
     /// Selected sources that are never distributed.
     pub refused: BTreeMap<SourceRef, UnsupportedSource>,
     /// Selected sources that are not sent, because their copies cannot be rendered. Existing copies
-    /// stay as they are.
+    /// are left unchanged.
     pub render_errors: BTreeMap<SourceRef, RenderError>,
-    /// Secrets from which values go into copies of others, as far as they are known.
+    /// Known Secrets whose values are used in copies of other sources.
     pub secret_refs: BTreeMap<SourceRef, SourceState>,
     /// The scopes of the rule's sources that are not listed now.
     pub unknown: BTreeSet<WatchScope>,
@@ -210,8 +210,8 @@ impl RulePlan {
         }
     }
 
-    /// Whether the state of this source is unknown: it must not be removed anywhere, and stays as
-    /// it is, under any name of its copies.
+    /// Whether the state of a source is unknown: its copies, of any name, must not be removed or
+    /// changed.
     pub fn is_unknown(&self, source: &SourceRef) -> bool {
         let source = &source.plain();
         self.unread.contains(source)
@@ -322,7 +322,7 @@ impl RulePlan {
         changed.cloned().collect()
     }
 
-    /// What is known of the content of a selected source.
+    /// Returns the known state of a selected source's content.
     pub fn body(&self, source: &SourceRef) -> Option<SourceState> {
         match self.intents.get(source) {
             Some(content) if self.unreadable.contains(source) => {
@@ -372,7 +372,7 @@ impl RulePlan {
         }
     }
 
-    /// Whether two plans have equal content, however they were computed.
+    /// Whether two plans have equal content.
     pub fn has_equal_content(&self, other: &RulePlan) -> bool {
         self.digest == other.digest
             && self.unread == other.unread

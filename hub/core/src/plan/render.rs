@@ -10,13 +10,13 @@ use super::rendered_plan::RenderOutcome;
 use super::shape::{About, NotRendered, Reads};
 use super::{RenderError, Rule, RulePlan, SecretRefs, SourceContent, SourceState};
 
-/// The most bytes of rendered content that one rule may have, unless it is configured.
+/// The default limit of rendered content of one rule, in bytes.
 pub const RENDER_BUDGET: u64 = 128 * 1024 * 1024;
 
-/// What a rendered content takes besides its bytes: its entries in the plans of its clusters.
+/// The overhead of a rendered content in the plans of its clusters, in bytes.
 const OVERHEAD: u64 = 512;
 
-/// Names contents that the hub has rendered, and bounds them.
+/// Computes revisions of rendered contents, and bounds their size.
 #[derive(Clone)]
 pub struct RevisionHasher {
     key: RevisionKey,
@@ -24,7 +24,7 @@ pub struct RevisionHasher {
 }
 
 impl RevisionHasher {
-    /// Names them with the hub's key.
+    /// Creates a hasher with the hub's key.
     pub fn new(key: RevisionKey) -> Self {
         Self {
             key,
@@ -37,7 +37,7 @@ impl RevisionHasher {
         Self { budget, ..self }
     }
 
-    /// The most bytes of rendered content that one rule may have.
+    /// Returns the limit of rendered content of one rule, in bytes.
     pub(super) fn budget(&self) -> u64 {
         self.budget
     }
@@ -48,7 +48,7 @@ impl RevisionHasher {
 }
 
 impl Default for RevisionHasher {
-    /// With an empty key: revisions that distinguish contents, and keep nothing secret.
+    /// Creates a hasher with an empty key: its revisions distinguish contents and protect nothing.
     fn default() -> Self {
         Self::new(RevisionKey::new(&[]))
     }
@@ -65,9 +65,9 @@ pub(super) struct Contents {
 /// The rendered contents of one source in one version.
 struct OfSource {
     of: Arc<SourceContent>,
-    /// What the rule reads of a cluster for them.
+    /// The cluster properties that the rule uses.
     reads: Reads,
-    /// By what was read of a cluster.
+    /// Rendered contents by those properties.
     rendered: BTreeMap<Box<str>, Rendered>,
     /// Equal ones are one.
     contents: BTreeMap<[u8; 16], Weak<SourceContent>>,
@@ -88,7 +88,7 @@ impl Contents {
         self.bytes
     }
 
-    /// Counts again what is there, and forgets what no plan has any more.
+    /// Counts the stored contents again, and drops those that no plan has.
     pub(super) fn recount(&mut self) -> u64 {
         self.bytes = 0;
         for of in self.sources.values_mut() {
@@ -113,7 +113,7 @@ impl Contents {
         self.sources.len()
     }
 
-    /// Forgets what was rendered of other sources than these.
+    /// Drops the contents of sources that are not selected.
     pub(super) fn retain(&mut self, is_selected: impl Fn(&SourceRef) -> bool) {
         self.sources.retain(|source, of| {
             let stays = is_selected(source);
@@ -124,7 +124,7 @@ impl Contents {
         });
     }
 
-    /// Forgets what was rendered of a source.
+    /// Drops the contents of a source.
     pub(super) fn forget(&mut self, source: &SourceRef) {
         if let Some(of) = self.sources.remove(source) {
             self.bytes = self.bytes.saturating_sub(of.bytes);
@@ -143,7 +143,8 @@ pub(super) struct Renderer<'a> {
     body: Option<&'a SourceState>,
     secret_refs: SecretRefs<'a>,
     revision_hasher: &'a RevisionHasher,
-    /// The content and what is not copied unless it is allowed, decoded once for all clusters.
+    /// The decoded content and the labels and annotations that need permission, shared by all
+    /// clusters.
     decoded: OnceCell<Option<(Content, Content)>>,
 }
 
@@ -237,7 +238,7 @@ impl<'a> Renderer<'a> {
                 .map_or_else(|| Some(Content::default()), |denied| denied.decode().ok());
             Some((content.payload.decode().ok()?, denied?))
         };
-        // What this hub has encoded it decodes.
+        // The hub can decode its own payloads.
         self.decoded.get_or_init(decode).as_ref()
     }
 

@@ -14,11 +14,11 @@ pub enum RenderErrorKind {
     Ambiguous,
     /// The name is none for an object.
     Name,
-    /// The rule asks for something that does not fit the source.
+    /// The rule's transformation does not fit the source.
     Transform,
     /// A variable is unknown, or a label is missing.
     Variable,
-    /// A Secret from which a value is taken, or its key, is missing or cannot be read.
+    /// A referenced Secret or its key is missing or unreadable.
     Value,
     /// Any API server would refuse the object.
     Object,
@@ -26,21 +26,21 @@ pub enum RenderErrorKind {
     Budget,
 }
 
-/// Why a selected source is not sent. Existing copies stay as they are.
+/// The error of a selected source that is not sent. Existing copies are left unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RenderError {
     /// Why.
     pub why: RenderErrorKind,
-    /// A sentence for a person, with field and source. It never contains a value of an object.
+    /// The message, with field and source. Never contains a value of an object.
     pub message: Arc<str>,
 }
 
-/// What a source becomes.
+/// The rendering result of a source.
 #[derive(Clone)]
 pub(super) enum RenderOutcome {
     /// Copies of this name; the content is absent while it is not known.
     Copy(Arc<str>, Option<Arc<SourceContent>>),
-    /// Nothing, for this reason; the name is absent where it is the name that cannot be.
+    /// The source cannot be rendered, for this reason; without a name if the name is invalid.
     Failed(Option<Arc<str>>, RenderError),
 }
 
@@ -71,7 +71,7 @@ pub(super) enum OutcomeKey {
     Failed(Option<Arc<str>>, RenderError),
 }
 
-/// What is sent to clusters for which it is the same, and what it was made of.
+/// A rendered plan that clusters share, with its inputs.
 #[derive(Clone)]
 pub struct RenderedPlan {
     pub(super) plan: Arc<RulePlan>,
@@ -83,7 +83,7 @@ pub struct RenderedPlan {
 }
 
 impl RenderedPlan {
-    /// Nothing yet, of what this selects.
+    /// Creates an empty plan for a selection.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
         let (unknown, shown) = (selection.unknown.clone(), selection.shown.begins_again());
         let plan = RulePlan {
@@ -99,7 +99,7 @@ impl RenderedPlan {
         }
     }
 
-    /// What was sent before. It is not changed any more.
+    /// Creates a plan from a stored one. It does not change any more.
     pub(super) fn restored(plan: Arc<RulePlan>) -> Self {
         Self {
             plan,
@@ -119,7 +119,7 @@ impl RenderedPlan {
         Arc::make_mut(&mut self.plan).unknown.clone_from(unknown);
     }
 
-    /// Takes in what a source is and becomes.
+    /// Sets the state and outcome of a source.
     pub(super) fn set(
         &mut self,
         source: &SourceRef,

@@ -64,7 +64,7 @@ fn two_sources_for_one_copy_block_each_other() {
     );
     let touched = sent.edits.since(before.digest).unwrap();
     assert_eq!(*touched, BTreeSet::from([one.clone(), two.clone()]));
-    // One that is never distributed takes nothing from the other.
+    // A source that is never distributed does not block the other one.
     assert_eq!(say(&one, Some(body(1))).0, std::slice::from_ref(&two));
     assert!(say(&one, Some(body(8))).0.is_empty());
     assert_eq!(say(&two, None).0, std::slice::from_ref(&one));

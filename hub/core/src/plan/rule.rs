@@ -1,4 +1,4 @@
-//! A rule as the planner sees it, whichever of the two CRDs it came from.
+//! A rule in the planner's form, of either CRD.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -33,7 +33,7 @@ pub struct SourceChoice {
 /// The limit for removals of a rule, and its approvals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RemovalTerms {
-    /// What may go without approval.
+    /// The limit of removals without approval.
     pub limit: Limit,
     /// Whether the limit also applies to the deletion of the rule.
     pub on_rule_delete: bool,
@@ -50,7 +50,7 @@ impl RemovalTerms {
     }
 }
 
-/// A rule as the planner sees it.
+/// A rule in the planner's form.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// Its identity.
@@ -62,27 +62,27 @@ pub struct Rule {
     /// The hub has read the namespace and the definition of the rule since its deletion, so it is known whether they are
     /// being deleted, too.
     pub is_origin_known: bool,
-    /// What it selects; entries add up.
+    /// The source selection; entries add up.
     pub sources: Vec<SourceChoice>,
     /// The target clusters.
     pub clusters: ClusterChoice,
     /// The terms of all its intents.
     pub terms: NamedTerms,
-    /// How its copies differ from their sources.
+    /// The transformation of copies.
     pub shape: Arc<Shape>,
-    /// How much of it may be removed at a time.
+    /// The limit of removals.
     pub removal: RemovalTerms,
     /// The rollout of changes; absent: everywhere at once.
     pub rollout: Option<Rollout>,
-    /// The name of the way in which copies are rendered and kept, without the suspension.
+    /// The digest of the rendering and the terms, without the suspension.
     pub rendering_digest: [u8; 32],
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
 }
 
 impl Rule {
-    /// Reads a `DistributionRule`; it selects in its own namespace. `None` for an object without uid, which no API
-    /// server gives out.
+    /// Converts a `DistributionRule`, which selects in its own namespace; `None` for an object
+    /// without uid.
     pub fn namespaced(
         object: &runnel_api::DistributionRule,
         runnel_namespace: &str,
@@ -182,20 +182,19 @@ impl Rule {
         self.sources.iter().flat_map(of_entry).collect()
     }
 
-    /// Whether it selects an object.
+    /// Whether the rule selects an object.
     pub fn selects(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
         self.sources
             .iter()
             .any(|entry| entry.selects(source, labels, &self.runnel_namespace))
     }
 
-    /// Whether it needs the content of an object: it selects it, or takes values from it.
+    /// Whether the rule needs an object's content, as a source or for its values.
     pub fn needs(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
         self.selects(source, labels) || self.reads_secret(source)
     }
 
-    /// Whether values of this Secret go into copies of others: it lies where the rule reads Secrets, and the rule names
-    /// it.
+    /// Whether the rule uses values of this Secret in copies of others.
     pub fn reads_secret(&self, secret: &SourceRef) -> bool {
         *secret.resource == *REFERENCED_KIND
             && self.shape.reads_secret(&secret.name)
@@ -246,7 +245,7 @@ impl Rule {
                 == (before.all, &before.selector, &before.exclude)
     }
 
-    /// The namespaces it reads if all are named exactly; `None` if it must be asked about every namespace.
+    /// Returns the source namespaces if all are exact names; `None` otherwise.
     pub fn literal_namespaces(&self) -> Option<Vec<&str>> {
         let mut names = self.sources.iter().flat_map(|entry| &entry.namespaces);
         names.try_fold(Vec::new(), |mut all, pattern| {
@@ -255,7 +254,7 @@ impl Rule {
         })
     }
 
-    /// Whether it selects a cluster.
+    /// Whether the rule selects a cluster.
     pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         self.clusters.chooses(cluster, labels)
     }
@@ -370,7 +369,7 @@ fn build(
         suspend: spec.suspend,
         enforcement: spec.enforcement.into(),
         immutable_policy: spec.immutable_policy.into(),
-        // What the schema lets through and is no pointer names no field.
+        // A value that the schema accepts and that is no pointer names no field.
         ignore_fields: spec
             .ignore_fields
             .iter()
@@ -411,8 +410,7 @@ fn build(
     })
 }
 
-/// Names the way in which copies are rendered and kept: the terms without the suspension, and the
-/// shape of the copies.
+/// Returns the digest of the rendering: the terms without the suspension, and the transformation.
 fn rendering_digest(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
     let terms = Terms {
         suspend: false,

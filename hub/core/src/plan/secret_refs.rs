@@ -23,12 +23,12 @@ pub enum SecretRefError {
         "{0} is never distributed (its type, its size or its annotation runnel.dev/distribute forbids it); name another Secret"
     )]
     Refused(SourceRef),
-    /// There is no such Secret, or the rule may not distribute it.
+    /// The Secret does not exist, or the rule may not distribute it.
     #[error(
         "there is no {0} that may be distributed; create it, name another one, or narrow the clusters of this entry"
     )]
     Missing(SourceRef),
-    /// The Secret has no such key.
+    /// The Secret does not have the key.
     #[error("{secret} has no key {key}; add it, or name another key")]
     NoKey {
         /// The Secret.
@@ -38,7 +38,7 @@ pub enum SecretRefError {
     },
 }
 
-/// What is known of the Secrets from which a rule takes values.
+/// The known Secrets whose values a rule uses.
 pub struct SecretRefs<'a> {
     selection: &'a RulePlan,
 }
@@ -83,8 +83,8 @@ impl<'a> SecretRefs<'a> {
 }
 
 impl RulePlan {
-    /// Takes in what a Secret is from which the rule takes values; `None`: there is none, or it takes none from it.
-    /// Returns whether that is news.
+    /// Sets the state of a Secret whose values the rule uses; `None`: it does not exist, or is not
+    /// used. Returns whether the state changed.
     pub fn set_referenced(&mut self, secret: &SourceRef, body: Option<&SourceState>) -> bool {
         let news = !provides_equal_values(self.secret_refs.get(secret), body);
         match body {
@@ -94,7 +94,7 @@ impl RulePlan {
         news
     }
 
-    /// The Secrets from which values are taken that are something else than in a former plan.
+    /// Returns the referenced Secrets that differ from those of a former plan.
     pub fn referenced_since(&self, former: &RulePlan) -> Vec<SourceRef> {
         let both = self.secret_refs.keys().chain(
             former

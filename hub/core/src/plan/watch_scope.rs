@@ -34,7 +34,7 @@ impl WatchScope {
         }
     }
 
-    /// Whether the source lies here.
+    /// Whether the scope contains the source.
     pub fn holds(&self, source: &SourceRef) -> bool {
         self.resource == &*source.resource
             && self
@@ -56,10 +56,10 @@ impl fmt::Display for WatchScope {
 /// The namespaces of the hub with sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// All of them.
+    /// All namespaces.
     #[default]
     Everywhere,
-    /// These and no others.
+    /// Only these namespaces.
     Only(Arc<BTreeSet<String>>),
 }
 
@@ -82,7 +82,7 @@ impl Scope {
         }
     }
 
-    /// The place that a watch of this kind sees this namespace from.
+    /// Returns the scope of the watch for this kind and namespace.
     pub fn place(&self, resource: &'static str, namespace: &str) -> WatchScope {
         match self {
             Self::Everywhere => WatchScope::everywhere(resource),

@@ -1,19 +1,20 @@
-//! What is kept of the agents' answers: what the removal guard counts, and copies as far as there is room for them.
+//! The stored part of the agents' answers: the counts for the removal guard, and copies within a
+//! budget.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{FieldDiff, PreviewOutcome, PreviewResult, PreviewedCopy};
 
-/// What one agent answered, in bounds.
+/// One agent's answer, within the budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentAnswer {
     counts: BTreeMap<PreviewOutcome, usize>,
     /// The copies for which there was room.
     pub copies: Vec<PreviewedCopy>,
-    /// How many others there are.
+    /// Number of other copies.
     pub more: usize,
 }
 
-/// How many more copies, and how many of these with what would change, are kept of all answers.
+/// The remaining budget for copies, and for copies with changes, of all answers.
 #[derive(Clone, Copy, Debug)]
 pub struct AnswerBudget {
     /// Copies.
@@ -23,8 +24,8 @@ pub struct AnswerBudget {
 }
 
 impl AgentAnswer {
-    /// Keeps as much of an answer as `room` has space for copies, which all answers share; the
-    /// copies that need attention come first.
+    /// Stores as many copies of an answer as the shared budget allows; copies that need attention
+    /// come first.
     pub fn of(answer: PreviewResult, room: &mut AnswerBudget) -> Self {
         let mut reply = Self {
             more: answer.more as usize,

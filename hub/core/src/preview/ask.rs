@@ -1,4 +1,4 @@
-//! The question to the agent of each cluster: what the cluster would be sent.
+//! The request to each cluster's agent, with the previewed state.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -23,16 +23,16 @@ const DIGEST: usize = 24;
 /// The note for a cluster with the state before the current rollout.
 const BEHIND: &str = "it waits for its wave in the current rollout: what that change would remove there is not known";
 
-/// How a cluster is to the rule.
+/// The eligibility of a cluster for the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterEligibility {
-    /// Its agent can be asked.
+    /// Its agent can be queried.
     Asked,
-    /// It is not accepted.
+    /// The cluster is not accepted.
     NotAccepted,
-    /// It leaves.
+    /// The cluster is leaving.
     Leaving,
-    /// Nothing is granted there of what the rule sends.
+    /// No grant covers the rule there.
     NotGranted,
     /// The grants are unknown.
     Unknown,
@@ -40,15 +40,15 @@ pub enum ClusterEligibility {
     Idle,
 }
 
-/// One cluster that the rule has to do with.
+/// A cluster that the rule concerns.
 pub struct ClusterQuestion {
     /// The cluster.
     pub cluster: ClusterName,
-    /// How it is to the rule.
+    /// The eligibility.
     pub standing: ClusterEligibility,
-    /// A sentence for a person; may be empty.
+    /// The message; may be empty.
     pub message: String,
-    /// In which wave of a rollout it would have its turn; 0: without one.
+    /// The wave of a rollout; 0: none.
     pub wave: u32,
 }
 
@@ -179,7 +179,7 @@ impl PreviewIndex {
         self.focus.former.contains_key(name)
     }
 
-    /// In which wave each cluster has its turn, if all before it go well.
+    /// Returns the wave of each cluster, if all waves before it succeed.
     fn waves(&self, entry: &RuleEntry) -> BTreeMap<ClusterName, u32> {
         let Some(rollout) = entry
             .rule
@@ -203,11 +203,11 @@ impl PreviewIndex {
         waves
     }
 
-    /// The question to a cluster's agent; `None`: it would be sent nothing. A cluster that awaits
-    /// its wave is asked nothing.
+    /// Returns the request to a cluster's agent; `None`: nothing would be sent, or the cluster
+    /// waits for its wave.
     pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<AgentQuestion> {
         let directive = self.directive(cluster);
-        // Before its turn a cluster gets nothing of the change, not for a trial either.
+        // A cluster that waits for its wave gets nothing of the change, not even as a dry run.
         let awaits = matches!(directive, Directive::AwaitingWave(_));
         let dry_run = asking.dry_run && !awaits;
         let nothing = || PreviewRequest {
@@ -264,7 +264,7 @@ impl PreviewIndex {
         })
     }
 
-    /// What the cluster has now and would not have any more, and how many of that are left out.
+    /// Returns the cluster's current sources that would be removed, and the number of omitted ones.
     fn with_removals(
         &self,
         cluster: &ClusterName,
@@ -296,7 +296,7 @@ impl PreviewIndex {
     }
 }
 
-/// What the questions of one plan have in common.
+/// The shared state of one plan's requests.
 pub struct Asking {
     key: FieldsKey,
     dry_run: bool,
@@ -305,7 +305,7 @@ pub struct Asking {
     known: Mutex<BTreeMap<usize, InternedContent>>,
 }
 
-/// Content, kept alive so that its address stays unique, and its digests.
+/// Content with its digests, kept alive so that its address stays unique.
 struct InternedContent {
     _content: Arc<SourceContent>,
     announced: Option<Announced>,
@@ -320,22 +320,22 @@ struct Announced {
     digests: Option<Arc<FieldDigests>>,
 }
 
-/// How much more fits into one question, in bytes.
+/// The remaining size of one request, in bytes.
 struct QuestionBudget {
     payloads: usize,
     digests: usize,
 }
 
-/// What one agent is asked.
+/// The request to one agent.
 pub struct AgentQuestion {
     /// The question, without a number.
     pub asked: Box<PreviewRequest>,
-    /// How many sources are left out of it.
+    /// Number of omitted sources.
     pub left_out: usize,
 }
 
 impl Asking {
-    /// Questions with this key; where `dry_run`, with what would be sent; where `diff`, with digests of each field.
+    /// Creates requests with this key; `dry_run`: with content; `diff`: with digests of each field.
     pub fn new(key: FieldsKey, dry_run: bool, diff: bool) -> Self {
         Self {
             key,
@@ -345,13 +345,13 @@ impl Asking {
         }
     }
 
-    /// Whether something is to be tried.
+    /// Whether writes are tried as a dry run.
     pub fn is_dry_run(&self) -> bool {
         self.dry_run
     }
 
-    /// The digests of content, if the hub can decode it. They are computed once, however many
-    /// clusters would have it.
+    /// Returns the digests of content, if the hub can decode it. They are computed once for all
+    /// clusters.
     fn announced(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<Announced> {
         let compute = || {
             let plain = content.payload.decode().ok()?;

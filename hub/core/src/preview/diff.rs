@@ -1,5 +1,4 @@
-//! The changes of one copy, as lines for a person.
-//!
+//! The changes of one copy, as text.
 //! The agent lists the paths, with short present values if it may
 //! ([`runnel_proto::model::FieldChange`]). The hub adds the new values. No line contains a value of
 //! a sensitive kind, whatever an agent sends.
@@ -10,7 +9,8 @@ use runnel_proto::model::{
 
 use crate::plan::SourceContent;
 
-/// At most [`DIFF_LIMIT`] lines, and one that counts the others; none for a copy that is not written.
+/// Returns at most [`DIFF_LIMIT`] lines, and one with the number of others; none for a copy that is
+/// not written.
 pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Vec<String> {
     let Some(kind) = Kind::by_resource(&copy.copy.resource) else {
         return vec![];
@@ -32,7 +32,7 @@ pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Ve
     }
 }
 
-/// All of it is new.
+/// Every field is new.
 fn added(kind: &Kind, content: &Content) -> FieldDiff {
     let mut diff = FieldDiff::default();
     let paths = FieldsKey([0; 32]).digests(kind, content).into_keys();

@@ -33,7 +33,7 @@ pub use answer::{AgentAnswer, AnswerBudget};
 pub use ask::{AgentQuestion, Asking, ClusterEligibility, ClusterQuestion};
 pub use outcome::{Row, SourceRow};
 
-/// Rules, tried. Most of what a preview shows is about the rule in focus.
+/// Previewed rules. Most of a preview is about the rule in focus.
 pub struct PreviewIndex {
     index: Index,
     focus: Focus,
@@ -41,14 +41,14 @@ pub struct PreviewIndex {
     unread: BTreeSet<SourceRef>,
 }
 
-/// One rule of a preview.
+/// A previewed rule.
 struct Focus {
     uid: RuleUid,
     exists: bool,
-    /// What each cluster has of the rule as it is saved.
+    /// The current assignments of the saved rule.
     former: BTreeMap<ClusterName, ClusterAssignment>,
-    /// The clusters that the current rollout has not reached. They have the state before it, which
-    /// the hub does not know.
+    /// Clusters that the current rollout has not reached. They have its former state, which the hub
+    /// does not know.
     behind: BTreeSet<ClusterName>,
     /// The reported clusters; absent: all.
     clusters: Option<BTreeSet<ClusterName>>,
@@ -106,7 +106,7 @@ fn differing(before: &TargetClusters, now: &TargetClusters) -> BTreeSet<ClusterN
 }
 
 impl PreviewIndex {
-    /// Tries a rule in what was taken out of an index for it. If it has the uid of a saved one, it is an edit of that.
+    /// Previews a rule in a copy of the index. A rule with the uid of a saved one is an edit.
     pub fn new(around: Around, rule: Rule) -> Self {
         let mut index = around.plan();
         let focus = Focus::of(&index, rule.uid.clone());
@@ -119,8 +119,8 @@ impl PreviewIndex {
         }
     }
 
-    /// Tries a grant or a member cluster in what was taken out of an index for these saved rules. `None`: there is none of
-    /// them.
+    /// Previews a grant or a member cluster in a copy of the index for these saved rules. `None`:
+    /// the rules do not exist.
     pub fn of_change(
         around: Around,
         changed: ChangedObject,

@@ -1,4 +1,4 @@
-//! What the answers of the agents come to.
+//! The outcomes, by the agents' answers.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{
@@ -21,20 +21,20 @@ const LOST: &str = "what exists there is lost";
 const LOST_OR_EQUAL: &str =
     "what exists there is lost, unless it is equal; for a Secret a plan does not disclose which";
 
-/// What would become of one copy.
+/// The outcome of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// The cluster.
     pub cluster: ClusterName,
     /// The answer of an agent, with the guard's decision.
     pub copy: PreviewedCopy,
-    /// A word, see `proto/query.proto`.
+    /// The outcome, see `proto/query.proto`.
     pub verdict: &'static str,
     /// Why; may be empty.
     pub reason: &'static str,
-    /// A sentence for a person; may be empty.
+    /// The message; may be empty.
     pub message: String,
-    /// What would change, as lines.
+    /// The changes, as lines.
     pub diff: Vec<String>,
 }
 
@@ -43,11 +43,11 @@ pub struct Row {
 pub struct SourceRow {
     /// The source as resource/namespace/name.
     pub source: String,
-    /// A word, see `proto/query.proto`.
+    /// The state, see `proto/query.proto`.
     pub state: String,
-    /// A sentence for a person.
+    /// The message.
     pub message: String,
-    /// Where, if not everywhere.
+    /// The cluster, unless it concerns all.
     pub cluster: Option<ClusterName>,
 }
 
@@ -125,7 +125,7 @@ impl PreviewIndex {
         }
     }
 
-    /// What is selected and not sent, at most `limit`.
+    /// Returns the selected sources that are not sent, at most `limit`.
     pub fn sources(&self, limit: usize) -> Vec<SourceRow> {
         let Some(entry) = self.index().rule(self.uid()) else {
             return vec![];
@@ -173,7 +173,7 @@ impl PreviewIndex {
         all
     }
 
-    /// How many sources are sent to some cluster.
+    /// Returns the number of sources that are sent to some cluster.
     pub fn sent(&self) -> usize {
         let Some(entry) = self.index().rule(self.uid()) else {
             return 0;

@@ -42,7 +42,7 @@ fn body(name: &str) -> SourceState {
     )))
 }
 
-/// A hub with two members, a grant for all, and so many sources.
+/// Creates a hub with two members, a grant for all, and a number of sources.
 fn index(sources: usize) -> Index {
     let mut index = Index::new();
     let grant = json!({
@@ -75,7 +75,7 @@ fn preview_of(index: &Index, rule: Rule) -> PreviewIndex {
     PreviewIndex::new(index.around(&rule), rule)
 }
 
-/// What a cluster is asked, and how many sources are left out.
+/// Returns the request to a cluster, and the number of omitted sources.
 fn ask(preview: &PreviewIndex, cluster: &str, dry_run: bool) -> (Box<PreviewRequest>, usize) {
     let question = preview
         .ask(&cluster.into(), &Asking::new(KEY, dry_run, true))
@@ -106,7 +106,7 @@ fn unsaved_rule_leaves_no_trace() {
     let before = index.directives_since(&"one".into(), 0).1;
     let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
     assert!(!preview.exists() && preview.unlisted().is_empty());
-    // What no rule has needed so far is not known.
+    // Sources that no rule has needed are unknown.
     assert_eq!(preview.unread().len(), 2);
     read_all(&mut preview);
     preview.judge(&no_agents, now());
@@ -355,7 +355,7 @@ fn deleted_rule_is_asked_as_a_removal() {
     assert!(!index.rule(&"all".into()).unwrap().rule.deleting);
 }
 
-/// The clusters of a preview with what they are asked: `removal`, `blocked` or `terms`.
+/// The clusters of a preview with their requests: `removal`, `blocked` or `terms`.
 fn questions(preview: &PreviewIndex) -> Vec<(String, &'static str)> {
     let one = |ask: ClusterQuestion| {
         let name = ask.cluster.as_str().to_owned();
@@ -417,7 +417,7 @@ fn deleted_grant_is_blocked_above_the_limit_alone() {
     let many = changed(&index, ChangedObject::Grant("g".into(), None), 12).unwrap();
     assert_eq!(questions(&many), all("blocked"));
     assert_eq!(many.rules(), ["all".into()]);
-    // Nothing is remembered, and an equal grant changes no rule.
+    // No state is kept, and an equal grant changes no rule.
     let same = index.grant("g").cloned().map(Box::new);
     assert!(
         same.is_some() && changed(&index, ChangedObject::Grant("g".into(), same), 12).is_none()

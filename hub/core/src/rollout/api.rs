@@ -1,4 +1,4 @@
-//! Rollouts as the API writes them, and as they are decided on.
+//! Converts rollouts between the API and the decision.
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -12,7 +12,8 @@ impl From<&CountOrPercent> for Portion {
     fn from(spec: &CountOrPercent) -> Self {
         match spec {
             CountOrPercent::Count(count) => Self::Count(u64::try_from(*count).unwrap_or_default()),
-            // What the schema lets through and is no number lets one cluster in at a time.
+            // A value that is accepted by the schema and is not a number admits one cluster at a
+            // time.
             CountOrPercent::Text(text) => {
                 Self::Percent(text.trim_end_matches('%').parse().unwrap_or_default())
             }
@@ -64,7 +65,7 @@ impl From<&Progress> for RolloutStatus {
     }
 }
 
-/// A status holds whole seconds, and nothing soaks for less than it should.
+/// A status has whole seconds, and a wave must not soak for less than its time.
 fn next_second(at: Timestamp) -> Timestamp {
     let part = at.subsec_nanosecond() > 0;
     at.checked_add(SignedDuration::from_secs(i64::from(part)))

@@ -11,7 +11,7 @@ use runnel_proto::model::RuleUid;
 /// The most bytes of one slot. An API server stores Secrets of up to 1 MiB of data.
 pub const SLOT_BYTES: usize = (1 << 20) - (16 << 10);
 
-/// One part of a state.
+/// The name of one part of a state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct PartName {
     uid: String,
@@ -56,7 +56,7 @@ pub type Slot = BTreeMap<String, Vec<u8>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// All slots. Without `Debug`: they hold values of Secrets.
+/// All slots. Without `Debug`: they contain values of Secrets.
 pub struct Archive {
     slots: Vec<BTreeMap<PartName, Vec<u8>>>,
     slot_bytes: usize,
@@ -69,7 +69,8 @@ impl Default for Archive {
 }
 
 impl Archive {
-    /// An archive with this content. What is not a part of a state is left out, and gone when its slot is written.
+    /// Creates an archive with this content. Entries that are not parts of a state are dropped at
+    /// the next write of their slot.
     pub fn new(slots: Vec<Slot>) -> Self {
         let read = |slot: Slot| {
             slot.into_iter()
@@ -82,7 +83,7 @@ impl Archive {
         }
     }
 
-    /// What is to be stored in a slot.
+    /// Returns the data of a slot.
     pub fn slot(&self, number: usize) -> Slot {
         let parts = self.slots.get(number).into_iter().flatten();
         parts
@@ -129,7 +130,7 @@ impl Archive {
             .filter(move |(name, _)| name.uid == uid.as_str())
     }
 
-    /// How many bytes a state of a rule may have so that it fits in place of its older one.
+    /// Returns the maximum size of a rule's state that replaces its older one, in bytes.
     pub fn room_for(&self, uid: &RuleUid) -> usize {
         let used: usize = self
             .slots
@@ -141,11 +142,12 @@ impl Archive {
         (self.slots.len() * self.slot_bytes).saturating_sub(used)
     }
 
-    /// Stores the state of a rule instead of an older one. Returns the slots to write, in this order: in the first group is what
-    /// is added, in the second what is dropped. Where there is no room for both states, it is the other way around.
+    /// Replaces the stored state of a rule. Returns the slots to write, in order: first those with
+    /// new parts, then those with dropped parts; the other way around if there is no room for both
+    /// states.
     ///
     /// # Errors
-    /// [`Full`], where it does not fit: nothing has changed.
+    /// [`Full`], if the state does not fit; nothing has changed then.
     pub fn put(&mut self, uid: &RuleUid, bytes: &[u8]) -> Result<Vec<(usize, Slot)>, Full> {
         if bytes.len() > self.room_for(uid) {
             return Err(Full);
@@ -169,7 +171,7 @@ impl Archive {
         Ok(writes)
     }
 
-    /// Drops what is stored of a rule. Returns the slots to write.
+    /// Drops the stored state of a rule. Returns the slots to write.
     pub fn remove(&mut self, uid: &RuleUid) -> Vec<(usize, Slot)> {
         let mut writes = Vec::new();
         self.drop_parts(|name| name.uid == uid.as_str(), &mut writes);
@@ -242,7 +244,7 @@ mod tests {
         }
     }
 
-    /// What is stored after a crash that lost all writes but the first ones.
+    /// Returns the stored archive after a crash that lost all but the first writes.
     fn crashed(before: &Archive, writes: &[(usize, Slot)], done: usize) -> Archive {
         let mut slots: Vec<_> = (0..before.slots.len())
             .map(|number| before.slot(number))

@@ -1,15 +1,15 @@
-//! Which clusters may have a target.
+//! The clusters that may have a target.
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-/// Which clusters may have a target now.
+/// The clusters that may have a target now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmittedClusters {
     /// Every cluster: the rollout has ended.
     All,
-    /// These, and since when.
+    /// These clusters, each with the time of its admission.
     Only(BTreeMap<ClusterName, Instant>),
 }
 
@@ -20,9 +20,9 @@ pub struct Gate {
     pub revision: String,
     /// The clusters that may have it.
     pub reach: AdmittedClusters,
-    /// Whether time alone brings no next step: only what a cluster or a person does.
+    /// Whether only an event can cause the next step, not time alone.
     pub is_settled: bool,
-    /// Names the state of a completed rollout that those clusters get instead, where the target is rolled back.
+    /// The completed target whose state the clusters get during a rollback.
     pub back_to: Option<String>,
 }
 

@@ -68,25 +68,25 @@ pub use reached::{Health, Observation};
 pub use runnel_api::RolloutPhase as Phase;
 pub use step::step;
 
-/// How long a cluster that was let in and is not connected any more is waited for.
+/// The time for which a disconnected cluster of the wave is waited for.
 pub const AWAY_LIMIT: Duration = Duration::from_secs(60);
-/// How long a connected cluster may take until its copies are applied or have failed.
+/// Time limit of a connected cluster until its copies are applied or have failed.
 pub const STUCK_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long a cluster that was let in must be quiet to count as having taken what cannot be compared.
+/// The time without changes after which a cluster that cannot be compared counts as updated.
 pub const QUIET_FOR: Duration = Duration::from_secs(30);
 
 /// A number of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Portion {
-    /// So many.
+    /// A number of clusters.
     Count(u64),
     /// This part of all that the rule chooses, in percent.
     Percent(u64),
 }
 
 impl Portion {
-    /// Of so many; at least one.
+    /// Returns the number of clusters, at least one.
     pub fn of(self, all: usize) -> usize {
         let all = u64::try_from(all).unwrap_or(u64::MAX);
         let part = match self {
@@ -100,15 +100,15 @@ impl Portion {
 /// The settings of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rollout {
-    /// How many clusters may be under way at a time.
+    /// Maximum number of clusters under way.
     pub max_concurrency: Portion,
     /// The label of the clusters that orders them.
     pub order_by: Option<String>,
-    /// How long a wave is watched before the next one.
+    /// The soak time of a wave.
     pub soak: Duration,
-    /// How many clusters may fail.
+    /// Maximum number of failed clusters.
     pub max_failures: u64,
-    /// Whether nothing further is sent.
+    /// Whether the rollout is paused.
     pub paused: bool,
     /// Whether, with one more, clusters get the state of the last completed rollout again.
     pub reverts: bool,

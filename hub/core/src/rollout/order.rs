@@ -1,4 +1,4 @@
-//! The order in which clusters have their turn.
+//! The order of clusters in a rollout.
 use std::cmp::Ordering;
 
 use runnel_proto::model::ClusterName;

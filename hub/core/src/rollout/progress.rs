@@ -3,12 +3,12 @@ use jiff::Timestamp;
 
 use super::{Phase, Rollout, RolloutPosition};
 
-/// How far a rollout has come.
+/// The progress of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The target.
     pub revision: String,
-    /// What it is doing.
+    /// The phase.
     pub phase: Phase,
     /// The wave, from 1; 0 before the first.
     pub wave: u64,
@@ -18,7 +18,7 @@ pub struct Progress {
     pub cursor: Option<RolloutPosition>,
     /// The clusters that the rule chooses.
     pub clusters: u64,
-    /// Those that have been reached.
+    /// Number of reached clusters.
     pub reached: u64,
     /// Those that have the target applied.
     pub applied: u64,
@@ -26,32 +26,32 @@ pub struct Progress {
     pub failing: u64,
     /// The most that failed at one time since it stopped or its rollback began; before, those that fail now. It decides.
     pub failed: u64,
-    /// When it began.
+    /// Start of the rollout.
     pub started_at: Timestamp,
-    /// When the wave began.
+    /// Start of the current wave.
     pub wave_at: Option<Timestamp>,
-    /// When everything that was reached had settled.
+    /// The time at which all reached clusters had settled.
     pub applied_at: Option<Timestamp>,
-    /// When it was completed.
+    /// End of the rollout.
     pub ended_at: Option<Timestamp>,
-    /// How many changes in a row, right before this one, were superseded by a newer one before they were completed.
+    /// Number of changes in a row that were superseded before they were completed.
     pub superseded: u64,
-    /// When the first of these began.
+    /// Start of the first unfinished change.
     pub unfinished_since: Option<Timestamp>,
-    /// Those that have gone back, of those that were reached.
+    /// Number of reached clusters that have been rolled back.
     pub reverted: u64,
-    /// The target of the last one before it that was completed: a rollback goes back to its state.
+    /// The last completed target, whose state a rollback restores.
     pub base: Option<String>,
-    /// Why a rollback is not possible, where the rule asks for one.
+    /// The reason why a requested rollback is not possible.
     pub rollback_blocker: Option<String>,
-    /// Where it failed first, and why, once it is rolled back.
+    /// The first failure, with its cause, after a rollback.
     pub failure: Option<String>,
 }
 
 impl Progress {
     /// A rollout that begins, after `before`, if there was one.
     pub fn begin(revision: &str, rollout: &Rollout, before: Option<&Self>, now: Timestamp) -> Self {
-        // What came to an end, well or not, was not overtaken.
+        // A rollout that has ended is not superseded.
         let is_under_way = |before: &&Self| {
             matches!(
                 before.phase,

@@ -6,28 +6,28 @@ use runnel_proto::model::ClusterName;
 
 use super::{AWAY_LIMIT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT};
 
-/// How a cluster is with the target; or, where that is rolled back, with the former state.
+/// The health of a cluster with respect to the target, or to the former state during a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It has it, and nothing is wrong.
+    /// The target is applied without failures.
     Applied,
-    /// Nothing is under way and nothing is wrong, but what it has cannot be compared with the target, as where the guard
-    /// holds a removal.
+    /// No work is in progress and nothing failed, but the state cannot be compared with the target,
+    /// such as when the guard blocks a removal.
     Quiet,
     /// It has it, and copies failed.
     Failed,
     /// It is connected and does not have it, or is at work on it.
     Pending,
-    /// It is not connected, or is cordoned or waits for an administrator: it does not take it now.
+    /// The cluster is disconnected, cordoned or waits for a confirmation.
     Away,
 }
 
-/// What is seen of the clusters that the rule chooses.
+/// The observed state of the chosen clusters.
 #[derive(Clone, Debug)]
 pub struct Observation<'a> {
     /// What they should have.
     pub target: &'a str,
-    /// How each of them is, in order.
+    /// The health of each cluster, in rollout order.
     pub clusters: Vec<(RolloutPosition, Health)>,
     /// Whether the hub has just begun and some of them may still connect.
     pub settling: bool,
@@ -85,7 +85,7 @@ pub(super) fn look(
                 }
                 reached.failed += 1;
             }
-            // Another process let it in, and it has the room that it takes.
+            // Another process admitted the cluster, so it occupies a slot.
             (Health::Pending, None) if seen.at_work.contains(&turn.cluster) => {
                 keep(now);
                 reached.in_flight.push(turn.cluster.clone());
@@ -109,8 +109,7 @@ pub(super) fn look(
 }
 
 impl Reached {
-    /// Whether no cluster is left that could get the target later. Such clusters would get it all
-    /// at once.
+    /// Whether no cluster may still get the target later. Those clusters would get it all at once.
     pub(super) fn has_all_clusters(&self, seen: &Observation<'_>) -> bool {
         let is_here = |(_, health): &(RolloutPosition, Health)| *health != Health::Away;
         self.in_flight.is_empty() && self.waiting.is_empty() && seen.clusters.iter().all(is_here)

@@ -28,11 +28,11 @@ pub(super) fn begin(
     (progress, gate)
 }
 
-/// The next step. Every cluster that does not have the former state gets it in order, as many at a time as may be under way,
-/// also one that was away. It ends when every cluster that is connected has it, or has failed to take it. A newer target
-/// supersedes it at any time. To try the same target again from the first wave on, a person sets `paused`.
-///
-/// Where the former state is lost, nothing is sent any more: the rollout is stopped.
+/// Returns the next step of a rollback. Each cluster without the former state gets it in order, at
+/// most `max_concurrency` at a time, including disconnected ones after they reconnect. The rollback
+/// ends when every connected cluster has it or has failed. A newer target supersedes it at any
+/// time. A user sets `paused` to retry the same target from the first wave.
+/// Without the former state nothing is sent: the rollout is stopped.
 pub(super) fn step(
     rollout: &Rollout,
     before: &Progress,

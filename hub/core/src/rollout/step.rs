@@ -48,7 +48,7 @@ pub fn step(
     // After a completed rollout only disconnected clusters are left.
     let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
     let stopped = progress.failed > rollout.max_failures && is_left;
-    // The state before a completed rollout is not kept.
+    // No state before a completed rollout is stored.
     if stopped && rollout.reverts && seen.has_former && !rollout.paused && !completed {
         count(&mut progress, &reached, seen);
         return super::rollback::begin(progress, reached.in_flight, now.instant);

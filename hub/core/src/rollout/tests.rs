@@ -20,7 +20,7 @@ struct World {
     settling: bool,
     /// Those that report that they are at work on it.
     at_work: BTreeSet<ClusterName>,
-    /// Whether the state of the last completed rollout is kept.
+    /// Whether the state of the last completed rollout is stored.
     has_former: bool,
     start: Instant,
     seconds: u64,
@@ -47,7 +47,7 @@ fn turn(value: Option<&str>, cluster: &str) -> RolloutPosition {
 }
 
 impl World {
-    /// So many clusters c1, c2, and so on, all connected, none of which has the target.
+    /// Creates connected clusters c1, c2 and so on, none with the target.
     fn new(clusters: usize, rollout: Rollout) -> Self {
         let clusters = (1..=clusters)
             .map(|number| (turn(None, &format!("c{number}")), Health::Pending))
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// The same, after a rollout of t0 that was completed.
+    /// Creates a world after a completed rollout of t0.
     fn after_t0(clusters: usize, rollout: Rollout) -> Self {
         let mut world = Self::new(clusters, rollout);
         let began = world.now().wall;
@@ -246,7 +246,7 @@ fn wave_has_clusters_of_one_label_value() {
             Health::Applied,
         );
     }
-    // In the order of their turns; `c` is the first.
+    // In rollout order; `c` is the first.
     assert_eq!(waves, ["c", "ca", "cabe", "cabed"]);
 }
 
@@ -326,7 +326,7 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
         world.is("c3", Health::Failed);
         assert_eq!(world.step(), Phase::Stopped);
         assert_eq!(world.reported_progress().failed, 2);
-        // Also after the failure is over, or while no agent can report.
+        // Also after the failure has ended, or while no agent reports.
         world.is("c3", Health::Applied);
         assert_eq!(world.step(), Phase::Stopped);
         assert_eq!(
@@ -497,14 +497,14 @@ fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     world.all_are(&["c1", "c2", "c3"], Health::Away);
     world.step();
     assert_eq!(world.admitted(), ["c4", "c5"], "who is away takes no room");
-    // A network comes back.
+    // A network failure ends.
     world.all_are(&["c1", "c2", "c3"], Health::Pending);
     world.step();
     assert_eq!(world.admitted(), ["c4", "c5"]);
     world.is("c4", Health::Applied);
     world.step();
     assert_eq!(world.admitted(), ["c1", "c4", "c5"]);
-    // One that goes away at work is waited for, and not for ever.
+    // A cluster that disconnects while under way is waited for, up to a limit.
     world.is("c5", Health::Applied);
     world.is("c1", Health::Away);
     world.step();
@@ -795,7 +795,7 @@ fn completed_rollout_is_not_rolled_back() {
     assert_eq!(world.after(700), Phase::Stopped);
     world.all_are(&["c3", "c4"], Health::Pending);
     assert_eq!(world.step(), Phase::Stopped);
-    // What comes next goes back to that.
+    // The next rollback restores this target.
     world.edit("t2");
     world.step();
     assert_eq!(world.reported_progress().base.as_deref(), Some("t1"));
@@ -999,7 +999,7 @@ fn in_the_second_wave() -> World {
 fn cluster_moved_behind_the_cursor_counts_and_rolls_back() {
     let all = ["c1", "c2", "c3", "c4", "c5", "c6"];
     let mut world = in_the_second_wave();
-    // One that has it, and one that is at work on it.
+    // One cluster that has it, and one that is applying it.
     world.moves("c1", "3");
     world.moves("c3", "3");
     world.is("c4", Health::Applied);

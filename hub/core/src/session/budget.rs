@@ -12,23 +12,24 @@ use super::{RULES_LIMIT, Session};
 use crate::index::Directive;
 use crate::plan::SourceContent;
 
-/// The most that is kept, in bytes: the accounts of some 200,000 intents at a time.
+/// The memory limit, in bytes: reports of some 200,000 intents at a time.
 const LIMIT: usize = 64 * 1024 * 1024;
-/// About what a source takes besides its text: its revision, and what lies around the parts of its name.
+/// Approximate overhead of a source, in bytes: its revision and the parts of its name.
 const OVERHEAD: usize = 240;
 
 /// The agent reports more than a session stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TooMuch;
 
-/// What is kept, counted too high: what has been settled since the last count is still in it.
+/// The used memory, an upper bound: entries settled since the last count are included.
 #[derive(Default)]
 pub(super) struct Budget {
     kept: usize,
 }
 
 impl Session {
-    /// The agent needs the content of these sources again. It asks again later for what is not taken in here.
+    /// Requests the content of sources for the agent. The agent repeats requests that are dropped
+    /// here.
     pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|stream| &stream.directive) {
             Some(Some(
@@ -51,7 +52,7 @@ impl Session {
         }
     }
 
-    /// A cluster that awaits its wave is only sent again what it has: so that must be known.
+    /// A cluster that waits for its wave is only sent its current content, which must be known.
     fn request_kept_items(&mut self, uid: &RuleUid) {
         if let Some(stream) = self.rules.get_mut(uid)
             && matches!(
@@ -83,7 +84,7 @@ impl Session {
             ) => assignment,
             _ => return,
         };
-        // A cluster that gets nothing new is only sent again what it has.
+        // A restricted cluster is only sent its current content.
         let new = |source: &SourceRef, content: &SourceContent| match items {
             Items::Pairs(pairs) => pairs.get(source) != Some(&content.revision),
             _ => false,
@@ -98,7 +99,7 @@ impl Session {
         }
     }
 
-    /// Makes sure that these may be kept besides all the others.
+    /// Reserves memory for these entries.
     pub(super) fn afford<'a>(
         &mut self,
         sources: impl Iterator<Item = &'a SourceRef>,
@@ -114,7 +115,7 @@ impl Session {
         Ok(())
     }
 
-    /// What is kept now, besides what the hub has itself.
+    /// Returns the memory for state that the hub does not have itself.
     pub(super) fn kept(&self) -> usize {
         let message = self.rules.values().map(|stream| match &stream.items {
             Items::Asked(pairs)

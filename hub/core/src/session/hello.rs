@@ -6,9 +6,9 @@ use runnel_proto::model::{RuleState, RuleUid};
 
 use super::RULES_LIMIT;
 
-/// How many bytes of states are kept: 20,000 rules with long names.
+/// The limit of stored states, in bytes: 20,000 rules with long names.
 const BYTES: usize = 24 * 1024 * 1024;
-/// About what a state takes besides its texts.
+/// Approximate overhead of a state, in bytes.
 const OVERHEAD: usize = 400;
 
 /// The intents that an agent reports. Each rule counts once, up to the limit of a session, rules of
@@ -75,7 +75,7 @@ impl HelloStates {
         }
     }
 
-    /// How many states were left out, and how many were shortened.
+    /// Returns the numbers of left-out and of shortened states.
     pub fn beyond(&self) -> (usize, usize) {
         (self.left_out, self.shortened)
     }
@@ -86,7 +86,7 @@ impl HelloStates {
     }
 }
 
-/// About how many bytes a state takes.
+/// Returns the approximate size of a state, in bytes.
 pub fn state_bytes(state: &RuleState) -> usize {
     let rule = state.rule.kind.len() + state.rule.namespace.len() + state.rule.name.len();
     let namespaces = state

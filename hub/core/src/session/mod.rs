@@ -50,7 +50,7 @@ pub use send_restriction::SendRestriction;
 /// The most rules that are sent to one agent, and that a session stores of its report.
 pub const RULES_LIMIT: usize = 20_000;
 
-/// One agent's view.
+/// The hub's view of one agent.
 #[derive(Default)]
 pub struct Session {
     rules: BTreeMap<RuleUid, RuleStreamState>,
@@ -69,12 +69,12 @@ pub struct Session {
     /// Intents of the agent that are not desired and whose removal is not judged yet; no sources:
     /// the whole rule.
     orphaned_intents: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
-    /// The version of the index up to which claims were taken in.
+    /// The version of the index that the session has processed.
     version: u64,
     /// The memory for the agent's messages.
     budget: Budget,
     hello_done: bool,
-    /// What is not sent.
+    /// The restriction of what is sent.
     restriction: SendRestriction,
     /// A message that would have removed a copy was not sent.
     kept_back: bool,
@@ -119,12 +119,12 @@ impl Session {
         self.version = version;
     }
 
-    /// The version of the index up to which claims were taken in.
+    /// Returns the version of the index that the session has processed.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// The agent has taken in a batch.
+    /// Handles the ack of a batch.
     pub fn ack(&mut self, nonce: u64) {
         self.window.ack(nonce);
         if self.window.is_empty() {
@@ -176,7 +176,7 @@ impl Session {
         let mut bytes = 0;
         let more = self.take_headings(&mut deltas, &mut bytes)
             || self.outbox.intents.take_upserts(&mut deltas, bytes);
-        // A rule whose report is pending may be the one that takes a copy over.
+        // A rule whose report is pending may adopt a copy.
         if !more && self.outbox.has_removals() && !self.is_waiting() {
             self.take_removals(&mut deltas);
         }
@@ -221,7 +221,7 @@ impl Session {
         Some(end)
     }
 
-    /// Whether the account of some rule has not come in yet.
+    /// Whether a rule's report is still pending.
     fn is_waiting(&self) -> bool {
         self.rules.values().any(RuleStreamState::is_waiting)
     }
@@ -288,7 +288,7 @@ impl Session {
         }
         self.send_terms(uid, assignment);
         if assignment.terms.suspend {
-            // Nothing is created, corrected or removed, what was on its way included.
+            // Creations, corrections and removals are withdrawn.
             self.take_back(uid);
             return;
         }

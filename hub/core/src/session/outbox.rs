@@ -28,7 +28,7 @@ pub(super) const BATCH_ITEMS: usize = 1000;
 pub(super) struct Heading {
     pub terms: Option<(Arc<Terms>, TermsDigest)>,
     pub orphaned: bool,
-    /// The approved removals of copies in namespaces that are no longer targets.
+    /// The approved removal of copies in namespaces that are no longer targets.
     pub prune: Option<AskedDigest>,
     /// The suspension of the rule, if its terms are not sent.
     pub suspend: Option<bool>,
@@ -43,7 +43,7 @@ impl Heading {
 /// The messages that wait to be sent.
 #[derive(Default)]
 pub(super) struct Outbox {
-    /// None is empty.
+    /// Without empty entries.
     pub headings: BTreeMap<RuleUid, Heading>,
     /// Rules that are to be removed as a whole.
     pub removals: BTreeMap<RuleUid, DeletionPolicy>,
@@ -51,7 +51,7 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Whether nothing waits.
+    /// Whether no message is pending.
     pub fn is_empty(&self) -> bool {
         self.intents.is_empty() && self.headings.is_empty() && self.removals.is_empty()
     }
@@ -61,7 +61,7 @@ impl Outbox {
         self.headings.contains_key(uid) || self.removals.contains_key(uid) || self.intents.has(uid)
     }
 
-    /// Whether any removal waits.
+    /// Whether a removal is pending.
     pub fn has_removals(&self) -> bool {
         self.intents.has_tombstones() || !self.removals.is_empty()
     }
@@ -70,24 +70,24 @@ impl Outbox {
 /// The intents that wait to be sent: at most one change of each source.
 #[derive(Default)]
 pub(super) struct Intents {
-    /// None is empty.
+    /// Without empty entries.
     upserts: BTreeMap<RuleUid, Upserts>,
-    /// None is empty.
+    /// Without empty entries.
     tombstones: BTreeMap<RuleUid, BTreeMap<SourceRef, DeletionPolicy>>,
 }
 
 impl Intents {
-    /// Whether nothing waits.
+    /// Whether no message is pending.
     pub(super) fn is_empty(&self) -> bool {
         self.upserts.is_empty() && self.tombstones.is_empty()
     }
 
-    /// Whether anything of a rule waits.
+    /// Whether a message of the rule is pending.
     pub(super) fn has(&self, uid: &RuleUid) -> bool {
         self.upserts.contains_key(uid) || self.tombstones.contains_key(uid)
     }
 
-    /// Whether any tombstone waits.
+    /// Whether a tombstone is pending.
     pub(super) fn has_tombstones(&self) -> bool {
         !self.tombstones.is_empty()
     }
@@ -145,7 +145,7 @@ impl Intents {
         self.upserts.first_key_value()
     }
 
-    /// Takes the first `count` contents of a rule.
+    /// Removes and returns the first `count` contents of a rule.
     fn take(&mut self, uid: &RuleUid, count: usize) -> Vec<(SourceRef, Arc<SourceContent>)> {
         let Some(upserts) = self.upserts.get_mut(uid) else {
             return Vec::new();
@@ -157,7 +157,7 @@ impl Intents {
         taken
     }
 
-    /// Takes at most `count` tombstones.
+    /// Removes and returns at most `count` tombstones.
     pub(super) fn take_tombstones(
         &mut self,
         count: usize,
@@ -260,8 +260,8 @@ impl Session {
         false
     }
 
-    /// A change of the suspension is sent at once, also where nothing else of the rule is sent. The
-    /// other terms stay as they were there.
+    /// A change of the suspension is sent at once, also if nothing else of the rule is sent. The
+    /// other terms are unchanged.
     pub(super) fn send_suspended(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         let keeps = self.keeps(uid);
         let Some(stream) = self.rules.get_mut(uid) else {

@@ -1,5 +1,4 @@
-//! How a session learns the intents that an agent has of a rule: by a digest that equals the
-//! assignment, or by a question.
+//! The agent's intents of a rule: known by a digest that equals the assignment, or by a request.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{AckedIntent, RuleState, RuleUid};
@@ -9,7 +8,7 @@ use super::{RULES_LIMIT, Session};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
-/// Pairs that are asked for at a time.
+/// Maximum number of requested pairs at a time.
 const PAIRS_AT_A_TIME: usize = 100_000;
 
 /// The rules whose (source, revision) pairs are requested from the agent.
@@ -29,7 +28,7 @@ impl PairQuestions {
         self.to_ask.insert(uid.clone());
     }
 
-    /// Drops a rule that was not asked for yet.
+    /// Drops a rule whose pairs are not requested yet.
     pub fn drop_unasked(&mut self, uid: &RuleUid) {
         self.to_ask.remove(uid);
     }
@@ -41,7 +40,7 @@ impl PairQuestions {
             .for_each(|has_removed| *has_removed = true);
     }
 
-    /// Whether pairs that were left out are asked for again soon.
+    /// Whether left-out pairs will be requested again soon.
     pub fn has_left_out(&self) -> bool {
         self.left_out.values().any(|has_removed| *has_removed)
     }

@@ -19,14 +19,14 @@ pub(super) struct RuleStreamState {
     /// Whether the rule is suspended there, or will be when the pending messages are sent; `None`:
     /// unknown, or not sent yet.
     pub(super) is_suspended: Option<bool>,
-    /// Whether it does.
+    /// The suspension that was sent; `None` before.
     pub(super) sent_suspended: Option<bool>,
     pub(super) items: Items,
     /// The copies in namespaces that are no longer targets that the agent may remove, or may when what waits is sent.
     pub(super) prune: Option<AskedDigest>,
     /// The batch that named them, once it is sent.
     pub(super) prune_sent: Option<u64>,
-    /// What was named so, and lapsed because something else waited.
+    /// An approval that lapsed because the agent reported another set.
     pub(super) lapsed: Option<AskedDigest>,
     /// The last reported digest of waiting prunes.
     pub(super) waits: Option<AskedDigest>,
@@ -63,7 +63,7 @@ impl RuleStreamState {
         }
     }
 
-    /// Whether something must come in before the agent is up to date.
+    /// Whether a report is missing before the agent is up to date.
     pub(super) fn is_waiting(&self) -> bool {
         let suspended = matches!(&self.directive, Some(Directive::Assigned(assignment) | Directive::Cordoned(assignment)) if assignment.terms.suspend);
         match (&self.directive, &self.items) {
@@ -96,13 +96,13 @@ impl RuleStreamState {
 
 /// The (source, revision) pairs of an agent for one rule.
 pub(super) enum Items {
-    /// Nothing is known.
+    /// The pairs are unknown.
     Uncertain,
-    /// Only their digest is known.
+    /// Only the digest of the pairs is known.
     Digest { digest: SetDigest, intents: u64 },
-    /// The agent was asked; these have come in.
+    /// The pairs are requested; these have been received.
     Asked(BTreeMap<SourceRef, Revision>),
-    /// These.
+    /// All pairs are known.
     Pairs(BTreeMap<SourceRef, Revision>),
     /// The intents of the assignment, and in `beyond` those that must stay though they are not in
     /// it.
@@ -200,7 +200,7 @@ impl Items {
             let Some(revision) = self.revision(source) else {
                 continue;
             };
-            // What has another name now stays until the copy with that name can be made.
+            // A copy with a former name is kept until the copy with the new name can be created.
             if assignment.content(source).is_some()
                 || assignment.has_source(source)
                 || assignment.must_stay(source)

@@ -6,15 +6,15 @@ use super::rule_stream_state::{Delta, Items};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
-/// What is not sent.
+/// What is not sent to a diverged member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendRestriction {
     /// Everything is sent.
     #[default]
     Nothing,
-    /// Nothing that removes a copy.
+    /// No removals are sent.
     Removals,
-    /// Nothing is sent about any rule: the agent continues as if the hub was away.
+    /// Nothing is sent about any rule: the agent continues as without a hub.
     Everything,
 }
 
@@ -29,8 +29,8 @@ impl Session {
         self.kept_back
     }
 
-    /// Whether the agent connected with exactly the desired state of every rule, so that nothing
-    /// was or will be kept back.
+    /// Whether the agent connected with exactly the desired intents, so that no removal is
+    /// withheld.
     pub fn holds_nothing_else(&self) -> bool {
         self.rules.values().all(|stream| !stream.former)
     }
@@ -81,7 +81,7 @@ impl Session {
 }
 
 impl Items {
-    /// Takes the removals out of a step: what they name stays. Returns whether there were any.
+    /// Drops the removals of a step. Returns whether there were any.
     pub(super) fn keep(&self, step: &mut Delta) -> bool {
         let stay: Vec<_> = std::mem::take(&mut step.tombstones);
         let any = !stay.is_empty();

@@ -1,5 +1,5 @@
-//! What is not sent: to a cordoned cluster, about rules that the hub cannot compute, and about
-//! unknown rules. Pending intents are withdrawn.
+//! Restricts what is sent: to a cordoned cluster, and about rules that are unknown or cannot be
+//! computed. Pending intents are withdrawn.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
@@ -10,7 +10,7 @@ use super::rule_stream_state::Items;
 use crate::plan::ClusterAssignment;
 
 impl Session {
-    /// Withdraws everything about a rule that was not sent: the agent keeps what it has.
+    /// Withdraws pending messages about a rule: the agent's state is unchanged.
     pub(super) fn withdraw_all(&mut self, uid: &RuleUid) {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
@@ -19,7 +19,7 @@ impl Session {
             stream.removing = None;
         }
         if self.outbox.headings.remove(uid).is_some() {
-            // It was never sent.
+            // The terms were never sent.
             stream.terms = stream.sent_terms;
             stream.is_suspended = stream.sent_suspended;
             stream.sent_orphaned = false;
@@ -173,9 +173,8 @@ impl Session {
         }
     }
 
-    /// The agent reports its waiting prunes. A former approval of another set is void there.
-    /// Returns whether the set is the reported one of now, so that an approval must be sent again;
-    /// also one that was sent while another set waited, as the agent did not apply it.
+    /// Handles the agent's report of pending prunes. An approval of another set becomes void.
+    /// Returns whether the set equals the approved one, so that the approval is sent again.
     pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
         let Some(stream) = self.rules.get_mut(uid) else {
             return false;

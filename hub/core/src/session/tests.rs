@@ -13,7 +13,7 @@ use crate::guard::{GuardDecision, Item};
 use crate::index::Directive;
 use crate::plan::{ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent, SourceState};
 
-/// What an agent does with batches, in a few lines.
+/// A minimal agent.
 #[derive(Clone, Default)]
 struct Agent {
     rules: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
@@ -23,7 +23,7 @@ struct Agent {
     is_suspended: BTreeMap<RuleUid, bool>,
     upserts: usize,
     removed: Vec<(RuleUid, SourceRef)>,
-    /// Rules without intents, each with the batch that said so.
+    /// Rules without intents, each with the batch that removed it.
     gone: Vec<(RuleUid, u64)>,
 }
 
@@ -156,7 +156,7 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, SourceState)]) -> ClusterAss
         plan.set(&source(*name), Some(body));
     }
     plan.edits = Default::default();
-    // What the guard blocks is another matter.
+    // The guard is tested elsewhere.
     let judged = GuardDecision::passing((0..=99).map(|name| Item::Source(source(name))));
     ClusterAssignment {
         cluster: "one".into(),
@@ -247,7 +247,7 @@ fn late_answer_does_not_count_for_an_unsent_order() {
     send(&mut session, &mut agent);
     session.update(unwanted());
     send(&mut session, &mut agent);
-    // Before the answer is in, the rule comes back, its copies with it, and goes again.
+    // Before the answer arrives, the rule is created again with its copies, and deleted again.
     session.update([wanted("r", &[(1, content(1))])]);
     send(&mut session, &mut agent);
     session.update(unwanted());
@@ -388,7 +388,7 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     ] {
         let mut session = agent.connect();
         session.set_restriction(restriction);
-        // Sent twice, it is kept twice.
+        // A resent source is stored twice.
         session.update(after());
         agent.drain(&mut session);
         session.update(after());
@@ -642,7 +642,7 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
     let before = session.kept();
     session.detail(&"r51".into(), pairs(5000), false);
     assert!(session.kept() > before);
-    // The same again takes no more room.
+    // A repeated report uses no more memory.
     let kept = session.kept();
     for _ in 0..100 {
         session.detail(&"r51".into(), pairs(5000), false);
@@ -679,8 +679,8 @@ fn report_equal_to_the_plan_costs_no_memory() {
     assert!(session.kept() == 0 || session.kept() < 1000);
 }
 
-/// The reported intents of two rules: more long names of the first one than the budget holds, some
-/// of the second one, and one desired name of both.
+/// The reported intents of two rules: more long names of the first rule than the budget allows,
+/// some of the second one, and one desired name of both.
 struct LongAccounts {
     session: Session,
     stream_state: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
@@ -786,7 +786,7 @@ fn report_beyond_the_budget_is_taken_in_parts() {
 #[test]
 fn report_without_room_is_taken_when_there_is_room() {
     let mut accounts = LongAccounts::new();
-    // Whether those of the first rule may go is not judged yet.
+    // The removal of the first rule's intents is not decided yet.
     let unjudged = share_of("r", false, &[(1, content(1))]);
     accounts
         .session
@@ -823,7 +823,8 @@ fn rules_beyond_the_limit_wait_for_room() {
     );
     assert_eq!(session.take_beyond_change(), None);
     assert!(session.beyond_with_room().is_empty());
-    // One that waits is deleted, and one that was sent: until the agent has removed it, it takes room.
+    // One pending rule is deleted, and one sent rule: it uses a slot until the agent has removed
+    // it.
     let deleted = [
         (directives[RULES_LIMIT].0.clone(), Directive::Orphaned),
         unwanted("r00007"),
@@ -869,7 +870,8 @@ fn removing_rule_waits_for_the_report_of_the_new_owner() {
         wanted("new", &[(2, content(2))]),
     ]);
     agent.drain(&mut session);
-    // While the agent is away, the source goes from one rule to the other: both must be asked about.
+    // While the agent is disconnected, the source moves to the other rule: the pairs of both are
+    // requested.
     let mut again = agent.connect();
     again.update([
         wanted("old", &[]),
@@ -1014,7 +1016,8 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
     };
     let uid = RuleUid::from("r");
     let mut session = Agent::default().connect();
-    // By terms that are only remembered an agent lets nothing go, and asks for the same until the snapshot ends.
+    // With unconfirmed terms an agent removes nothing, and requests the same until the snapshot
+    // ends.
     session.update([(uid.clone(), Directive::Assigned(letting(1)))]);
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
@@ -1049,7 +1052,7 @@ fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
 
 #[test]
 fn headings_of_many_rules_are_sent_in_bounded_batches() {
-    // Many small ones share a batch; a large one may go beyond the bound by itself.
+    // Small messages share a batch; a large one may exceed the limit alone.
     for (rules, names, least) in [(200, 8, 10), (40, 200, 1)] {
         let mut session = Agent::default().connect();
         for number in 0..rules {
@@ -1098,7 +1101,7 @@ fn headings_of_many_rules_are_sent_in_bounded_batches() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The hub's word about a rule: items as (source, text); text 0 means unreadable.
+    /// The directive about a rule: items as (source, text); text 0 means unreadable.
     Wanted {
         rule: u8,
         items: BTreeMap<u8, u8>,
@@ -1110,12 +1113,11 @@ enum Step {
     AckedSet(u8),
     /// The cluster is cordoned.
     Cordoned(u8, BTreeMap<u8, u8>),
-    /// The hub does not know the grants of the rule.
+    /// The grants of the rule are unknown.
     Unknown(u8),
     /// The cluster's turn in a rollout has not come.
     Awaits(u8, BTreeMap<u8, u8>, bool),
-    /// It goes back from what was rolled out.
-    /// Send this many batches.
+    /// The rule is rolled back. Sends this many batches.
     Send(u8),
     Answer,
     Reconnect,
@@ -1243,7 +1245,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
         )]);
         agent.drain(&mut session);
         let terms = agent.terms[&uid];
-        // It is suspended where everybody has the same, or while it is rolled out.
+        // The rule is suspended, with uniform plans or during a rollout.
         let is_suspended = share_of("r", true, &items);
         session.update([(
             "r".into(),
@@ -1259,7 +1261,7 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
         // An edit of a suspended rule is sent to no agent before the rule resumes.
         session.update([("r".into(), directive(edited(true)))]);
         agent.drain(&mut session);
-        // So it does where it comes with the end, also while the agent was away.
+        // Also if the report arrives at the end, or while the agent was disconnected.
         for reconnects in [false, true] {
             let mut agent = agent.clone();
             let mut session = agent.connect();
@@ -1294,7 +1296,7 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
     let former = share_of("r", false, &[(1, content(1)), (2, content(1))]);
     let failed = share_of("r", false, &[(1, content(2)), (3, content(1))]);
     let rollback = || ClusterAssignment {
-        // The guard lets nothing go.
+        // The guard passes nothing.
         judged: Arc::default(),
         rolled_back: Some(failed.plan.clone()),
         ..former.clone()
@@ -1307,7 +1309,7 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
         session.update([("r".into(), Directive::Assigned(failed.clone()))]);
         agent.drain(&mut session);
         assert_eq!(agent.removed, [("r".into(), source(2))]);
-        // A former copy whose removal is blocked.
+        // A former copy with a blocked removal.
         agent
             .rules
             .get_mut(&"r".into())
@@ -1351,12 +1353,12 @@ fn cluster_awaiting_its_turn_is_sent_only_what_it_has() {
     session.update([wanted("r", &[(1, content(1)), (2, content(2))])]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
-    // One is edited, one is gone, one is new.
+    // One source is edited, one removed, one added.
     let next = [(1, content(9)), (3, content(3))];
     session.update(awaits(&next));
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 0));
-    // What was on its way is not sent any more, either.
+    // Pending content is withdrawn, too.
     session.update([wanted("r", &next)]);
     session.update(awaits(&next));
     agent.drain(&mut session);
@@ -1371,7 +1373,7 @@ fn cluster_awaiting_its_turn_is_sent_only_what_it_has() {
     agent.drain(&mut again);
     assert_eq!((agent.upserts, agent.removed.len()), (3, 0));
     assert!(again.take_snapshot_end().is_some());
-    // Its turn comes.
+    // The cluster's wave begins.
     again.update([wanted("r", &edited)]);
     agent.drain(&mut again);
     assert_eq!(agent.upserts, 4);
@@ -1389,7 +1391,7 @@ fn copies_in_a_cordoned_cluster_are_kept_as_they_are() {
     session.update(cordoned(&[(1, content(9)), (3, content(3))]));
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 1));
-    // What it holds is sent again when it asks, and what is new is not.
+    // The agent's own content is sent again on request, new content is not.
     session.want(&"r".into(), vec![source(1)]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
@@ -1564,8 +1566,8 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
     session.update([plan()]);
     agent.drain(&mut session);
     agent.upserts = 0;
-    // One of a source that is desired in another state, one of a source that is not selected, and
-    // one of an unknown rule.
+    // One intent with another desired state, one of a deselected source, and one of an unknown
+    // rule.
     let unknown = Revision([0; 16]);
     agent
         .rules
@@ -1586,7 +1588,7 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
         (1, Revision([2; 16]))
     );
     assert!(agent.orphaned.contains(&"q".into()));
-    // Of a rule that is to go, all goes.
+    // All intents of a deleted rule are removed.
     agent
         .rules
         .entry("q".into())

@@ -17,7 +17,7 @@ use runnel_proto::model::{ClusterName, RuleState, RuleUid};
 
 use crate::plan::ClusterAssignment;
 
-/// Edits that are on their way.
+/// Edits in transit.
 #[derive(Default)]
 pub struct Deliveries {
     under_way: BTreeMap<ClusterName, BTreeMap<RuleUid, Way>>,
@@ -25,7 +25,7 @@ pub struct Deliveries {
     rules: BTreeMap<RuleUid, Whole>,
 }
 
-/// An edit on its way to one cluster.
+/// An edit in transit to one cluster.
 struct Way {
     since: Instant,
     state: State,
@@ -40,16 +40,16 @@ enum State {
     Failed,
 }
 
-/// An edit on its way to all clusters of a rule.
+/// An edit in transit to all clusters of a rule.
 struct Whole {
     since: Instant,
-    /// How many clusters are waited for.
+    /// Number of clusters that are waited for.
     clusters: usize,
-    /// When the last one had it so far.
+    /// The latest delivery so far.
     last: Option<Instant>,
 }
 
-/// What deliveries took that are over.
+/// The durations of finished deliveries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeliveryTimes {
     /// To the cluster that reported.
@@ -86,8 +86,8 @@ impl Deliveries {
             .clusters += 1;
     }
 
-    /// The agent of a cluster reports on a rule of which it should have `assignment`, which is asked for only where something is on
-    /// its way. Returns what was delivered by that.
+    /// Handles an agent's report about a rule with the desired `assignment`, which is computed only
+    /// for pending deliveries. Returns the finished deliveries.
     pub fn reported(
         &mut self,
         cluster: &ClusterName,
@@ -133,8 +133,8 @@ impl Deliveries {
         })
     }
 
-    /// The agent of a cluster is no longer connected: what it gets later was not on its way all the time. Returns what took
-    /// how long to the last cluster of its rule, where only this one was waited for.
+    /// Handles a lost connection: later deliveries to the cluster are not measured. Returns the
+    /// durations of rules that only waited for this cluster.
     pub fn lost(&mut self, cluster: &ClusterName) -> Vec<(RuleUid, Duration)> {
         let ways = self.under_way.remove(cluster).unwrap_or_default();
         let waited = ways
@@ -145,7 +145,7 @@ impl Deliveries {
             .collect()
     }
 
-    /// Forgets what is on its way where nothing is sent any more. Returns the same as [`Deliveries::lost`].
+    /// Drops the deliveries to a cluster that gets nothing. Returns as [`Deliveries::lost`].
     pub fn retain(
         &mut self,
         is_sent: impl Fn(&ClusterName, &RuleUid) -> bool,
@@ -165,7 +165,7 @@ impl Deliveries {
             .collect()
     }
 
-    /// One cluster less is waited for.
+    /// Records that one cluster less is waited for.
     fn one_less(&mut self, rule: &RuleUid) -> Option<Duration> {
         let whole = self.rules.get_mut(rule)?;
         whole.clusters = whole.clusters.saturating_sub(1);
@@ -308,7 +308,7 @@ mod tests {
         let mut story = Story::new();
         story.begin("one", 0, false);
         story.begin("two", 0, false);
-        // Its turn in a rollout comes later.
+        // The cluster's wave begins later.
         story.begin("three", 0, true);
         assert_eq!(story.says("two", 1, 2, 0), took(Some(1), None));
         // Another edit before the first one is everywhere.

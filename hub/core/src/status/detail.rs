@@ -14,13 +14,13 @@ use runnel_api::conditions::Reason;
 pub struct ClusterDetail {
     /// The cluster.
     pub name: ClusterName,
-    /// As in the rule's status.
+    /// The state, as in the rule's status.
     pub state: ClusterState,
     /// Copies that should exist there.
     pub copies: i64,
     /// Copies that equal their source.
     pub applied: i64,
-    /// Copies whose last attempt failed.
+    /// Copies whose last write failed.
     pub failed: i64,
     /// Copies for namespaces that do not exist yet.
     pub waiting: i64,
@@ -32,15 +32,15 @@ pub struct ClusterDetail {
     pub to_update: i64,
     /// Of a dry run: copies that would be deleted, or left without marks.
     pub to_delete: i64,
-    /// As in the rule's status.
+    /// The reason, as in the rule's status.
     pub reason: Reason,
-    /// A sentence for a person.
+    /// The message.
     pub message: String,
     /// The agent's reports of failed copies, the worst first.
     pub failures: Vec<Failure>,
     /// Whether it has the newest revision of every source, as far as that is known.
     pub newest: bool,
-    /// Whether it has proved that.
+    /// Whether the cluster has proved it.
     pub proved: Proved,
 }
 

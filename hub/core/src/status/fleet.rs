@@ -5,20 +5,20 @@ use runnel_api::{FleetStatus, PendingCause, limits};
 use super::Now;
 use crate::index;
 
-/// What is counted for the overview.
+/// The counts of the overview.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FleetCounts {
     /// Accepted member clusters.
     pub clusters: u64,
-    /// Those that are connected.
+    /// Connected clusters.
     pub connected: u64,
     /// Rules.
     pub rules: u64,
-    /// Those that are ready.
+    /// Ready rules.
     pub ready: u64,
     /// Copies that should exist.
     pub copies: u64,
-    /// Those that are applied.
+    /// Applied copies.
     pub applied: u64,
 }
 

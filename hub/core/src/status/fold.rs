@@ -1,4 +1,4 @@
-//! Folds what is known about a rule into its status.
+//! Computes the status of a rule.
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -19,8 +19,8 @@ use runnel_api::{
     APPROVE, ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
 };
 
-/// The status that the rule should have; `None` if the current one is right, or must stay because
-/// its clusters had no time yet to connect to a hub that just started.
+/// Returns the desired status of the rule; `None` if the current one is right, or is kept while
+/// clusters reconnect after a start of the hub.
 pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<RuleStatus> {
     let standings: Vec<_> = view
         .clusters(report_store)
@@ -69,7 +69,8 @@ fn summarize(view: &View<'_>, standings: &[(&ClusterName, RuleClusterState)]) ->
     }
 }
 
-/// How many copies a dry run would remove from clusters that the rule no longer chooses.
+/// Returns the number of copies that a dry run would remove from clusters that are no longer
+/// chosen.
 fn removals_elsewhere(view: &View<'_>) -> i64 {
     let elsewhere = view
         .planned_removals
@@ -107,7 +108,7 @@ fn must_keep_status(
     awaited && known && !new_failures
 }
 
-/// Names plan and terms together; changes when either does.
+/// Returns the digest of plan and terms.
 fn revision(view: &View<'_>) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(&view.plan.digest.to_bytes());
@@ -233,7 +234,7 @@ fn suspended(view: &View<'_>) -> Option<ConditionValue> {
         .then(|| ConditionValue::new(ConditionStatus::True, Reason::Suspended, message))
 }
 
-/// What the clusters of a dry run report.
+/// Sums up the reports of a dry run.
 fn dry_run(
     view: &View<'_>,
     standings: &[&(&ClusterName, RuleClusterState)],
@@ -303,7 +304,7 @@ fn render_errors(view: &View<'_>) -> Option<ConditionValue> {
 }
 
 fn approval_required(view: &View<'_>) -> Option<ConditionValue> {
-    // A dry run removes nothing. With enforcement what is blocked counts again.
+    // A dry run removes nothing. With enforcement, blocked items count again.
     if view.rule.terms.is_dry_run() && !view.rule.deleting {
         return None;
     }

@@ -1,4 +1,4 @@
-//! The condition `Granted`: what a rule requests and is not granted.
+//! The condition `Granted`: the requests of a rule without a grant.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, ConflictPolicy, Grant, Terms};
@@ -9,19 +9,19 @@ use runnel_api::conditions::{ConditionStatus, Reason};
 /// The number of names that a sentence lists.
 const LISTED: usize = 5;
 
-/// What is not granted, each with the clusters where it is not.
+/// Missing grants, each with its clusters.
 #[derive(Default)]
 struct Missing<'a> {
-    /// Nothing at all.
+    /// Clusters without any grant.
     whole: BTreeSet<&'a ClusterName>,
     kinds: BTreeMap<&'static str, BTreeSet<&'a ClusterName>>,
     namespaces: BTreeMap<String, BTreeSet<&'a ClusterName>>,
     overwrite: BTreeSet<&'a ClusterName>,
     adoption: BTreeSet<&'a ClusterName>,
     creation: BTreeSet<&'a ClusterName>,
-    /// More copies than are granted to the rules of a namespace in one cluster, by that number.
+    /// Clusters in which the rule exceeds the granted number of copies, by that number.
     copies: BTreeMap<u64, BTreeSet<&'a ClusterName>>,
-    /// How many sources the rule selects.
+    /// Number of selected sources.
     sources: usize,
     /// Only some of the namespaces that a glob or label may choose are granted.
     limited: bool,

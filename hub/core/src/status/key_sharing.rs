@@ -1,30 +1,29 @@
-//! Whether two agents use the key of one member at the same time: each takes the session over from the other, by turns.
+//! Detects two agents with one member's key: they take the session over alternately.
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// For how long a process that lost its session to another one is remembered, and how long the condition stays after the last
 /// time.
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
-/// Processes that are remembered. More of them within that time share the key, whichever they are.
+/// Limit of remembered processes. More processes than that within the time share the key.
 const PROCESSES: usize = 8;
 
-/// The agents' processes that lost the session of one member to another one.
-///
-/// An agent that starts again is another process, and the one before never comes back. Of two replicas only the holder of
-/// their Lease connects, so one takes the session back from the other when the network fails for each in turn. Processes that
-/// take it back twice are two with the same key.
+/// The agent processes that lost a member's session to another one.
+/// A restarted agent is a new process, and its predecessor never reconnects. Of two replicas only
+/// the holder of their Lease connects, so one may take the session back once, after a network
+/// failure. Two processes that take it back twice share the key.
 #[derive(Default)]
 pub(super) struct KeySharing {
     /// The processes that lost a session while it lived, by their boot ids, the newest last.
     superseded: VecDeque<(String, Instant)>,
     /// When a process last took its session back.
     taken_back: Option<Instant>,
-    /// When two processes were last seen to use the key.
+    /// The last observation of two processes with the key.
     last: Option<Instant>,
 }
 
 impl KeySharing {
-    /// The session of the process `new` takes the place of the live one of the process `old`.
+    /// Records that the process `new` replaces the live session of the process `old`.
     pub(super) fn superseded(&mut self, old: &str, new: &str, now: Instant) {
         // An agent that renews its stream.
         if old == new {
@@ -41,12 +40,12 @@ impl KeySharing {
         self.superseded.push_back((old.to_owned(), now));
         if self.superseded.len() > PROCESSES {
             self.superseded.pop_front();
-            // No agent that starts again leaves so many live sessions behind.
+            // A restarting agent does not leave that many live sessions.
             self.last = Some(now);
         }
     }
 
-    /// Whether two processes use the key, as far as was seen lately.
+    /// Whether key sharing was observed recently.
     pub(super) fn is_seen(&self, now: Instant) -> bool {
         self.last
             .is_some_and(|last| now.saturating_duration_since(last) < REMEMBERED)
@@ -57,7 +56,7 @@ impl KeySharing {
 mod tests {
     use super::*;
 
-    /// Whether sharing is seen after these sessions, a second apart: each takes the place of the one before.
+    /// Returns whether these sessions, one second apart, count as key sharing.
     fn sees(boots: &[&str]) -> bool {
         let (start, mut sharing) = (Instant::now(), KeySharing::default());
         let mut now = start;

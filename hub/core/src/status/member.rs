@@ -11,7 +11,7 @@ use runnel_api::conditions::{
 };
 use runnel_api::{Certificate, MemberClusterStatus};
 
-/// Names of orphaned rules that one message lists.
+/// Number of orphaned rules in a message.
 const NAMES_SHOWN: usize = 5;
 
 /// The message of the condition `KeyShared`.
@@ -33,7 +33,7 @@ pub struct MemberView<'a> {
     pub session: Option<&'a SessionFacts>,
     /// Rules of this hub that the member has copies of.
     pub acked: usize,
-    /// While it leaves: the rules whose copies are retained, and their number.
+    /// For a leaving cluster: the rules whose copies are retained, and the number of copies.
     pub retained: &'a [(RuleName, u32)],
     /// Rules with copies in the member that this hub does not have. Their copies stay, also when
     /// the cluster leaves.
@@ -47,14 +47,14 @@ pub struct MemberView<'a> {
     pub divergence: Option<(&'a ClusterName, &'a Divergence)>,
     /// One failed watch in the member's API, as an example for all that its agent has lost.
     pub lost_watch: Option<LostWatch>,
-    /// Whether two agents use its key by turns.
+    /// Whether two agents use the key alternately.
     pub key_shared: bool,
     /// The status that is there.
     pub previous: &'a MemberClusterStatus,
 }
 
-/// The status that the member should have, or `None` if the one that is there is right. Identity, join and pending
-/// removals are passed through untouched.
+/// Returns the desired status of the member; `None` if the current one is right. Identity, join and
+/// pending removals are unchanged.
 pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatus> {
     let mut status = view.previous.clone();
     status.observed_generation = Some(view.generation);
@@ -268,7 +268,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
     })
 }
 
-/// What is left behind in a cluster that has left.
+/// Describes the remaining copies in a cluster that has left.
 fn farewell(retained: &[(RuleName, u32)], orphaned: usize) -> String {
     if retained.is_empty() && orphaned > 0 {
         return format!(

@@ -21,7 +21,7 @@ closed_list! {
         ..
         /// A condition that appeared.
         Condition(ConditionType),
-        /// Why a condition is what it has become.
+        /// The reason of a changed condition.
         Reason(Reason),
     }
 }
@@ -29,11 +29,11 @@ closed_list! {
 /// An Event on a rule or on the Fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Whether a person should act.
+    /// Whether a user should act.
     pub warning: bool,
-    /// One word.
+    /// The reason in CamelCase.
     pub reason: EventReason,
-    /// A sentence for a person.
+    /// The message.
     pub message: String,
 }
 
@@ -95,8 +95,7 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
         .iter()
         .map(|cluster| cluster.name.as_str())
         .collect();
-    // Only the worst clusters are listed. One that was not listed before may have been unreachable
-    // all the time.
+    // Only the worst clusters are listed. A new entry may have been unreachable before.
     let known: BTreeSet<_> = previous
         .clusters
         .iter()

@@ -13,7 +13,7 @@ use super::key_sharing::KeySharing;
 use crate::index::Holding;
 use crate::session::state_bytes;
 
-/// An agent's last word about one rule.
+/// An agent's last report about one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RuleReport {
     pub(super) intents_digest: SetDigest,
@@ -21,11 +21,11 @@ pub(super) struct RuleReport {
     pub(super) intents: u32,
     pub(super) counts: Counts,
     pub(super) failures: Vec<Failure>,
-    /// What is to go because its namespace is no longer a target.
+    /// Pending removals of copies whose namespace is no longer a target.
     pub(super) namespace_prunes: Option<NamespacePrunes>,
-    /// What it shows of its copies.
+    /// The proof of its copies.
     pub(super) proof: Option<Proof>,
-    /// About how much all this takes.
+    /// The approximate size of the report, in bytes.
     pub(super) bytes: usize,
 }
 
@@ -109,7 +109,7 @@ impl Connectivity {
         namespaces.or_else(of_kind).copied()
     }
 
-    /// Its agent's last word on a rule.
+    /// Returns the agent's last report about a rule.
     pub(super) fn account(&self, rule: &RuleUid) -> Option<&RuleReport> {
         self.accounts.get(rule)
     }
@@ -123,13 +123,13 @@ const ACCOUNT_BYTES: usize = 24 * 1024 * 1024;
 #[derive(Default)]
 pub struct ReportStore {
     clusters: BTreeMap<ClusterName, Connectivity>,
-    /// The clusters whose session has ended and that are not reported as unreachable yet.
+    /// Clusters whose session has ended and that are not reported as unreachable yet.
     lost: BTreeSet<ClusterName>,
-    /// What the rules of clusters that leave retain there.
+    /// Rules with retained copies in leaving clusters, with the number of copies.
     retained: BTreeMap<ClusterName, Vec<(RuleName, u32)>>,
     /// The key under which agents prove their copies.
     pub(super) proof_key: Option<ProofKey>,
-    /// Reports whose failures were dropped, since the last query.
+    /// Number of reports whose failures were dropped since the last query.
     shortened: u64,
 }
 
@@ -149,7 +149,7 @@ impl ReportStore {
         }
     }
 
-    /// The same.
+    /// Whether the cluster waits for a confirmation.
     pub fn is_unconfirmed(&self, cluster: &ClusterName) -> bool {
         self.presence(cluster)
             .is_some_and(Connectivity::is_unconfirmed)
@@ -205,8 +205,8 @@ impl ReportStore {
         }
     }
 
-    /// A session is about to count as connected. Where another one lives, of another process with the same key, its place is
-    /// taken. Returns whether it is seen by this that two processes use the key.
+    /// Handles a new session. It replaces a live session with the same key. Returns whether key
+    /// sharing was detected.
     pub fn displaces(&mut self, cluster: &ClusterName, facts: &SessionFacts, now: Instant) -> bool {
         let Some(presence) = self.clusters.get_mut(cluster) else {
             return false;
@@ -229,7 +229,7 @@ impl ReportStore {
         !before && presence.key_sharing.is_seen(now)
     }
 
-    /// Whether two agents were seen lately to use the key of a cluster by turns.
+    /// Whether two agents used the key of a cluster alternately, recently.
     pub fn is_key_shared(&self, cluster: &ClusterName, now: Instant) -> bool {
         self.clusters
             .get(cluster)
@@ -314,7 +314,7 @@ impl ReportStore {
         changed
     }
 
-    /// How many reports lost their failures since the last call.
+    /// Returns the number of reports with dropped failures since the last call.
     pub fn take_shortened(&mut self) -> u64 {
         std::mem::take(&mut self.shortened)
     }
@@ -366,7 +366,7 @@ impl ReportStore {
         self.retained.remove(cluster);
     }
 
-    /// A cluster begins to leave, or no longer leaves. `retains`: the rules whose copies stay
+    /// Handles the start or the cancellation of a leave. `retains`: rules whose copies are retained
     /// there.
     pub fn leaves(
         &mut self,
@@ -387,7 +387,8 @@ impl ReportStore {
         }
     }
 
-    /// What the rules of a cluster that leaves retain there, as it was when it began to leave.
+    /// Returns the rules whose copies are retained in a leaving cluster, as of the start of the
+    /// leave.
     pub fn retained(&self, cluster: &ClusterName) -> &[(RuleName, u32)] {
         self.retained
             .get(cluster)
@@ -504,7 +505,7 @@ impl ReportStore {
         self.presence(cluster)?.account(rule)
     }
 
-    /// What is known of a cluster.
+    /// Returns the connectivity of a cluster.
     pub(super) fn presence(&self, cluster: &ClusterName) -> Option<&Connectivity> {
         self.clusters.get(cluster)
     }
@@ -526,7 +527,7 @@ mod tests {
         }
     }
 
-    /// A rule of 16 copies in one cluster, with so many failed ones and the rest as given. As many
+    /// A rule of 16 copies in one cluster: `failed` failed ones, and the others as given. As many
     /// are in a namespace that is no longer a target.
     fn state(objects: u32, change: impl FnOnce(&mut Counts)) -> RuleState {
         let mut counts = Counts {
@@ -622,7 +623,7 @@ mod tests {
             report_store.report(&cluster, 2, state(0, |_| {}));
             assert_eq!(going(&report_store), 0);
         }
-        // It was only away.
+        // The cluster was only disconnected.
         let report_store = back(state(2, |_| {}));
         assert_eq!(going(&report_store), 2);
     }

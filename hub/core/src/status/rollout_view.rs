@@ -41,7 +41,7 @@ impl View<'_> {
         gate.is_some_and(|(gate, target)| gate.is_rolling_back() && gate.lets_in(target, cluster))
     }
 
-    /// How far the rule's rollout has come.
+    /// Returns the progress of the rollout.
     pub fn progress(&self) -> Option<&Progress> {
         self.rolling.as_ref()?.progress.as_ref()
     }
@@ -98,7 +98,7 @@ impl View<'_> {
                 now.instant,
             )
         });
-        // The clusters that another process let in are known once they connect.
+        // Clusters that another process admitted are known once they connect.
         let is_new = settling || rolling.gate.is_none();
         let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| {
             account.counts.under_way() > 0 && holds_the_plan(self, cluster, account)
@@ -158,7 +158,7 @@ impl View<'_> {
         Some(gate)
     }
 
-    /// Compares clusters with what is sent where the target is rolled back, or with the target.
+    /// Compares clusters with the former state during a rollback, otherwise with the target.
     pub(super) fn compare_with_former(&mut self, back: bool) {
         let Some(rolling) = &self.rolling else { return };
         let (former, newest) = (rolling.former, rolling.newest);
@@ -169,7 +169,7 @@ impl View<'_> {
         };
     }
 
-    /// The target is completed, and this became of keeping what it sends.
+    /// Records whether the state of the completed target was stored.
     pub fn note_kept(&mut self, kept: Result<(), &RollbackBlocker>) {
         if let Some(progress) = self
             .rolling
@@ -186,7 +186,7 @@ fn is_silent(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> bool {
     is_awaited(view, cluster, now.instant) || !cluster.is_connected(now.instant)
 }
 
-/// How a cluster is with what the rule sends now, or would send where it is rolled back.
+/// Returns the health of a cluster with respect to the current target or the rollback.
 fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     if is_silent(view, cluster, now) {
         return Health::Away;
@@ -295,7 +295,7 @@ pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
     Some(ConditionValue::new(holds, reason, rollback_message(view)?))
 }
 
-/// The same, as what keeps the rule from going on.
+/// Returns the failure of the rollout as a condition value.
 pub(super) fn went_wrong(view: &View<'_>) -> Option<ConditionValue> {
     Some(ConditionValue::new(
         ConditionStatus::True,

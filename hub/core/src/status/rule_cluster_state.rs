@@ -23,7 +23,7 @@ const DIFFERS: &str = "its agent reports every copy as applied, but the objects 
 pub enum Proved {
     /// The member's API has everything that was sent.
     Yes,
-    /// It has other content.
+    /// The member's API has other content.
     No,
     /// There is nothing to compare yet: not every copy is applied, or one side has no digest.
     NotCompared,
@@ -123,7 +123,8 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     }
 }
 
-/// How many copies a dry run would remove: those that the agent counts, and those that the hub would order away.
+/// Returns the number of copies that a dry run would remove: by the agent's report and by order of
+/// the hub.
 fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> i64 {
     let ordered = view
         .planned_removals
@@ -133,7 +134,7 @@ fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -
     i64::try_from(ordered.saturating_add(account.counts.to_delete.into())).unwrap_or(i64::MAX)
 }
 
-/// What a lost watch means, and what to do.
+/// Returns the message about a lost watch, with a fix.
 pub(super) fn without_watch(watch: LostWatch) -> String {
     let resource = watch.resource;
     let cause = match watch.status {
@@ -322,7 +323,7 @@ fn worst(account: Option<&RuleReport>) -> Option<(Reason, String)> {
     ))
 }
 
-/// Why a rule is not sent to a cluster that holds as many as it takes.
+/// Returns the message about a rule over the limit of a cluster.
 fn beyond(cluster: &ClusterView<'_>) -> String {
     format!(
         "the rule is not sent: the cluster holds {RULES_LIMIT} rules, the most for one cluster, and {} more choose it. Delete \
@@ -331,8 +332,7 @@ fn beyond(cluster: &ClusterView<'_>) -> String {
     )
 }
 
-/// Whether copies are to go because their namespaces are no longer targets. What is blocked stays, and what is not is on
-/// its way.
+/// Whether copies in former target namespaces are being removed. Blocked ones stay.
 pub(super) fn is_pruning(view: &View<'_>, account: &RuleReport) -> bool {
     account.namespace_prunes.is_some() && !view.blocks_prunes
 }
@@ -368,7 +368,7 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ru
     is_comparable(view, cluster) && cluster.sent.unread.is_empty() && same && applied
 }
 
-/// Whether a cluster has proved that its API holds what the plan contains.
+/// Whether a cluster has proved that its API has the content of the plan.
 pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> Proved {
     let Some(terms) = cluster.terms else {
         return Proved::NotCompared;
@@ -376,7 +376,7 @@ pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleR
     Sent::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
 }
 
-/// What of a rule is sent to its clusters, as far as proofs are about it.
+/// The sent state of a rule that proofs refer to.
 pub struct Sent<'a> {
     plan: &'a RulePlan,
     cluster_plans: &'a ClusterPlans,
@@ -397,7 +397,7 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
 }
 
 impl<'a> Sent<'a> {
-    /// As above, for an entry that is already looked up.
+    /// As above, for a known entry.
     pub(super) fn of(view: &View<'a>) -> Self {
         Self {
             plan: view.plan,
@@ -407,8 +407,7 @@ impl<'a> Sent<'a> {
         }
     }
 
-    /// Returns the number of clusters whose agent reports every copy as applied and shows a digest
-    /// of something else.
+    /// Returns the number of clusters that report every copy as applied with a different proof.
     pub fn differing(&self, report_store: &ReportStore) -> usize {
         self.target_clusters
             .clusters
@@ -417,7 +416,7 @@ impl<'a> Sent<'a> {
             .count()
     }
 
-    /// Whether that is so in this cluster, by the agent's last word in its newest session.
+    /// Whether the agent's last report in its newest session has a different proof.
     pub fn differs_in(&self, report_store: &ReportStore, cluster: &ClusterName) -> bool {
         let (account, terms) = (
             report_store.account(cluster, &self.plan.uid),
@@ -432,8 +431,7 @@ impl<'a> Sent<'a> {
         })
     }
 
-    /// Not compared: sources about which the plan is undecided, and reports about another plan or
-    /// about one that is not applied yet.
+    /// Not compared: undecided sources, and reports about another or an incomplete plan.
     fn proved(
         &self,
         plan: &RulePlan,
@@ -474,8 +472,8 @@ fn can_be_compared(plan: &RulePlan) -> bool {
     plan.unreadable.is_empty() && plan.unknown.is_empty() && plan.render_errors.is_empty()
 }
 
-/// Whether the report is about the newest plan. If that cannot be compared: whether it is about the
-/// newest terms. Such a rule is stalled, independent of its clusters.
+/// Whether the report is about the newest plan or, if the plans cannot be compared, about the
+/// newest terms. Such a rule is stalled anyway.
 pub(super) fn holds_the_plan(
     view: &View<'_>,
     cluster: &ClusterView<'_>,
@@ -499,14 +497,14 @@ pub(super) struct ClusterView<'a> {
     /// What is sent there.
     pub(super) sent: &'a RulePlan,
     presence: Option<&'a Connectivity>,
-    /// Its agent's last word on the rule.
+    /// The agent's last report about the rule.
     pub(super) account: Option<&'a RuleReport>,
     /// The key under which agents prove their copies.
     pub(super) proof_key: Option<&'a ProofKey>,
 }
 
 impl View<'_> {
-    /// A cluster of the rule, or one that was.
+    /// Returns a current or former cluster of the rule.
     pub(super) fn cluster<'s>(
         &'s self,
         report_store: &'s ReportStore,
@@ -595,7 +593,7 @@ fn reason(why: RenderErrorKind) -> Reason {
     }
 }
 
-/// What is withheld of what is sent to a cluster: the first of it.
+/// Returns the first render error of a cluster's plan.
 pub(super) fn from_cluster(sent: &RulePlan) -> Option<(Reason, String)> {
     let render_errors = &sent.render_errors;
     let (_, first) = render_errors.first_key_value()?;
@@ -606,7 +604,7 @@ pub(super) fn from_cluster(sent: &RulePlan) -> Option<(Reason, String)> {
     Some((reason(first.why), format!("{}{more}", first.message)))
 }
 
-/// What is withheld anywhere: the first of it, and how much it is.
+/// Returns the first render error of any plan, and their number.
 pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
     let mut first: Option<(&ClusterName, &RenderError)> = None;
     let mut clusters = 0;

@@ -390,7 +390,7 @@ fn starting_hub_keeps_the_status_until_clusters_can_connect() {
         .connected(&"two".into(), 1, facts(), vec![]);
     world.applied("two");
     assert!(!world.fold(), "everything is as it was");
-    // The other course: the second never comes back.
+    // The other case: the second agent never reconnects.
     world.report_store.forget(&"two".into());
     world.seconds = SETTLING.as_secs() + 1;
     assert!(world.fold());
@@ -535,7 +535,7 @@ fn partial_knowledge_is_never_ready() {
     world.plan.set(&unread, None);
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
-    // Read before, changed since, and unreadable now: what is there is not the newest.
+    // Read before, changed since, and unreadable now: existing copies have an older revision.
     let source = SourceRef::new("configmaps", "a", "s");
     let content = world.plan.intents[&source].clone();
     world.plan.set(&source, Some(&SourceState::Stale(content)));
@@ -596,7 +596,7 @@ fn the_size_of_a_status_does_not_grow_with_the_fleet() {
             "settings",
             "an object that is not Runnel's exists here; delete it or rename it",
         ),
-        // The longest names and messages that there can be; what has to be escaped takes twice its room.
+        // The longest possible names and messages; escaped characters need twice the space.
         (
             &"c".repeat(57),
             &"n".repeat(63),

@@ -17,9 +17,9 @@ pub struct View<'a> {
     pub rule: &'a Rule,
     /// What it selects.
     pub plan: &'a RulePlan,
-    /// What is sent: of that, or instead of it where that is rolled back.
+    /// The plans that are sent: of the selection, or of the rollback.
     pub cluster_plans: &'a ClusterPlans,
-    /// The clusters that it chooses, by what is granted there.
+    /// The chosen clusters, by their grants.
     pub target_clusters: &'a TargetClusters,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<WatchScope, String>,
@@ -29,7 +29,7 @@ pub struct View<'a> {
     pub blocks_removals: bool,
     /// Whether removals in namespaces that are no longer targets are blocked.
     pub blocks_prunes: bool,
-    /// How many copies a dry run would remove that the hub would order away, by cluster.
+    /// Number of copies that a dry run would remove by order of the hub, by cluster.
     pub planned_removals: BTreeMap<ClusterName, u64>,
     /// The rollout of its newest change, if the rule has one.
     pub rolling: Option<Rolling<'a>>,
@@ -42,7 +42,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// What is sent to a cluster.
+    /// Returns the plan for a cluster.
     pub(super) fn sent(&self, cluster: &ClusterName) -> &'a RulePlan {
         self.cluster_plans
             .plan_of(cluster)
@@ -83,9 +83,9 @@ pub struct Rolling<'a> {
     pub progress: Option<Progress>,
     /// A cluster that fails, and why.
     pub failing: Option<(ClusterName, String)>,
-    /// What the target sends, and where.
+    /// The plans and clusters of the target.
     pub newest: (&'a ClusterPlans, &'a TargetClusters),
-    /// What is sent where the target is rolled back.
+    /// The state for a rollback.
     pub former: &'a Former,
 }
 

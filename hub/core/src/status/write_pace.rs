@@ -1,7 +1,7 @@
-//! When a rule's status is written.
+//! The pace of status writes.
 use std::time::{Duration, Instant};
 
-/// The least time between two writes of one status, and how long a change may be under way before it is shown.
+/// Minimum interval between two writes of one status, and maximum delay of a change.
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Paces the writes of one status: a change that settles quickly costs one write, one that does not is shown after a
@@ -10,7 +10,7 @@ const BEAT: Duration = Duration::from_secs(1);
 pub struct Pace {
     dirty_since: Option<Instant>,
     last_write: Option<Instant>,
-    /// Something changed since the rule was last tried to be released.
+    /// Whether something changed since the last attempt to release the rule.
     unreleased: bool,
 }
 
@@ -21,7 +21,7 @@ impl Pace {
         self.unreleased = true;
     }
 
-    /// When to try to release a deleted rule: at each change, whenever its status was written.
+    /// Returns when to try to release a deleted rule: after each change.
     pub fn release_due(&self) -> Option<Instant> {
         self.dirty_since.filter(|_| self.unreleased)
     }
@@ -32,7 +32,7 @@ impl Pace {
         self.unreleased = false;
     }
 
-    /// When to check the status, if anything changed; only then `settled` is called.
+    /// Returns when to check the status after a change; `settled` is called only then.
     pub fn due(&self, settled: impl FnOnce() -> bool) -> Option<Instant> {
         let since = self.dirty_since?;
         let wanted = if settled() { since } else { since + BEAT };

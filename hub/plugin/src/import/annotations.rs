@@ -12,7 +12,7 @@ impl Copier {
     /// All that are known by their annotations.
     pub const KNOWN: [Self; 3] = [Self::Replicator, Self::Reflector, Self::ConfigSyncer];
 
-    /// How it is called.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Replicator => "kubernetes-replicator",
@@ -22,7 +22,7 @@ impl Copier {
         }
     }
 
-    /// What its rules are called.
+    /// Returns the name prefix of its rules.
     pub fn word(self) -> &'static str {
         match self {
             Self::Replicator => "replicator",
@@ -32,7 +32,7 @@ impl Copier {
         }
     }
 
-    /// What its annotations begin with.
+    /// Returns the prefix of its annotations.
     fn prefix(self) -> Option<&'static str> {
         match self {
             Self::Replicator => Some(REPLICATOR),
@@ -57,10 +57,10 @@ impl Copier {
     }
 }
 
-/// Which object: plural of its kind, namespace and name.
+/// The identity of an object: plural of its kind, namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
-    /// Such as `secrets`.
+    /// The plural, such as `secrets`.
     pub resource: String,
     /// Its namespace.
     pub namespace: String,
@@ -74,7 +74,7 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// What is known of an object without its content.
+/// The metadata of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marked {
     /// Its labels.
@@ -103,7 +103,7 @@ impl Marked {
             .filter(|key| mark_of(key).is_some())
     }
 
-    /// Whose copy this is, by what the copier wrote on it.
+    /// Returns the copier that wrote the object, by its marks.
     pub fn copy_of(&self) -> Option<Copier> {
         let replicated = self.says(REPLICATOR, "replicated-from-version").is_some();
         let reflected = self.says(REFLECTOR, "reflected-version").is_some();
@@ -118,7 +118,7 @@ impl Marked {
     }
 }
 
-/// Whose annotation this is.
+/// Returns the copier of an annotation.
 pub fn mark_of(key: &str) -> Option<Copier> {
     Copier::KNOWN.into_iter().find(|copier| {
         copier
@@ -127,19 +127,19 @@ pub fn mark_of(key: &str) -> Option<Copier> {
     })
 }
 
-/// All objects that may matter.
+/// All relevant objects.
 pub type Objects = BTreeMap<Id, Marked>;
 
-/// One source, and where it is copied.
+/// A source with its targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyRequest {
     /// The copier of today.
     pub copier: Copier,
     /// The source.
     pub source: Id,
-    /// Where to.
+    /// The target namespaces.
     pub choice: Choice,
-    /// What the copies are called.
+    /// The name of the copies.
     pub copy_name: String,
     /// Whether the copies were there before the copier filled them: it never deletes such.
     pub filled: bool,
@@ -149,12 +149,12 @@ pub struct CopyRequest {
     pub annotations: bool,
 }
 
-/// What was read.
+/// The result of reading the annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Read {
-    /// What is to be copied.
+    /// The copy requests.
     pub wishes: Vec<CopyRequest>,
-    /// What cannot be carried over: of which object, and why.
+    /// Requests that no rule can replace: the object and the reason.
     pub notes: Vec<(Id, String)>,
 }
 

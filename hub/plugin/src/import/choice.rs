@@ -9,22 +9,22 @@ use runnel_api::{LabelSelector, Namespaces};
 /// The namespaces of the cluster that is read, with their labels.
 pub type Places = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Where hub and agents live: what other copiers put there is not carried over.
+/// The namespace of hub and agents; objects of other copiers there are skipped.
 pub const OWN: &str = crate::args::SYSTEM;
 
-/// Namespaces as a rule can choose them, and what is lost by that.
+/// A namespace selection of a rule, and its differences from the original.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
     /// Names and globs.
     pub names: BTreeSet<String>,
-    /// By labels.
+    /// The label selector.
     pub selector: Option<LabelSelector>,
     /// Notes about what a rule cannot express, as sentences.
     pub notes: BTreeSet<String>,
 }
 
 impl Choice {
-    /// Both.
+    /// Combines two selections.
     pub fn and(mut self, other: Self) -> Self {
         self.names.extend(other.names);
         self.notes.extend(other.notes);
@@ -106,12 +106,12 @@ impl Choice {
     }
 }
 
-/// Names and selector of namespaces, as one of the copiers writes them: either is enough.
+/// Names and selector of namespaces in a copier's syntax; a namespace matches either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written<'a> {
     /// Regular expressions, which match whole names, with commas between them.
     pub list: &'a str,
-    /// A label selector as kubectl takes it.
+    /// A label selector in kubectl's syntax.
     pub selector: &'a str,
 }
 
@@ -121,7 +121,7 @@ impl Written<'_> {
         self.list.trim().is_empty() && self.selector.trim().is_empty()
     }
 
-    /// Whether a namespace is meant; an empty list means every one.
+    /// Whether the selection includes a namespace; an empty selection includes every one.
     pub fn means(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         let by_label = || {
             LabelSelector::parse(self.selector)
@@ -138,7 +138,7 @@ impl Written<'_> {
     }
 }
 
-/// Converts the copier's choice to one of a rule; empty means every namespace.
+/// Converts a copier's selection to one of a rule; an empty one selects every namespace.
 pub fn chosen(written: Written<'_>, places: &Places) -> Choice {
     if written.is_empty() {
         return Choice::everything(places);
@@ -296,7 +296,7 @@ fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool 
     runnel_proto::model::Selector::from(selector).matches(labels)
 }
 
-/// Whether a name fits one of the globs; `kube-*` only literally.
+/// Whether a name matches one of the globs; `kube-*` namespaces only match literally.
 pub fn fits(globs: &[String], name: &str) -> bool {
     globs
         .iter()

@@ -14,7 +14,7 @@ use super::choice::{self, Choice, Places};
 use crate::parse::ArgumentError;
 use runnel_api::{LabelExpression, LabelSelector, Operator, limits};
 
-/// The user's description of such a copier.
+/// The user's description of a copier that selects by label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByLabel {
     /// The label's key.
@@ -115,7 +115,7 @@ impl ByLabel {
     }
 }
 
-/// Reads what may be copied: what has the label, in every namespace that is no target.
+/// Collects the labelled objects in every namespace that is not a target.
 pub fn read(objects: &Objects, places: &Places, given: &ByLabel) -> Read {
     let choice = Choice {
         names: given.to.iter().cloned().collect(),
@@ -141,7 +141,7 @@ pub fn read(objects: &Objects, places: &Places, given: &ByLabel) -> Read {
     read
 }
 
-/// What has the label on the hub and is not copied in the cluster that is read.
+/// The labelled objects on the hub that are not copied in the cluster that is read.
 pub fn beside(on_hub: &Objects, given: &ByLabel, read: &Read) -> BTreeSet<Id> {
     let copied: BTreeSet<&Id> = read.wishes.iter().map(|wish| &wish.source).collect();
     let beside = on_hub
@@ -150,9 +150,10 @@ pub fn beside(on_hub: &Objects, given: &ByLabel, read: &Read) -> BTreeSet<Id> {
     beside.map(|(id, _)| id.clone()).collect()
 }
 
-/// Leaves out what is neither said nor shown, and what could not be told from something else. `beside` has the label and is not
-/// copied; `is_equal`: whether a copy of it stands where the copier copies to, with its content. Gives what a rule must leave
-/// out by name.
+/// Removes sources that the user did not name and no equal copy proves, and sources that a rule
+/// cannot distinguish from others. `beside` are labelled objects that are not copied. `is_equal`:
+/// whether an equal copy exists in the copier's targets. Returns the names that a rule must
+/// exclude.
 pub fn sure(
     read: &mut Read,
     given: &ByLabel,
@@ -254,7 +255,7 @@ fn leave_out(read: &mut Read, why: impl Fn(&Id) -> Option<String>) {
     }
 }
 
-/// The `sources` of the rule for one namespace, of which these kinds are copied, without what is left out by name.
+/// The `sources` of the rule for one namespace and its copied kinds, with the excluded names.
 pub fn entries(
     given: &ByLabel,
     namespace: &str,

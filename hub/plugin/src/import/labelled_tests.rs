@@ -1,4 +1,4 @@
-//! A rule by label copies what the copier copied, and no other object with the label.
+//! A rule by label copies the same objects as the copier, and no other object with the label.
 use super::*;
 use crate::import::rules::{Aim, Bodies, CopyComparison, Import, made};
 use crate::import::tests::{aim, id, only, places, same};
@@ -196,7 +196,7 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
         ..given()
     };
     assert_eq!(homes(&import(&all, right)), ["platform"]);
-    // What only one of them has is copied.
+    // An object that only one of them has is copied.
     let all = labelled(&[
         "secrets/platform/login",
         "secrets/platform/ca",
@@ -266,7 +266,7 @@ fn hub_only_annotations_are_left_out_by_name() {
         left(&import).len() == 1
             && left(&import)[0].starts_with("secrets/platform/hub-only has the label on the hub")
     );
-    // A rule leaves out only so many.
+    // The number of names that a rule can exclude is limited.
     let many: Vec<String> = (0..=limits::NAMES)
         .map(|number| format!("secrets/platform/x{number}"))
         .collect();

@@ -1,4 +1,4 @@
-//! What is printed: rules as YAML, and everything else about them as comments.
+//! Output of the import: rules as YAML, everything else as comments.
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use crate::wrap::{on_one_line, wrapped};
 /// The most names in one command, and the most listed items.
 const IN_A_COMMAND: usize = 20;
 const LISTED: usize = 20;
-/// Where a sentence is broken.
+/// The line width.
 const WIDTH: usize = 118;
 
 /// The content of the report besides the rules.
@@ -19,9 +19,9 @@ pub struct ReportContext {
     pub read: String,
     /// `helm --kube-context NAME` of it.
     pub helm: String,
-    /// The same of the hub.
+    /// The name of the hub's cluster.
     pub hub: String,
-    /// Whether both are one.
+    /// Whether the cluster that is read is the hub.
     pub is_hub: bool,
     /// Deployments of the old copiers: namespace, name, and the release of helm.
     pub copiers: BTreeMap<Copier, Vec<(String, String, Option<String>)>>,

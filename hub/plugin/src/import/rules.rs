@@ -9,10 +9,10 @@ use super::choice::{Choice, Places};
 use super::labelled::{self, ByLabel};
 use runnel_api::{GROUP, VERSION, limits};
 
-/// Objects with their content, of those that matter. Without `Debug`: they hold values of Secrets.
+/// The content of the relevant objects. Without `Debug`: it contains values of Secrets.
 pub type Bodies = BTreeMap<Id, Value>;
 
-/// Which clusters the rules name, and whether what is read is the hub itself.
+/// The target clusters of the rules, and whether the cluster that is read is the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aim {
     /// Names of members; empty: all of them.
@@ -21,16 +21,16 @@ pub struct Aim {
     pub is_hub: bool,
     /// The user's description of a copier by label.
     pub label: Option<ByLabel>,
-    /// What has its label on the hub, and is not copied in the cluster that is read.
+    /// Labelled objects on the hub that are not copied in the cluster that is read.
     pub beside: BTreeSet<Id>,
 }
 
 /// The comparison of a source with the object under the name of its copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CopyComparison {
-    /// It holds what its source holds.
+    /// The copy has the content of its source.
     Equal,
-    /// It holds something else.
+    /// The copy has other content.
     Differs,
     /// There is none.
     Absent,
@@ -39,15 +39,15 @@ pub enum CopyComparison {
 /// One rule with its notes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImportedRule {
-    /// Whose work it takes over.
+    /// The copier that the rule replaces.
     pub copier: Copier,
     /// The object.
     pub rule: Value,
     /// The sources that it was made for.
     pub sources: Vec<Id>,
-    /// How what exists there now compares.
+    /// The comparison with the existing objects.
     pub copies: BTreeMap<Id, CopyComparison>,
-    /// What it does otherwise than the copier did.
+    /// Differences from the copier's behavior.
     pub notes: BTreeSet<String>,
 }
 
@@ -56,15 +56,15 @@ pub struct ImportedRule {
 pub struct Import {
     /// The rules, by namespace and name.
     pub rules: Vec<ImportedRule>,
-    /// What no rule does: of which object, and why.
+    /// Requests that no rule replaces: the object and the reason.
     pub left: Vec<(Id, String)>,
-    /// Copies of the old copiers that no rule takes over.
+    /// Copies of the copiers that no rule adopts.
     pub orphaned_intents: BTreeSet<Id>,
     /// The objects that carry marks of the old copiers, with these marks.
     pub marks: BTreeMap<Id, BTreeSet<String>>,
 }
 
-/// The copies that a wish makes in the namespaces of now.
+/// Returns the copies of a request in the existing namespaces.
 pub fn copies<'a>(wish: &'a CopyRequest, places: &Places) -> impl Iterator<Item = Id> + 'a {
     let own = wish.source.clone();
     let reached = wish.choice.reaches(places).into_iter();
@@ -89,8 +89,8 @@ struct Kind {
     selector: String,
 }
 
-/// Makes the rules. What cannot be a source by its content is left out, with a note; so is what a rule by label would copy and
-/// the copier may not.
+/// Creates the rules. Sources whose content cannot be distributed are skipped with a note, and so
+/// are labelled objects that the copier does not copy.
 pub fn made(
     mut read: Read,
     objects: &Objects,
@@ -102,7 +102,7 @@ pub fn made(
         let equals = |copy: &Id| {
             standing(bodies.get(&wish.source), bodies.get(copy)) == CopyComparison::Equal
         };
-        // What Runnel copied shows nothing of what the copier does.
+        // Copies of Runnel are no evidence of the copier.
         let is_ours = |copy: &Id| {
             objects
                 .get(copy)
@@ -195,7 +195,8 @@ fn kind(wish: &CopyRequest) -> Kind {
     }
 }
 
-/// As many rules as it takes to stay within the limits of one. Sources that are chosen by a label are not counted.
+/// Splits the sources into as many rules as the limits of a rule require. Sources that are selected
+/// by label do not count.
 fn chunks<'a>(kind: &'a Kind, wishes: &'a [CopyRequest]) -> Vec<(&'a [CopyRequest], Vec<String>)> {
     let names: Vec<String> = kind.names.iter().cloned().collect();
     let mut of_names: Vec<Vec<String>> = names

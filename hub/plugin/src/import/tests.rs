@@ -159,7 +159,8 @@ fn selectors_become_selectors() {
     for wrong in ["a in b", "a has (b)", "a > 1", "a b"] {
         assert!(LabelSelector::parse(wrong).is_err(), "{wrong}");
     }
-    // What the selector finds in kube-* is named, as no selector of a rule finds it.
+    // Objects that the selector matches in kube-* are named, because no selector of a rule matches
+    // them.
     let choice = chosen(
         Written {
             list: "",

@@ -185,7 +185,7 @@ impl Texts {
     }
 }
 
-/// What `Debug` had to escape was not plain. It escapes what has no shape, and all that ends a line.
+/// Text that `Debug` escapes is not plain. `Debug` escapes invisible characters, and line ends.
 fn is_filtered(shown: &str) -> bool {
     !["\\u{", "\\n", "\\r", "\\t", "\\0"]
         .iter()

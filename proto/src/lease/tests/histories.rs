@@ -8,11 +8,11 @@ use super::*;
 
 const PROCESSES: usize = 3;
 
-/// What happens next.
+/// An event of a history.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Of(simulation::Event),
-    /// A process dies, and another one of its name starts.
+    /// A process dies, and another one with its name starts.
     Restart(usize),
     /// A user deletes the Lease. The watch delivers that to all processes that do not lead.
     Remove,

@@ -8,20 +8,20 @@ use proptest::prelude::*;
 
 use super::Step;
 
-/// What happens next.
+/// An event of a history.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// Time passes (milliseconds).
     Pass(u64),
     /// A process sends what it decides to send; the request is answered at once.
     Act(usize),
-    /// The same, but the request stays under way.
+    /// A process sends a request that stays under way.
     Send(usize),
     /// A request under way arrives; whether its answer arrives, too.
     Arrive(usize, bool),
     /// A process stops waiting for its request, which may still arrive.
     Abandon(usize),
-    /// The watch shows a process the Lease.
+    /// The watch delivers the Lease to a process.
     Watch(usize),
     /// A process reads the Lease.
     Read(usize),
@@ -31,7 +31,7 @@ pub enum Event {
     Touch,
 }
 
-/// Events of so many processes.
+/// Returns events of a number of processes.
 pub fn event(processes: usize) -> impl Strategy<Value = Event> {
     let process = || 0..processes;
     prop_oneof![
@@ -91,7 +91,7 @@ impl<P: Process> Election<P> {
         }
     }
 
-    /// What the API server makes of a write; none: a conflict.
+    /// Handles a write as the API server does; `None`: a conflict.
     fn write(&mut self, write: &Lease) -> Option<Lease> {
         let (wanted, there) = (
             &write.metadata,
@@ -173,7 +173,7 @@ impl<P: Process> Election<P> {
         }
     }
 
-    /// Another process takes the place of one that died.
+    /// Replaces a dead process.
     pub fn replace(&mut self, number: usize, process: P) {
         self.requests
             .iter_mut()

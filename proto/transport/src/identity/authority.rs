@@ -1,4 +1,4 @@
-//! The hub's certificate authority: signs what the hub decides, never what a request asks for.
+//! The hub's CA: signs identities that the hub decides, never those of a request.
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
@@ -17,7 +17,7 @@ use x509_parser::prelude::FromDer;
 use super::certificate::{certificate_end, parse, time};
 use super::{Fingerprint, IdentityError, PeerCertificate, SpiffeId, is_hub_id, random};
 
-/// How far back a certificate's validity begins, for clocks that run behind.
+/// Time by which a certificate's validity starts earlier, for slow clocks.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);
 /// The default validity of a self-signed CA: ten years.
 pub const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
@@ -31,7 +31,7 @@ pub struct SignedCertificate {
     pub der: CertificateDer<'static>,
     /// The key in it.
     pub key: Fingerprint,
-    /// When it ends.
+    /// End of validity.
     pub not_after: SystemTime,
 }
 
@@ -41,7 +41,7 @@ pub struct ServingPair {
     pub chain: Vec<CertificateDer<'static>>,
     /// The leaf's key.
     pub key: PrivateKeyDer<'static>,
-    /// When it ends.
+    /// End of validity.
     pub not_after: SystemTime,
 }
 
@@ -63,7 +63,7 @@ impl Authority {
         Self::generate_for(hub_id, now, AUTHORITY_LIFE)
     }
 
-    /// The same for another time than ten years.
+    /// As [`Self::generate`], with another validity.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -89,10 +89,10 @@ impl Authority {
         Self::from_pem(&certificate.pem(), &key.serialize_pem())
     }
 
-    /// Reads a CA from PEM: its own certificate first, and its private key.
+    /// Parses a CA from PEM: its own certificate first, and its private key.
     ///
     /// # Errors
-    /// [`IdentityError`], with what is wrong with the pair.
+    /// [`IdentityError`], with the problem.
     pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, IdentityError> {
         let der = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
             .map_err(|_| IdentityError::AuthorityPem("certificate"))?;
@@ -130,12 +130,12 @@ impl Authority {
         &self.certificate_pem
     }
 
-    /// The private key as PEM, for the Secret that keeps it.
+    /// Returns the private key as PEM, for its Secret.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// What a join string pins.
+    /// Returns the pin for join strings.
     pub fn pin(&self) -> Fingerprint {
         Fingerprint::of_key(&self.issuer.key().subject_public_key_info())
     }
@@ -150,7 +150,7 @@ impl Authority {
         is_own && certificate.subject() == certificate.issuer()
     }
 
-    /// When a self-made authority is to be replaced: when half of its life is over.
+    /// Returns the renewal time of a self-signed CA: half of its validity.
     pub fn renew_at(&self) -> SystemTime {
         self.not_before
             + self
@@ -160,16 +160,16 @@ impl Authority {
                 / 2
     }
 
-    /// When the authority's own certificate ends.
+    /// Returns the expiry of the CA's own certificate.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
 
-    /// Signs a member's certificate. Only the public key is taken from the request (DER, PKCS#10): its signature must
-    /// be right and its key ECDSA P-256; whatever else it asks for is ignored or refused.
+    /// Signs a member's certificate. Uses only the public key of the request (DER, PKCS#10), which
+    /// must be ECDSA P-256 with a valid signature; other parts are ignored or refused.
     ///
     /// # Errors
-    /// [`IdentityError`], which says what is wrong with the request, the names or the authority.
+    /// [`IdentityError`], with the problem of the request, the names or the CA.
     pub fn sign_member(
         &self,
         request: &[u8],

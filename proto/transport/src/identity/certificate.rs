@@ -85,13 +85,13 @@ pub struct PeerCertificate {
     pub id: SpiffeId,
     /// Its key.
     pub key: Fingerprint,
-    /// When it begins.
+    /// Start of validity.
     pub not_before: SystemTime,
-    /// When it ends.
+    /// End of validity.
     pub not_after: SystemTime,
-    /// Whether it is valid for servers.
+    /// Whether it is valid for server authentication.
     pub server: bool,
-    /// Whether it is valid for clients.
+    /// Whether it is valid for client authentication.
     pub client: bool,
 }
 
@@ -133,8 +133,8 @@ impl PeerCertificate {
 }
 
 impl PeerCertificate {
-    /// Whether the certificate is valid by a clock. For a certificate that was just issued: whether
-    /// the clock is right.
+    /// Whether the certificate is valid at this time. For a new certificate: whether the clock is
+    /// right.
     pub fn holds_at(&self, now: SystemTime) -> bool {
         (self.not_before..self.not_after).contains(&now)
     }

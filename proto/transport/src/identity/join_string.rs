@@ -8,7 +8,7 @@ use super::{Fingerprint, Token, is_address, is_cluster_name, is_hub_id};
 
 /// The prefix of every join string: for people, and for scanners that look for leaked secrets.
 pub const JOIN_PREFIX: &str = "runnel-join-v1.";
-/// What a join string of any version begins with.
+/// The prefix of join strings of any version.
 const ANY_PREFIX: &str = "runnel-join-v";
 /// Longer texts are refused.
 const LENGTH_LIMIT: usize = 16 * 1024;
@@ -16,7 +16,7 @@ const LENGTH_LIMIT: usize = 16 * 1024;
 /// Everything an agent needs to join, the token included. `Debug` leaves the token out.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JoinString {
-    /// Where the hub is reached, `host:port` each, in the order to try them.
+    /// The addresses of the hub, `host:port` each, in the order to try them.
     pub addresses: Vec<String>,
     /// The hub's id.
     pub hub: String,
@@ -31,7 +31,7 @@ pub struct JoinString {
 /// Why a join string cannot be used: one sentence with the part and a hint, never the text itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinStringError {
-    /// Nothing was given.
+    /// The text is empty.
     #[error("the join string is empty: give the whole output of `runnel-hub token create`")]
     Empty,
     /// Some other text.
@@ -95,7 +95,7 @@ struct Written {
 }
 
 impl JoinString {
-    /// Returns the text. It holds the token: show it once, to the user who requested it.
+    /// Returns the text. It contains the token: print it once, for the user who requested it.
     pub fn encode(&self) -> String {
         let written = Written {
             addresses: self.addresses.clone(),
@@ -108,10 +108,10 @@ impl JoinString {
         format!("{JOIN_PREFIX}{}", BASE64URL_NOPAD.encode(&json))
     }
 
-    /// Reads a join string; white space around it does not matter.
+    /// Parses a join string; surrounding white space is ignored.
     ///
     /// # Errors
-    /// [`JoinStringError`], which names the part that is wrong and what to do.
+    /// [`JoinStringError`], with the invalid part and a hint.
     pub fn parse(text: &str) -> Result<Self, JoinStringError> {
         let text = text.trim();
         if text.is_empty() {

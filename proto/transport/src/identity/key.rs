@@ -29,7 +29,7 @@ impl MemberKey {
         }
     }
 
-    /// The private key as PKCS#8 PEM, for the Secret that keeps it.
+    /// Returns the private key as PKCS#8 PEM, for its Secret.
     pub fn to_pem(&self) -> String {
         self.0.serialize_pem()
     }

@@ -1,5 +1,4 @@
-//! Who a peer is: SPIFFE names, fingerprints of keys, the join string, and the authority that signs certificates.
-//!
+//! Identities of peers: SPIFFE names, fingerprints of keys, the join string, and the CA.
 //! Pure but for randomness: the time is an argument everywhere.
 mod authority;
 mod certificate;
@@ -26,7 +25,7 @@ pub enum IdentityError {
     /// A certificate needs exactly one URI name.
     #[error("the certificate names {0} identities instead of one")]
     NotOneIdentity(usize),
-    /// The name is not one that this system writes.
+    /// The name is not a SPIFFE id of Runnel.
     #[error("the name is not of the form spiffe://HUB/hub or spiffe://HUB/cluster/NAME/UID")]
     SpiffeId,
     /// Not a fingerprint as this system writes it.
@@ -35,7 +34,7 @@ pub enum IdentityError {
     /// Not a token as this system writes it.
     #[error("a token is 8 characters, a dot, and 26 more, of a-z and 2-7")]
     Token,
-    /// The certificate request is not readable, or its signature is wrong.
+    /// The certificate request is unreadable, or its signature is invalid.
     #[error("the certificate request is unreadable or not signed by its own key")]
     Request,
     /// The request's key is of another kind than ECDSA P-256.
@@ -50,7 +49,7 @@ pub enum IdentityError {
     /// The certificate may not sign others.
     #[error("the certificate is not a CA certificate")]
     NotAuthority,
-    /// The authority's own time is over, or has not begun.
+    /// The CA's certificate has expired, or is not valid yet.
     #[error("the CA's certificate is not valid now: check the clock, or replace the CA")]
     AuthorityExpired,
     /// The system gives no random numbers, or signing failed.

@@ -23,8 +23,8 @@ pub fn is_hub_id(text: &str) -> bool {
     is_label(text)
 }
 
-/// Whether this can be the name of a `MemberCluster`: a DNS subdomain of at most 63 characters, as it is a label's
-/// value too.
+/// Whether this can be the name of a `MemberCluster`: a DNS subdomain of at most 63 characters,
+/// because it is used as a label value.
 pub fn is_cluster_name(text: &str) -> bool {
     text.len() <= 63 && text.split('.').all(is_label)
 }

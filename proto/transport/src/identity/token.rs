@@ -6,13 +6,14 @@ use ring::digest;
 use super::names::BASE32;
 use super::{IdentityError, random};
 
-/// What a token's hash begins with.
+/// The prefix of a token's hash.
 pub const TOKEN_HASH_PREFIX: &str = "sha256:";
 
 const ID: usize = 8;
 const SECRET: usize = 26;
 
-/// A join token, `<id>.<secret>`: 40 bits that name it and 128 that prove it. Its `Debug` shows the id only.
+/// A join token, `<id>.<secret>`: 40 bits of id and 128 bits of secret. Its `Debug` contains only
+/// the id.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -52,7 +53,7 @@ impl Token {
         }
     }
 
-    /// The part that may be shown.
+    /// Returns the id, which is not secret.
     pub fn id(&self) -> &str {
         &self.0[..ID]
     }
@@ -62,7 +63,7 @@ impl Token {
         &self.0
     }
 
-    /// What is stored in its place: `sha256:` and the hash of its text.
+    /// Returns the stored form of the token: `sha256:` and its hash.
     pub fn hash(&self) -> String {
         let hash = digest::digest(&digest::SHA256, self.0.as_bytes());
         format!(
@@ -71,7 +72,7 @@ impl Token {
         )
     }
 
-    /// Whether this is the token with that hash; takes the same time for every hash of the right length.
+    /// Whether the token has this hash; takes constant time for hashes of the right length.
     pub fn matches(&self, hash: &str) -> bool {
         let own = self.hash();
         let differing = own

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Registry;
 
-/// What a process still waits for before it is ready. Clones are the same.
+/// The parts that a process waits for before it is ready. Clones share them.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<BTreeMap<String, usize>>>);
 
@@ -29,7 +29,7 @@ impl Readiness {
         }
     }
 
-    /// What is still awaited, in order.
+    /// Returns the awaited parts, sorted.
     pub fn awaited(&self) -> Vec<String> {
         self.parts().keys().cloned().collect()
     }
@@ -63,7 +63,7 @@ pub enum BindError {
     /// Another process has it.
     #[error("cannot listen on {address}: the port is in use: choose another {flag}")]
     InUse {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
         /// The flag to change.
         flag: &'static str,
@@ -71,7 +71,7 @@ pub enum BindError {
     /// Anything else.
     #[error("cannot listen on {address}: {source}: choose another {flag}")]
     Other {
-        /// What was asked for.
+        /// The requested address.
         address: SocketAddr,
         /// The flag to change.
         flag: &'static str,
@@ -104,7 +104,7 @@ struct Shown {
     shutdown: CancellationToken,
 }
 
-/// `/livez`, `/readyz`, `/healthz` and `/metrics`.
+/// Serves `/livez`, `/readyz`, `/healthz` and `/metrics`.
 pub fn router(
     registry: Arc<Registry>,
     readiness: Readiness,

@@ -11,9 +11,9 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 /// The environment variable that filters logs, such as `info` or `info,runnel_hub=debug`.
 pub const LOG_FILTER: &str = "RUNNEL_LOG";
 
-/// The keys of a JSON line of Runnel's own (its `target` begins with `runnel`), each with what it holds. This list only
-/// grows, so that alerts and searches that name a key go on working; which of them a line has depends on what it tells.
-/// What libraries log has keys of their own.
+/// The keys of a JSON log line of Runnel (its `target` begins with `runnel`), each with its
+/// meaning. The list only grows, so that alerts and searches keep working. Libraries have keys of
+/// their own.
 pub const LOG_KEYS: &[(&str, &str)] = &[
     (
         "acked",
@@ -85,8 +85,8 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("wrote", "what came of a write"),
 ];
 
-/// Parts of libraries that log whole bodies of requests or answers, Secrets among them. They are
-/// off at every level.
+/// Modules of libraries that log whole bodies of requests or answers, including Secrets. They are
+/// disabled at every level.
 const QUIET: &[&str] = &[
     "kube_client::client=off",
     "h2=info",
@@ -94,7 +94,7 @@ const QUIET: &[&str] = &[
     "tower=info",
 ];
 
-/// How a log line is written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -116,7 +116,7 @@ impl fmt::Display for LogFormat {
 /// Why logs cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// A word of the filter is no level.
+    /// A directive of the filter is not a level.
     #[error(
         "{LOG_FILTER}: `{0}` is not a log level: write off, error, warn, info, debug or trace, or such as \
          `info,runnel_hub=debug`"
@@ -149,11 +149,11 @@ pub fn init_logs(format: LogFormat) -> Result<(), LogError> {
 /// Levels, in any case of letters.
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// Reads a log filter; an empty one is `info`. A word that is no level is refused: it would be read
-/// as the name of a target, and turn off all others.
+/// Parses a log filter; an empty one is `info`. A word that is not a level is refused: it would be
+/// parsed as a target, and disable all others.
 ///
 /// # Errors
-/// [`LogError`], with the word that is no level.
+/// [`LogError`], with that word.
 pub fn log_filter(text: &str) -> Result<EnvFilter, LogError> {
     if text.is_empty() {
         return Ok(EnvFilter::new("info"));

@@ -23,7 +23,7 @@ pub fn registry(component: &'static str, version: &'static str) -> Registry {
     registry
 }
 
-/// Reads `/proc/self` at each scrape; what cannot be read is left out.
+/// Reads `/proc/self` at each scrape; unreadable values are omitted.
 #[derive(Debug)]
 struct Process {
     started: f64,
@@ -75,7 +75,8 @@ fn resident_bytes() -> Option<f64> {
 
 fn cpu_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field, the program's name in parentheses, may hold anything: count from behind it.
+    // The second field, the program's name in parentheses, may contain any character: fields are
+    // counted after it.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: f64 = fields.next()?.parse().ok()?;
     let system: f64 = fields.next()?.parse().ok()?;

@@ -1,4 +1,4 @@
-//! The operator's view of a process: logs, metrics, health, an orderly end.
+//! Operations of a process: logs, metrics, health, shutdown.
 mod health;
 mod logs;
 mod metrics;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// How long a process may take to end after the first signal.
+/// Time limit of the shutdown after the first signal.
 pub const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A second signal came: the caller ends the process at once.

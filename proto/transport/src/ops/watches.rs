@@ -1,6 +1,6 @@
-//! The time of the last data of each watch of the API server. Bookmarks count, too: an API server
-//! sends one about once a minute when nothing changes. So a hanging watch is visible, and a quiet
-//! cluster does not look like one.
+//! The time of the last data of each watch of the API server. Bookmarks count: an API server sends
+//! one about once a minute without changes. So a hanging watch is distinguishable from a quiet
+//! cluster.
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,7 @@ impl WatchTimes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The resource is no longer watched on purpose: missing data means nothing.
+    /// The watch was ended on purpose: missing data is normal.
     pub fn forget(&self, resource: &str) {
         self.times().remove(resource);
     }
@@ -107,7 +107,7 @@ impl Collector for WatchTimes {
     }
 }
 
-/// What a request watches, if it is a watch: the plural of its path.
+/// Returns the watched resource of a request: the plural in its path; `None` unless it is a watch.
 fn watched(uri: &Uri) -> Option<String> {
     if !uri
         .query()?
@@ -140,7 +140,7 @@ impl<S> Layer<S> for WatchTimes {
     }
 }
 
-/// The service of a client whose watches are measured.
+/// The service of a client with timed watches.
 #[derive(Clone)]
 pub struct Timed<S> {
     inner: S,

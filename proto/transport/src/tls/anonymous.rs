@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::waiting::Origin;
 
-/// How many there are at most, and for how long each.
+/// Limits of the number and the duration of connections.
 pub(super) struct Anonymous {
     most: usize,
     life: Duration,
@@ -29,7 +29,7 @@ impl Anonymous {
         }
     }
 
-    /// One more is there from now on. Of too many, the oldest goes from where most come from.
+    /// Adds a connection. Above the limit, the oldest one of the largest group is closed.
     pub(super) fn enter(&mut self, origin: Origin) -> Stay {
         self.here.retain(|(_, stay)| !stay.is_closed());
         let (here, ended) = oneshot::channel();
@@ -57,7 +57,7 @@ impl Anonymous {
     }
 }
 
-/// The time that one connection has.
+/// The time limit of one connection.
 pub(super) struct Stay {
     limit: Pin<Box<Sleep>>,
     ended: oneshot::Receiver<()>,
@@ -65,7 +65,7 @@ pub(super) struct Stay {
 }
 
 impl Stay {
-    /// An error when the time is over; otherwise the task is woken then.
+    /// Returns an error after the time limit; before, registers the task to be woken then.
     pub(super) fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         self.over = self.over
             || self.limit.as_mut().poll(context) == Poll::Ready(())

@@ -38,7 +38,7 @@ pub(super) fn hints(authorities: &[CertificateDer<'_>]) -> Vec<DistinguishedName
         .collect()
 }
 
-/// One certificate to serve with, and how agents that can verify it call its authority.
+/// A serving certificate, and its CA's name in the hints of agents.
 #[derive(Debug)]
 struct Choice {
     names: Vec<DistinguishedName>,

@@ -26,15 +26,15 @@ use super::verify::{HubVerifier, Trust};
 use super::{ALPN, TlsError, provider};
 use crate::identity::{Fingerprint, SpiffeId, is_address};
 
-/// How often a quiet connection is pinged. A hub that is gone without a word is noticed after this twice: not much later than
-/// another replica of it leads.
+/// The interval of pings on an idle connection. A dead hub is detected after two of them: not much
+/// later than another replica leads.
 const KEEPALIVE: Duration = Duration::from_secs(9);
 /// A connection on which nothing moves for so long is dead.
 const SILENCE: Duration = Duration::from_secs(18);
-/// How long the answer to a ping may take behind what is sent before it: on a slow link that is a whole window.
+/// The time limit of a ping's answer behind earlier data: on a slow link that is a whole window.
 pub const PING_LIMIT: Duration = Duration::from_secs(20 * 60);
-/// How much the hub may send before it is taken in. All of it may lie in buffers on the way, so it bounds for how long
-/// anything else waits behind it on a slow link; and it is what a fast one carries in the time of a round trip.
+/// The flow-control window of the hub's data. All of it may be in buffers on a slow link, so it
+/// bounds the delay of other frames; on a fast link it covers one round trip.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 320 * 1024;
 
@@ -48,10 +48,11 @@ pub fn join_config(pin: Fingerprint, hub_id: &str) -> Result<ClientConfig, TlsEr
     Ok(finished(builder.with_no_client_auth()))
 }
 
-/// Settings for a member: the hub must be signed by one of the authorities and be the hub of that id.
+/// Creates settings for a member: the hub must have a certificate of one of the CAs for that hub
+/// id.
 ///
 /// # Errors
-/// [`TlsError`], when certificates and key do not fit.
+/// [`TlsError`], if certificates and key do not match.
 pub fn session_config(
     authorities: &[CertificateDer<'static>],
     hub_id: &str,
@@ -117,7 +118,7 @@ pub fn endpoint(address: &str) -> Result<Endpoint, ConnectError> {
 #[derive(Clone)]
 pub struct Connector {
     config: Arc<ArcSwap<ClientConfig>>,
-    /// What moves on the newest connection.
+    /// Returns the meter of the newest connection.
     meter: Arc<Meter>,
     /// Overrides the environment.
     route: Option<Arc<Route>>,
@@ -133,7 +134,7 @@ impl Connector {
         }
     }
 
-    /// What moves on the newest connection.
+    /// The traffic of the newest connection.
     pub fn meter(&self) -> Arc<Meter> {
         self.meter.clone()
     }
@@ -147,7 +148,7 @@ impl Connector {
         }
     }
 
-    /// Sets what the next connections use; live ones stay as they are.
+    /// Sets the configuration of later connections; open ones are unchanged.
     pub fn set(&self, config: ClientConfig) {
         self.config.store(Arc::new(config));
     }

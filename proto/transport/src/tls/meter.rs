@@ -22,13 +22,13 @@ const OWED_BYTES: u64 = 512;
 /// long.
 const OWED_AFTER: Duration = Duration::from_secs(5);
 
-/// What has moved on the newest connection of a connector, or on one connection of a hub.
+/// The traffic of the newest connection of a connector, or of one connection of a hub.
 #[derive(Debug)]
 pub struct Meter {
     start: Instant,
     /// Bytes received since something was last sent.
     received: AtomicU64,
-    /// When something was last sent, in milliseconds since the start.
+    /// The time of the last sent data, in milliseconds since the start.
     sent_at: AtomicU64,
     needs_ping: Notify,
 }
@@ -78,22 +78,23 @@ impl Meter {
     }
 }
 
-/// When something last moved.
+/// The time of the last activity.
 #[derive(Debug)]
 struct Flow {
-    /// When something last came in, or was taken of what waited to be sent.
+    /// The time of the last received data, or of the last progress of blocked data.
     moved_at: Instant,
-    /// What is to be sent has to wait, as what was sent before is not taken.
+    /// Data waits to be sent, because the peer does not accept earlier data.
     blocked: bool,
 }
 
 impl Flow {
-    /// Something came in.
+    /// Records received data.
     fn read(&mut self, now: Instant) {
         self.moved_at = now;
     }
 
-    /// Something could be sent. Only where it had to wait the other end takes what it is sent: the system itself takes a lot.
+    /// Records sent data. Only progress after a wait proves that the peer receives: the kernel
+    /// buffers a lot.
     fn wrote(&mut self, now: Instant) {
         if std::mem::take(&mut self.blocked) {
             self.moved_at = now;
@@ -133,7 +134,8 @@ impl<S> Metered<S> {
         &self.stream
     }
 
-    /// To be called where the stream has to wait: an error when nothing has moved for too long. The task is woken then.
+    /// Checks a waiting stream: an error after a time without activity. Registers the task to be
+    /// woken then.
     fn wait(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         while self.deadline.as_mut().poll(context).is_ready() {
             let end = self.flow.moved_at + self.silence;
@@ -148,7 +150,7 @@ impl<S> Metered<S> {
         Ok(())
     }
 
-    /// How a write went.
+    /// Records the result of a write.
     fn wrote(
         &mut self,
         context: &mut Context<'_>,
@@ -182,7 +184,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
             let now = Instant::now();
             self.flow.read(now);
             self.meter.received(bytes, self.meter.now());
-            // Moved while the task is awake anyway: what is alive is never woken by it.
+            // Updated only while the task is awake, so that a live connection is never woken by it.
             if self.deadline.deadline() < now + self.silence / 2 {
                 let end = now + self.silence;
                 self.deadline.as_mut().reset(end);
@@ -246,7 +248,7 @@ mod tests {
             moved_at: start,
             blocked: false,
         };
-        // What the system takes at once proves nothing.
+        // Data that the kernel accepts at once proves nothing.
         flow.wrote(start + second(5));
         assert_eq!(flow.moved_at, start);
         flow.read(start + second(7));

@@ -1,6 +1,7 @@
-//! TLS of both ends: version 1.3 only, HTTP/2 only, no resumption and no early data, ring as the only provider.
-//!
-//! TLS proves who the peer is at the handshake and no later: the hub itself ends a session at its certificate's end.
+//! TLS of both ends: version 1.3 only, HTTP/2 only, no resumption and no early data, ring as the
+//! only provider.
+//! TLS authenticates the peer at the handshake only: the hub ends a session at the end of its
+//! certificate.
 mod anonymous;
 mod choose;
 mod client;

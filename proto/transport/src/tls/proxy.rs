@@ -14,10 +14,10 @@ use std::net::IpAddr;
 use data_encoding::BASE64;
 use http::Uri;
 
-/// Why the proxy of the environment cannot be used. The address is not shown: it may hold a password.
+/// The reason why the proxy cannot be used. The address is not quoted: it may contain a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyError {
-    /// Not an address.
+    /// The value is not an address.
     #[error("HTTPS_PROXY is not an address: write http://host:port")]
     Address,
     /// An unsupported scheme.
@@ -27,10 +27,10 @@ pub enum ProxyError {
     Scheme,
 }
 
-/// An HTTP proxy that is asked for a tunnel by CONNECT.
+/// An HTTP proxy with CONNECT tunnels.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proxy {
-    /// Where it is, as `host:port`.
+    /// The address, as `host:port`.
     pub address: String,
     /// The value of `Proxy-Authorization`, which is a secret.
     authorization: Option<String>,
@@ -43,7 +43,7 @@ impl fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// Reads `http://[user:password@]host[:port]`; without a scheme, `http` is meant.
+    /// Parses `http://[user:password@]host[:port]`; the default scheme is `http`.
     ///
     /// # Errors
     /// [`ProxyError`], which does not quote the text.
@@ -79,7 +79,7 @@ impl Proxy {
         })
     }
 
-    /// The request that asks for a tunnel to `host:port`.
+    /// Returns the request for a tunnel to `host:port`.
     pub fn connect_request(&self, target: &str) -> String {
         let authorization = self.authorization.as_deref();
         let authorization = authorization
@@ -89,7 +89,7 @@ impl Proxy {
     }
 }
 
-/// The bytes that a text with percent-escapes means.
+/// Decodes percent-escapes.
 fn unescaped(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -122,13 +122,13 @@ pub fn answer(head: &str) -> Option<(u16, &str)> {
         .then_some((code.parse().ok()?, words.trim()))
 }
 
-/// One entry of `NO_PROXY`.
+/// An entry of `NO_PROXY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Entry {
     /// Everything.
     All,
-    /// A name with all below it (`example.com`), or only what is below it (`.example.com`, `*.example.com`); with or
-    /// without a port.
+    /// A name with all subdomains (`example.com`), or only its subdomains (`.example.com`,
+    /// `*.example.com`); with or without a port.
     Name {
         name: String,
         below_only: bool,
@@ -140,7 +140,7 @@ enum Entry {
     Network(IpAddr, u8),
 }
 
-/// The proxy of the environment and what goes around it.
+/// The proxy of the environment and its exceptions.
 #[derive(Clone, Debug, Default)]
 pub struct Route {
     proxy: Option<Proxy>,
@@ -171,7 +171,7 @@ impl Route {
         })
     }
 
-    /// The proxy for `host:port`, if its connection goes through one.
+    /// Returns the proxy for `host:port`, if there is one.
     pub fn proxy_for(&self, address: &str) -> Option<&Proxy> {
         let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
         let host = host

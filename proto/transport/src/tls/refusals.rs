@@ -10,7 +10,7 @@ use crate::identity::IdentityError;
 /// The time limit of a handshake.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Why a connection was not taken.
+/// The reason why a connection was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// TLS failed.
@@ -30,7 +30,7 @@ pub enum HandshakeError {
 /// A handshake that has ended, or was abandoned.
 type Handshake<C> = Result<(SocketAddr, Result<C, HandshakeError>), tokio::task::JoinError>;
 
-/// Lines about handshakes that failed, which anybody can cause: so many a minute.
+/// Log lines about failed handshakes, which any client can cause: limited per minute.
 const REFUSALS_LOGGED: u32 = 60;
 
 /// The handshakes that failed in this minute.
@@ -41,7 +41,7 @@ pub(super) struct Refusals {
 }
 
 impl Refusals {
-    /// Whether one more is logged.
+    /// Whether another line may be logged.
     fn line(&mut self) -> bool {
         let now = Instant::now();
         if self

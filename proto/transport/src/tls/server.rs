@@ -30,7 +30,7 @@ use super::waiting::{Origin, Waiting};
 use super::{ALPN, TlsError, provider};
 use crate::identity::{PeerCertificate, ServingPair, SpiffeId};
 
-/// Handshakes at once; more wait for their turn.
+/// Maximum number of concurrent handshakes; others wait.
 const HANDSHAKES: usize = 1024;
 /// Connections that wait for it. Of more, the newest of the largest crowd is closed.
 const WAITING: usize = 2048;
@@ -39,7 +39,7 @@ const WAITING: usize = 2048;
 const HANDSHAKE_TURN: Duration = Duration::from_secs(2);
 /// Connections without a client certificate at once; one more ends the oldest.
 const ANONYMOUS: usize = 1024;
-/// How long a connection without a client certificate may last.
+/// Time limit of a connection without a client certificate.
 const ANONYMOUS_LIFE: Duration = Duration::from_secs(60);
 /// A connection on which nothing moves for so long is dead: the hub pings each after 15 s, and agents after 9 s.
 const SILENCE: Duration = Duration::from_secs(25);
@@ -66,11 +66,11 @@ impl ServerTls {
         Self::of_several(authorities, vec![serving])
     }
 
-    /// Serves with several pairs, the newest CA's first: each client gets the newest one that it
-    /// can verify by its hint, and without a hint the last one.
+    /// Creates settings with several certificates, the newest CA's first: each client gets the
+    /// newest one that it can verify by its hint, and without a hint the last one.
     ///
     /// # Errors
-    /// [`TlsError`], when the parts do not fit.
+    /// [`TlsError`], if the parts do not match.
     pub fn of_several(
         authorities: &[CertificateDer<'static>],
         serving: Vec<ServingPair>,
@@ -82,10 +82,11 @@ impl ServerTls {
         })
     }
 
-    /// Sets what the next handshakes use, as in [`Self::of_several`]; live connections stay as they are.
+    /// Sets the certificates of later handshakes, as in [`Self::of_several`]; open connections are
+    /// unchanged.
     ///
     /// # Errors
-    /// [`TlsError`], when the parts do not fit; the settings stay then.
+    /// [`TlsError`], if the parts do not match; the settings are unchanged then.
     pub fn set(
         &self,
         authorities: &[CertificateDer<'static>],
@@ -102,7 +103,7 @@ impl ServerTls {
         self.config.load_full()
     }
 
-    /// When the certificate of the newest authority expires, with which it serves now.
+    /// Returns the expiry of the newest CA's serving certificate.
     pub fn expires(&self) -> SystemTime {
         **self.expires.load()
     }
@@ -134,15 +135,15 @@ fn config(
     Ok(config)
 }
 
-/// Who is at the other end. It is an extension of every request of the connection.
+/// The peer of a connection, an extension of each of its requests.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Where from; unspecified where that is not known.
+    /// The address; unspecified if it is unknown.
     pub address: SocketAddr,
     /// The fields of the verified certificate; absent: anonymous. Always a member's certificate,
     /// perhaps an expired one.
     pub certificate: Option<Arc<PeerCertificate>>,
-    /// What moves on the connection.
+    /// The traffic of the connection.
     pub meter: Arc<Meter>,
 }
 
@@ -155,12 +156,12 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Who is at the other end.
+    /// Returns the peer.
     pub fn peer(&self) -> &Peer {
         &self.peer
     }
 
-    /// Looked at before each read and each write, whichever the connection waits for.
+    /// Checked before each read and each write, because the connection may wait for either.
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         self.stay
             .as_mut()
@@ -207,7 +208,7 @@ pub async fn handshake(
     })
 }
 
-/// Where connections come from.
+/// The source of connections.
 pub trait Accept: Send {
     /// Returns the next connection with its peer.
     fn accept(&mut self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> + Send;
@@ -232,7 +233,7 @@ struct Incoming<A> {
     pause: Duration,
 }
 
-/// What peers of which nothing is known yet may take.
+/// The limits for peers without a verified certificate.
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
     pub(super) handshakes: usize,
@@ -288,7 +289,7 @@ impl<A: Accept> Incoming<A> {
             self.begin_handshakes();
             let full_until = self.full_until();
             tokio::select! {
-                // What is done leaves before more comes in.
+                // Finished handshakes are returned before new connections are accepted.
                 biased;
                 Some(done) = self.handshakes.join_next() => {
                     if let Some(mut connection) = self.refusals.taken(done) {
@@ -311,8 +312,8 @@ impl<A: Accept> Incoming<A> {
         }
     }
 
-    /// Begins as many handshakes as there is room for. One that comes from where there are fewer than elsewhere takes the place
-    /// of the oldest there.
+    /// Starts handshakes up to the limit. A connection from an origin with few others replaces the
+    /// oldest one of the largest origin.
     fn begin_handshakes(&mut self) {
         self.begun
             .retain(|(_, _, handshake)| !handshake.is_finished());
@@ -372,7 +373,7 @@ impl<A: Accept> Incoming<A> {
     }
 
     async fn back_off(&mut self, error: &io::Error) {
-        // The peer hung up before it was accepted: nothing is wrong here.
+        // The peer disconnected before it was accepted: not an error.
         if matches!(
             error.kind(),
             io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset

@@ -39,11 +39,11 @@ fn session_of(trusted: &Authority, key: &MemberKey, signed: &SignedCertificate) 
     session_config(&authorities, HUB, vec![signed.der.clone()], key.to_der()).unwrap()
 }
 
-/// What the hub saw: the peer and the bytes it sent, or `None` for a refused connection.
+/// The peer that the hub saw and the bytes that it sent, or `None` for a refused connection.
 type Seen = Option<(Peer, Vec<u8>)>;
 
-/// One connection of a client with this configuration to a hub with this serving pair, over real sockets. The client
-/// sends a word as soon as its handshake is done and reads one.
+/// Runs one connection of a client to a hub with this serving certificate, over real sockets. The
+/// client sends data after its handshake and reads some.
 async fn meet(
     authority: &Authority,
     serving: ServingPair,
@@ -131,7 +131,7 @@ async fn certificates_of_another_authority_are_refused() {
     }
 }
 
-/// What the hub's clock made while it was ahead: the serving certificate, a member's, and an authority at its first start.
+/// Certificates issued while the hub's clock was ahead: the serving one, a member's, and a new CA.
 #[tokio::test]
 async fn clock_set_back_rejects_no_certificate() {
     let now = SystemTime::now();
@@ -149,7 +149,7 @@ async fn clock_set_back_rejects_no_certificate() {
             );
             let joining = join_config(authority.pin(), HUB).unwrap();
             assert_eq!(meet(authority, serving(), joining).await.0, Ok(()));
-            // And what is made at the right time.
+            // And certificates issued at the right time.
             let (key, signed) = member_of(authority, now);
             let served = authority.sign_hub(HUB, now, DAY).unwrap();
             assert_eq!(
@@ -336,7 +336,7 @@ async fn an_absent_hub_is_named() {
     assert!(endpoint(&address).is_ok());
 }
 
-/// A hub that takes connections within these limits and answers each word with one.
+/// Starts a hub with these limits that echoes data.
 async fn hub_within(
     authority: &Authority,
     limits: Limits,
@@ -363,7 +363,7 @@ async fn open(
         .unwrap()
 }
 
-/// Whether a word comes back.
+/// Whether the data is echoed.
 async fn echoes(stream: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) -> bool {
     let mut word = [0; 4];
     let asked = stream.write_all(b"word").await.is_ok() && stream.flush().await.is_ok();
@@ -417,7 +417,7 @@ async fn member_from_elsewhere_waits_for_no_crowd() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
     let client = session_of(&authority, &key, &signed);
-    // A crowd of one address keeps all places, for longer than anybody waits.
+    // Many connections of one address occupy all places, for longer than any time limit.
     let (address, hub) = hub_within(
         &authority,
         Limits {

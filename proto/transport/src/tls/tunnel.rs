@@ -14,7 +14,7 @@ pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(15);
 /// The longest answer of a proxy that is read.
 const HEAD_LIMIT: usize = 8 * 1024;
 
-/// Why the hub cannot be reached, for a person.
+/// The reason why the hub cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Not `host:port`.
@@ -108,7 +108,7 @@ pub(super) async fn open(route: &Route, target: &str) -> Result<TcpStream, Conne
     }
 }
 
-/// Asks for the tunnel and reads the head of the answer, and not a byte of what follows.
+/// Requests the tunnel and reads exactly the head of the answer.
 async fn ask(stream: &mut TcpStream, proxy: &Proxy, target: &str) -> io::Result<String> {
     stream
         .write_all(proxy.connect_request(target).as_bytes())

@@ -27,11 +27,11 @@ use crate::identity::{Fingerprint, PeerCertificate, SpiffeId};
 pub(super) enum Trust {
     /// The CA with this key, at any position in the presented chain.
     Pin(Fingerprint),
-    /// These authorities.
+    /// These CAs.
     Authorities(RootCertStore),
 }
 
-/// Takes exactly one hub.
+/// Verifies the certificate of exactly one hub.
 #[derive(Debug)]
 pub(super) struct HubVerifier {
     pub(super) trust: Trust,
@@ -164,9 +164,10 @@ pub fn is_signed_by(certificate: &CertificateDer<'_>, authority: &CertificateDer
         .is_ok()
 }
 
-/// Takes members of the authorities, and clients without a certificate. A certificate that has expired is judged as it
-/// was in its last second, because an expired member may still renew: what else it may do, each call decides by
-/// `not_after`. One that has not begun is judged as in its first second.
+/// Verifies members of the CAs, and accepts clients without a certificate. An expired certificate
+/// is verified as of its last second, because an expired member may renew; each call checks
+/// `not_after` for anything else. A certificate that is not valid yet is verified as of its first
+/// second.
 #[derive(Debug)]
 pub(super) struct MemberVerifier(Arc<dyn ClientCertVerifier>);
 
@@ -179,7 +180,7 @@ impl MemberVerifier {
     }
 }
 
-/// When a certificate begins, and its last second.
+/// Returns the start of a certificate's validity, and its last second.
 fn period(leaf: &CertificateDer<'_>) -> Option<(UnixTime, UnixTime)> {
     let read = PeerCertificate::from_der(leaf).ok()?;
     let since = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).ok();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-/// Addresses that count as one: a network of 256 IPv4 addresses, or one of IPv6 as it is given to a site's link.
+/// A group of addresses: a network of 256 IPv4 addresses, or an IPv6 network of the size of a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Origin(u128);
 
@@ -16,7 +16,7 @@ impl Origin {
     }
 }
 
-/// What waits, by where it comes from.
+/// Pending connections, by origin.
 pub(super) struct Waiting<T> {
     most: usize,
     len: usize,
@@ -32,12 +32,12 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// Whether nothing waits.
+    /// Whether no connection is pending.
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// One more waits. Of too many, the newest goes from where most wait.
+    /// Adds a connection. Above the limit, the newest one of the largest origin is returned.
     pub(super) fn push(&mut self, origin: Origin, item: T) -> Option<T> {
         self.queues.entry(origin).or_default().push_back(item);
         self.len += 1;
@@ -54,7 +54,7 @@ impl<T> Waiting<T> {
         Some((next, self.take(next, VecDeque::pop_front)?))
     }
 
-    /// Where the next comes from.
+    /// Returns the origin of the next connection.
     pub(super) fn next_origin(&self, running: impl Fn(Origin) -> usize) -> Option<Origin> {
         self.queues
             .keys()

@@ -1,9 +1,7 @@
-//! A bare hub: it keeps streams over mutual TLS, says the same to all of them, and counts what comes back.
-//!
-//! Its HTTP/2 has the keepalives and windows of Runnel's hub, and its TLS no tickets either.
-//!
-//! It speaks Runnel's frames, so that the very same simulated agents can connect to it. To be told to send is the call
-//! `Renew`, whose request holds the payload; it answers when the last stream has acked.
+//! A bare hub: it keeps streams over mutual TLS, broadcasts payloads and counts acks.
+//! It has the same HTTP/2 keepalives and windows as Runnel's hub, and no TLS tickets.
+//! It uses Runnel's frames, so that the same simulated agents can connect. The call `Renew`
+//! broadcasts the payload in its request, and returns when the last stream has acked.
 
 use std::path::Path;
 use std::pin::Pin;
@@ -45,7 +43,7 @@ pub const HUB_ID: &str = "00000000-0000-4000-8000-000000000000";
 
 type Answer = Result<HubFrame, Status>;
 
-/// What all streams share.
+/// The state that all streams share.
 #[derive(Default)]
 struct Bare {
     streams: Mutex<Vec<mpsc::Sender<Answer>>>,
@@ -153,7 +151,7 @@ impl Server {
 }
 
 impl Bare {
-    /// Says the payload to every stream, and returns when each has acked.
+    /// Sends the payload on every stream, and returns when each has acked.
     async fn broadcast(&self, payload: Bytes) {
         let streams = self.streams.lock().clone();
         let nonce = self.nonce.fetch_add(1, Ordering::AcqRel) + 1;

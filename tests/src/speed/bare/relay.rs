@@ -11,7 +11,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use serde_json::{Value, json};
 
-/// Who applies.
+/// The field manager.
 const MANAGER: &str = "bare";
 
 /// Relays what a namespace of the hub holds to the namespace of the same name in each member, until it is dropped.
@@ -70,7 +70,7 @@ async fn apply(
     .await
 }
 
-/// What is applied of an object.
+/// Returns the applied object.
 #[must_use]
 pub fn copy_of(object: &ConfigMap) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": object.name_any()}, "data": object.data})

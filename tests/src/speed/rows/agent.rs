@@ -59,7 +59,7 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
     .await?;
     let member = lab.fleet.member(1).client().await?;
     make_namespace(&member, SOURCES).await?;
-    // Before there is a copy: what it shows of copies are changes, each once.
+    // Before there is a copy: every event of a copy is a change.
     let mut watches = JoinSet::new();
     let seen = Seen::of(member, &mut watches);
     let watch = BareWatch::start(&lab.fleet).await?;
@@ -190,7 +190,7 @@ async fn restarted(lab: &Lab, size: usize, time: Duration) -> Result<(f64, Vec<R
     Ok((noops, readings))
 }
 
-/// Row 11, as a member sees it.
+/// Row 11, for a member.
 async fn hub_restarted(lab: &Lab, size: usize, time: Duration) -> Result<Reading> {
     let mark = lab.fleet.member(1).mark();
     lab.fleet.stop_hub().await?;
@@ -249,7 +249,7 @@ async fn without_change(lab: &Lab, seen: &Seen, size: usize, before: f64) -> Res
     ])
 }
 
-/// The agent's own count, which must be there: what is not counted is not none.
+/// Returns the agent's counter, which must exist: a missing one is not zero.
 fn counted(metrics: &Metrics) -> Result<f64> {
     ensure!(metrics.has(NOOPS), "the agent has no {NOOPS}");
     metrics.sum(NOOPS)
@@ -261,7 +261,7 @@ fn is_copy(request: &Write) -> bool {
         && request.subresource.is_empty()
 }
 
-/// The agent's requests about what it copies; its own Secrets and Leases are another matter.
+/// The agent's requests about copies, without those about its own Secrets and Leases.
 fn requests(fleet: &Fleet, mark: Mark) -> Result<Vec<Write>> {
     let own = |request: &Write| {
         request.namespace == crate::fleet::NAMESPACE && request.resource == "secrets"

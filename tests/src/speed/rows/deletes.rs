@@ -22,10 +22,10 @@ const MEMBERS: usize = 3;
 /// Copies of the rule in each member: fewer than any limit of removals.
 const COPIES: usize = 3;
 const RULE: &str = "deleted";
-/// The namespace of what is deleted without Runnel.
+/// The namespace for deletions without Runnel.
 const BARE: &str = "bare";
 
-/// By turns, so that both have the same machine.
+/// Alternates, so that both run under equal conditions.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let rounds = if quick { 5 } else { 20 };
     let options = FleetOptions {

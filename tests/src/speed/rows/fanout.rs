@@ -1,4 +1,4 @@
-//! Rows 1, 4, 6, 17 and 18: one source is edited, and everybody has it.
+//! Rows 1, 4, 6, 17 and 18: one source is edited and distributed to all clusters.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ const SOURCE: &str = "edited";
 /// Bytes of text in the source.
 const TEXT: usize = 1024;
 
-/// What a series of edits cost.
+/// The costs of a series of edits.
 #[derive(Default)]
 struct Series {
     to_last_ack: Vec<f64>,
@@ -120,7 +120,7 @@ async fn gather(crowd: &mut Crowd, lab: &mut Lab, size: usize) -> Result<()> {
     at_rest(lab.pid()?).await.map(drop)
 }
 
-/// Also those that come late.
+/// Includes late writes.
 async fn writes_since(lab: &Lab, mark: Mark) -> Result<usize> {
     tokio::time::sleep(GAP * 2).await;
     let writes = lab.hub_writes(mark)?;
@@ -180,7 +180,7 @@ impl Bare {
         let crowd = gather_at_bare(&hub, size).await?;
         let voice = hub.voice().await?;
         let mut bare = Self { hub, crowd, voice };
-        // The first time is not like the others, as the hub's first delivery is not.
+        // The first delivery is a warm-up, as for the hub.
         bare.edits(1, &mut Series::default()).await?;
         Ok(bare)
     }
@@ -194,7 +194,7 @@ impl Bare {
             let begin = Instant::now();
             say(&mut self.voice, &text).await?;
             let acked = self.crowd.reached(PATIENCE).await?;
-            // As long as the hub is given, for what the connections cost by themselves.
+            // The same time as for the hub, to include the cost of the connections.
             tokio::time::sleep_until((acked + GAP).into()).await;
             series
                 .to_last_ack

@@ -1,23 +1,23 @@
-//! The table's rows: what each measures, its gates and its aims.
+//! The rows of the table: metrics, gates and goals.
 
 use crate::speed::verdict::{Bound, Line};
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// Its number.
     pub number: u8,
-    /// Its name, as a person types it.
+    /// The name for the command line.
     pub name: &'static str,
     /// Its explanation.
     pub meaning: &'static str,
-    /// What it measures.
+    /// The metrics.
     pub lines: &'static [Line],
 }
 
 impl Row {
-    /// Whether the short form leaves it out where it is not asked for by name: what such a row is about is shown by large
-    /// numbers only, and it would take the short form's time.
+    /// Whether the short form skips the row unless it is named: it needs large sizes, and takes too
+    /// long.
     #[must_use]
     pub fn is_long(&self) -> bool {
         LONG.contains(&self.number)
@@ -26,7 +26,7 @@ impl Row {
 
 const LONG: &[u8] = &[19, 20, 21, 22, 25];
 
-/// One thing that a row measures.
+/// Creates a metric of a row.
 pub(super) const fn line(
     what: &'static str,
     unit: &'static str,
@@ -60,11 +60,11 @@ const fn bounded(
     line(what, unit, bounds.0, bounds.1)
 }
 
-/// What grows linearly or better, as far as that can be measured.
+/// The bound for linear growth, within the accuracy of the measurement.
 const LINEAR: (Option<Bound>, Option<Bound>) = ratio(1.5, 1.1);
 
-/// What an agent with 1,000 copies may read when it starts: the pages of 100 of its lists and a watch for either kind, and a
-/// dozen more that do not grow with the copies.
+/// The maximum reads of a starting agent with 1,000 copies: list pages of 100, one watch per kind,
+/// and a dozen independent of the copies.
 const READS_OF_A_START: f64 = 10.0 + 1.0 + 2.0 + 12.0;
 
 /// All rows that can be run.

@@ -21,7 +21,7 @@ const TEXT: usize = 500 * 1024;
 const AGENTS: usize = 20;
 /// Further members, which read nothing while the others are served.
 const STALLED: usize = 4;
-/// Objects that are made at a time: this process does not keep them all.
+/// Number of objects created concurrently, to limit this process's memory.
 const AT_ONCE: usize = 16;
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
@@ -58,7 +58,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
         .await?;
     crowd.reached(PATIENCE).await?;
-    // Something was there for them all along, and the others did not wait for them.
+    // All of them received data, and the others did not wait for them.
     for line in &mut slow {
         ensure!(
             matches!(line.must().await?, HubFrame::SnapshotBegin(_)),

@@ -22,12 +22,12 @@ use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[7, 16];
 const KIB: f64 = 1024.0;
-/// So many members renew their certificates.
+/// Number of members that renew their certificates.
 const RENEWALS: usize = 50;
 /// Longer than the interval in which the hub checks every member; a quarter of it with small sizes.
 const CALM: Duration = Duration::from_secs(20);
 
-/// The hub is fresh: what a former row left in its memory would be taken for room that costs nothing.
+/// A fresh hub: memory of former rows would be reused without cost.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let sizes: &[usize] = if quick {
         &[100, 300, 500]

@@ -1,4 +1,4 @@
-//! How the rows are run, and what their readings come to.
+//! Runs the rows and collects their readings.
 
 mod agent;
 mod cost;
@@ -36,7 +36,7 @@ type Measured = Pin<Box<dyn Future<Output = Result<Vec<Reading>>>>>;
 /// are enough.
 type Step = fn(Vec<u8>, bool) -> Measured;
 
-/// One setup with its rows.
+/// The setups, each with its rows.
 const STEPS: &[(&[u8], Step)] = &[
     (idle::ROWS, |_, quick| Box::pin(idle::run(quick))),
     (pairs::ROWS, |_, quick| Box::pin(pairs::run(quick))),
@@ -64,8 +64,8 @@ struct Broken {
     why: String,
 }
 
-/// Runs what measures these rows, and judges these rows alone, in the table's order. What goes wrong in one step is the
-/// failure of its rows: the others are measured all the same.
+/// Runs the steps for these rows, and returns their verdicts in table order. A failed step fails
+/// only its own rows.
 pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
     let numbers: Vec<u8> = rows.iter().map(|row| row.number).collect();
     let (mut readings, mut broken) = (Vec::new(), Vec::new());
@@ -88,7 +88,8 @@ pub async fn run(rows: &[&Row], quick: bool) -> Vec<Judged> {
     judge(rows, readings, &broken)
 }
 
-/// Says on standard error what was measured: a whole run takes long, and the table comes at its end.
+/// Prints the readings to standard error, because a run takes long and the table is printed at its
+/// end.
 fn observed(readings: Vec<Reading>) -> Vec<Reading> {
     use super::verdict::number;
     for Reading {
@@ -106,8 +107,8 @@ fn observed(readings: Vec<Reading>) -> Vec<Reading> {
     readings
 }
 
-/// Pairs readings with their lines, in the order of the rows and lines. A gate that nothing was measured for does not hold:
-/// the line is there without a reading. So is a row of which a step broke, and a reading that is of no line.
+/// Matches readings with metrics, in the order of the rows. A metric without a reading is not met,
+/// nor is a row with a failed step, nor a reading without a metric.
 fn judge(rows: &[&Row], readings: Vec<Reading>, broken: &[Broken]) -> Vec<Judged> {
     let mut judged = Vec::new();
     for row in rows {
@@ -170,7 +171,7 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Longer than the least time between two writes of one status, so that no edit shares its write with another.
 const GAP: Duration = Duration::from_millis(1200);
 
-/// So many agents, all in sync with a bare hub.
+/// Connects agents to a bare hub, all in sync.
 async fn gather_at_bare(hub: &BareHub, agents: usize) -> Result<Crowd> {
     let mut crowd = Crowd::new(true);
     crowd.add(hub.members(0..agents)?);
@@ -181,13 +182,13 @@ async fn gather_at_bare(hub: &BareHub, agents: usize) -> Result<Crowd> {
 /// Files that this process may need besides one connection per agent.
 const OTHER_FILES: u64 = 500;
 
-/// Whether this process may have so many connections.
+/// Whether this process may open this many connections.
 fn fits(connections: usize) -> bool {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.is_none_or(|limit| limit > connections as u64 + OTHER_FILES)
 }
 
-/// A reading in which the size is so many of something.
+/// Creates a reading whose size is a number of items.
 fn reading(
     row: u8,
     what: &'static str,

@@ -1,4 +1,4 @@
-//! Row 19: what an edit costs beside many other sources, rules and clusters that it does not concern.
+//! Row 19: the cost of an edit among many unrelated sources, rules and clusters.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::speed::verdict::Reading;
 pub(super) const ROWS: &[u8] = &[19];
 const EDITED: &str = "edited";
 const OTHERS: &str = "others";
-/// Clusters that the edited source goes to.
+/// Target clusters of the edited source.
 const CLUSTERS: usize = 20;
 /// The keepalives of connections come every 9 s, and the hub checks its members every 15 s. The
 /// time with edits and the time without have the same number of both.
@@ -34,7 +34,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.write(EDITED, "first").await?;
     lab.rule(EDITED, &[EDITED], json!({"names": names})).await?;
     lab.ready(EDITED, CLUSTERS).await?;
-    // The first edits of a process are not like the others.
+    // The first edits of a process are a warm-up.
     cost(&lab, &crowd, Duration::from_secs(9)).await?;
     let alone = cost(&lab, &crowd, TIME).await?;
     let read = |what, of, cost| reading(19, what, (many, of), cost, Some(alone));

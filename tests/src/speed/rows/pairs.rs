@@ -26,7 +26,7 @@ const RULE: &str = "pairs";
 /// Members with a common prefix of their names, so that a glob excludes them.
 const HUNDRED: usize = 100;
 
-/// What one hub came to when so many clusters had all objects.
+/// The costs of one hub for a number of clusters with all objects.
 struct Point {
     pairs: usize,
     memory: f64,
@@ -36,12 +36,12 @@ struct Point {
     /// For how long they were delivered, until the hub rested.
     time: Duration,
     other_writes: usize,
-    /// By how much what etcd holds has grown, since one cluster had them.
+    /// The growth of etcd since the first cluster.
     stored: usize,
 }
 
-/// Each number of clusters has a fresh hub, and agents that hold nothing. First one cluster gets the objects, so that they
-/// themselves are in the hub's memory already.
+/// Each number of clusters has a fresh hub and agents without intents. The first cluster gets the
+/// objects, so that the hub has loaded them.
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (agents, objects) = if quick { (250, 250) } else { (1000, 1000) };
     let sizes = [1, if quick { HUNDRED } else { agents / 2 }, agents];
@@ -75,7 +75,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     readings(agents, &texts, &points, [&status, &failing])
 }
 
-/// To one cluster, and then to so many of all.
+/// Delivers to one cluster, and then to a number of them.
 async fn deliver(
     lab: &Lab,
     crowd: &Crowd,
@@ -120,7 +120,7 @@ async fn deliver(
     })
 }
 
-/// The choice of the first so many hundred clusters.
+/// Selects the first `clusters` clusters.
 fn first_of(clusters: usize, of: usize) -> Value {
     let others = clusters.div_ceil(HUNDRED)..of.div_ceil(HUNDRED);
     if others.is_empty() {
@@ -145,7 +145,7 @@ async fn status(lab: &Lab) -> Result<RuleStatus> {
     lab.rules().get(RULE).await?.status.context("no status")
 }
 
-/// A rule's status when so many copies have failed in it.
+/// Returns a rule's status after a number of copies have failed.
 pub(super) async fn failing(lab: &Lab, rule: &str, copies: usize) -> Result<RuleStatus> {
     eventually("the failures in the rule's status", PATIENCE, async || {
         let status = lab.rules().get(rule).await?.status.context("no status")?;
@@ -177,7 +177,7 @@ fn readings(
         "nobody has written the status of a rule that goes to more clusters"
     );
     let content = |text: &String| json!({"data": {"value": text}}).to_string();
-    // What every agent must receive in any encoding: the data of every object.
+    // The minimum for every agent in any encoding: the data of every object.
     let whole: usize = texts.iter().map(|text| content(text).len()).sum();
     let packed: usize = texts
         .iter()

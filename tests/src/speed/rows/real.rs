@@ -193,7 +193,7 @@ impl Stage {
             for member in &self.members {
                 make_namespace(member, &namespace).await?;
             }
-            // Who is first changes.
+            // The order alternates.
             if round % 2 == 1 {
                 bare.push(self.bare_many(&namespace, &copies).await?);
             }
@@ -304,7 +304,7 @@ impl Stage {
         ))
     }
 
-    /// Waits until hub and agents rest.
+    /// Waits until hub and agents are idle.
     async fn rest(&self) -> Result<()> {
         at_rest(self.lab.pid()?).await?;
         for number in 1..=MEMBERS {

@@ -1,4 +1,4 @@
-//! Row 15: very many reports come in.
+//! Row 15: many reports are received.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::wait::eventually;
 
 pub(super) const ROWS: &[u8] = &[15];
 const RULE: &str = "reported";
-/// Reports of each agent in a round; an even number, so that all is well in the end.
+/// Reports of each agent in a round; an even number, so that the last one is healthy.
 const REPORTS: u32 = 50;
 /// Between two reports of one agent.
 const BETWEEN: Duration = Duration::from_millis(50);
@@ -34,7 +34,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (mut hub, mut other) = (Duration::ZERO, Duration::ZERO);
     let bar = Bar::of(rounds, "rounds of reports, in turns");
     for number in 0..rounds {
-        // Who is first changes.
+        // The order alternates.
         if number % 2 == 1 {
             other += round(&others, bare.pid()?).await?;
         }

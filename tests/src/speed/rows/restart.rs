@@ -19,7 +19,7 @@ pub(super) const ROWS: &[u8] = &[11];
 const RULE: &str = "kept";
 const OBJECTS: usize = 100;
 
-/// What the restarts of a hub came to.
+/// The costs of the restarts of a hub.
 #[derive(Default)]
 struct Restarts {
     to_in_sync: Vec<f64>,
@@ -49,7 +49,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         let crowd = gather(&mut lab, agents).await?;
         let mut other = Bare::start(agents).await?;
         for round in 0..rounds {
-            // Who is first changes.
+            // The order alternates.
             if round % 2 == 1 {
                 other.restart(&mut bare).await?;
             }
@@ -115,7 +115,7 @@ async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restart
         "the hub is watched until it has said all that it has to say",
     )
     .await;
-    // Nobody lost the connection meanwhile.
+    // No connection was lost.
     crowd.up_to_date(PATIENCE).await?;
     into.writes += lab.hub_writes(mark)?;
     into.again += crowd.intents() - intents;

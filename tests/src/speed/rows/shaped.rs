@@ -1,4 +1,4 @@
-//! Row 25: a rule whose copies differ in each of very many clusters.
+//! Row 25: a rule whose copies differ in each of many clusters.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Row 22: what one more object and one more rule cost the hub: of the last of them against the first of them.
+//! Row 22: the hub's marginal cost of an object and of a rule, for the last ones compared with the
+//! first ones.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ const TEXT: usize = 1024;
 /// Rules that are written at once.
 const AT_ONCE: usize = 16;
 
-/// What a hub has come to with so many objects or rules.
+/// The costs of a hub with a number of objects or rules.
 #[derive(Clone, Copy)]
 struct Point {
     size: usize,
@@ -142,7 +143,7 @@ fn in_all(points: &[Point], what: &'static str, of: &'static str) -> impl Iterat
         .map(move |point| reading(22, what, (point.size, of), point.memory / MIB, None))
 }
 
-/// Each step but the first beside the first one: what one more costs there.
+/// Returns the marginal cost of each step, compared with the first one.
 fn steps(
     points: &[Point],
     [memory, processor]: [&'static str; 2],

@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use data_encoding::{BASE64, BASE64URL, HEXLOWER, HEXUPPER};
 use serde_json::json;
 
-/// It holds what JSON, URLs and shells write differently.
+/// Contains characters that JSON, URLs and shells escape.
 const TEXT: &str = "Kanarie\"zwitschert4711/laut+und=oft&\u{e4}\\end";
 /// The value of another client in its place.
 const OTHER: &str = "Dompfaff\"imgebuesch0815/pfeift+leise=nie&\u{f6}\\end";
@@ -32,7 +32,7 @@ impl Canary {
         OTHER
     }
 
-    /// Says that no form of it is in `bytes`.
+    /// Checks that no form of it is in `bytes`.
     pub fn is_not_in(&self, what: &str, bytes: &[u8]) -> Result<()> {
         let text = String::from_utf8_lossy(bytes);
         for (form, needle) in &self.forms {
@@ -45,7 +45,7 @@ impl Canary {
         Ok(())
     }
 
-    /// Says that the search finds what it should.
+    /// Checks that the search finds every form.
     pub fn is_found_where_it_is(&self) -> Result<()> {
         let base64 = |before: &str| BASE64.encode(format!("{before}{TEXT} and more").as_bytes());
         let json = json!({"text": TEXT}).to_string();

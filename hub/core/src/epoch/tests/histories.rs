@@ -1,6 +1,6 @@
-//! Any history of three replicas over one Lease, and of agents that come and go with what they remember: replicas that crash at
-//! any point, a Lease that is deleted or loses its annotation while a replica lives, any number of leaders before. The state of
-//! a member diverges exactly when a restore took away what the member was sent.
+//! Simulates three replicas, one Lease and agents with stored tokens: crashes at any point, a
+//! deleted Lease or annotation, any number of former leaders. A member diverges exactly if a
+//! restore removed state that it was sent.
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -20,24 +20,24 @@ const TIMING: Timing = Timing {
     retry: Duration::from_secs(2),
 };
 
-/// What happens next.
+/// An event of a history.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// To the Lease and the replicas.
     Election(Of),
     /// A replica crashes, and another process of its name starts.
     Crash(usize),
-    /// A person deletes the Lease.
+    /// A user deletes the Lease.
     Delete,
-    /// A person takes the annotation away.
+    /// A user removes the annotation.
     Strip,
     /// An agent opens a session with a replica.
     Connect(usize, usize),
     /// The replica sends the agent a change.
     Batch(usize),
-    /// The agent stores what it remembers.
+    /// The agent stores its token.
     Store(usize),
-    /// The agent crashes, and begins with what it has stored.
+    /// The agent restarts with its stored token.
     Restart(usize),
     /// The hub's etcd is backed up.
     BackUp,
@@ -126,7 +126,7 @@ fn version(lease: &Lease) -> u64 {
 }
 
 impl World {
-    /// A hub that has had so many leaders. The agents remember some of them.
+    /// Creates a hub with this many former leaders, and agents with tokens of some of them.
     fn new(leaders: usize) -> Self {
         let mut world = Self {
             election: Election::new(Instant::now() + Duration::from_secs(100)),
@@ -172,7 +172,7 @@ impl World {
         &self.election.processes[replica].candidate
     }
 
-    /// All replicas have seen the Lease as it is now.
+    /// Delivers the current Lease to all replicas.
     fn show_all(&mut self) {
         let (lease, now) = (&self.election.lease, self.election.now);
         self.election
@@ -197,7 +197,8 @@ impl World {
         })
     }
 
-    /// Whether a replica leads. Who led before the restore and has not noticed it leads for a moment more, and does not count.
+    /// Whether a replica leads. A leader from before the restore that has not detected it leads
+    /// briefly, and does not count.
     fn leads(&self, replica: usize) -> bool {
         let Some(standing) = self.candidate(replica).position(self.election.now) else {
             return false;
@@ -352,7 +353,7 @@ impl World {
     }
 }
 
-/// Whatever happened: when all goes well again, a process leads soon, and judges every agent.
+/// After any history without further failures, a process leads soon and checks every agent.
 fn check(leaders: usize, events: impl IntoIterator<Item = Event>) -> Result<(), TestCaseError> {
     let mut world = World::new(leaders);
     for event in events {

@@ -1,4 +1,4 @@
-//! What is rendered beside the index.
+//! Render jobs beside the index.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::plan::{ClusterPlans, Labels, RevisionHasher, Rule, RulePlan, SourceState};
 
-/// All that it takes to render what has changed of a rule.
+/// The input of a render job.
 pub struct RenderJob {
     pub(super) rule: Rule,
     pub(super) number: u64,
@@ -32,7 +32,7 @@ pub(super) enum Work {
     },
 }
 
-/// The result of a job. After it was swapped in, the rest is to be dropped.
+/// The result of a render job. Drop it outside the lock after it was installed.
 pub struct Rendered {
     pub(super) rule: Rule,
     pub(super) number: u64,

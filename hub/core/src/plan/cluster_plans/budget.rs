@@ -6,7 +6,7 @@ use super::super::rendered_plan::{RenderError, RenderErrorKind, RenderOutcome, R
 use super::super::{Rule, RulePlan};
 use super::{ClusterPlans, Variation};
 
-/// What an entry of a plan takes, besides content.
+/// The overhead of a plan's entry, in bytes.
 const ENTRY: u64 = 256;
 
 impl ClusterPlans {
@@ -49,7 +49,7 @@ impl ClusterPlans {
         *self.contents.lock() = Contents::default();
     }
 
-    /// How many bytes it takes.
+    /// Returns the size in bytes.
     pub(super) fn takes(&self) -> u64 {
         let entries = self
             .entries

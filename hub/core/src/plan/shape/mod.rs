@@ -122,7 +122,7 @@ impl Shape {
         self.secrets_read().any(|lender| lender == name)
     }
 
-    /// The Secrets from which values go into some copies, by name.
+    /// Returns the names of the Secrets whose values are used in copies.
     pub fn secrets_read(&self) -> impl Iterator<Item = &str> {
         self.overrides.iter().flat_map(Override::reads_secret)
     }
@@ -146,7 +146,7 @@ impl Shape {
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
     }
 
-    /// What the contents of copies of a source depend on in a cluster.
+    /// Returns the cluster properties that the copies of a source depend on.
     pub fn reads(&self, source: &SourceRef, content: &Content) -> Reads {
         let sensitive = Kind::by_resource(&source.resource).is_some_and(|kind| kind.sensitive);
         let mut reads = Reads::default();
@@ -165,7 +165,7 @@ impl Shape {
         reads
     }
 
-    /// What that is in a cluster, as a text: where it is equal, so are the contents.
+    /// Returns these properties of a cluster as text; equal texts give equal contents.
     pub fn read(&self, reads: &Reads, about: About<'_>) -> String {
         let chooses = |change: &Override| if change.chooses(about) { '1' } else { '0' };
         let mut read: String = self.overrides.iter().map(chooses).collect();
@@ -319,7 +319,7 @@ impl Shape {
         Ok(())
     }
 
-    /// Fills the variables in the chosen keys of `data`; what is in `binaryData` is left alone.
+    /// Replaces the variables in the chosen keys of `data`; `binaryData` is unchanged.
     fn substitute(
         &self,
         kind: &Kind,

@@ -1,4 +1,4 @@
-//! What is overridden in some clusters.
+//! Overrides for some clusters.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{Content, Kind};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
 use super::{About, NotRendered, render_error};
 
-/// What is overridden in the clusters that it chooses.
+/// An override for the clusters that it chooses.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Override {
     clusters: ClusterChoice,
@@ -45,7 +45,7 @@ impl From<&runnel_api::Override> for Override {
 }
 
 impl Override {
-    /// The Secrets from which it takes values, by name.
+    /// Returns the names of the Secrets whose values it uses.
     pub(super) fn reads_secret(&self) -> impl Iterator<Item = &str> {
         self.secret_data
             .iter()
@@ -57,8 +57,8 @@ impl Override {
         self.clusters.chooses(about.cluster, about.labels)
     }
 
-    /// Changes the content, if the override matches this cluster. Every reader of a rule sees its
-    /// fields: none of them goes into a Secret. No content of a Secret goes into another object.
+    /// Applies the override, if it matches the cluster. Every reader of the rule sees its fields,
+    /// so none is used in a Secret. No content of a Secret is used in another object.
     pub(super) fn apply(
         &self,
         number: usize,

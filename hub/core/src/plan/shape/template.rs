@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, SourceRef};
 
-/// What the variables of a text depend on.
+/// The values of variables.
 #[derive(Clone, Copy)]
 pub struct About<'a> {
     /// The source.
@@ -22,14 +22,14 @@ pub enum Unfilled<'t> {
     Open,
     /// No variable is called so.
     Unknown(&'t str),
-    /// The cluster has no such label, and the text gives no default.
+    /// The cluster does not have the label, and the text has no default.
     NoLabel(&'t str),
     /// With its variables filled it is longer than any object may be.
     TooLong,
 }
 
 impl Unfilled<'_> {
-    /// A sentence for a person. `quote`: the text may be shown.
+    /// Returns the message. `quote`: the text may be quoted.
     pub fn describe(&self, quote: bool) -> String {
         match self {
             Unfilled::Open => "it has a ${ without a }; write $${ for the characters themselves".to_owned(),
@@ -79,7 +79,7 @@ pub fn fill<'t>(text: &'t str, about: About<'_>, limit: usize) -> Result<String,
     Ok(filled)
 }
 
-/// What texts read of a cluster.
+/// The cluster properties that texts use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     name: bool,
@@ -87,9 +87,9 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// Notes what a text reads.
+    /// Records the properties that a text uses.
     pub fn note(&mut self, text: &str) {
-        // What is wrong with the text is the same in every cluster, up to there.
+        // An error in the text is the same in every cluster, up to there.
         let _ = each_piece(text, |piece| {
             if let Piece::Variable(variable) = piece {
                 self.name |= variable == "cluster.name";
@@ -105,7 +105,7 @@ impl Reads {
         });
     }
 
-    /// What that is in a cluster: another text for any other values.
+    /// Appends these properties of a cluster; different values give different texts.
     pub fn read(&self, about: About<'_>, into: &mut String) {
         let mut add = |value: Option<&str>| match value {
             Some(value) => {

@@ -37,7 +37,7 @@ fn secret(object_type: &str, data: Value) -> Content {
     }
 }
 
-/// What a rule makes of an object in a cluster: the name, and the content as JSON.
+/// Renders an object for a cluster: the name, and the content as JSON.
 fn shape(
     spec: Value,
     resource: &str,
@@ -387,7 +387,7 @@ fn clusters_with_equal_outcome_share_a_plan() {
         plan(&cluster_plans, 0).intents[&varying].revision
             != plan(&cluster_plans, 4).intents[&varying].revision
     );
-    // A cluster that gets another label gets what the others with that label have.
+    // A relabeled cluster gets the content of the others with that label.
     fleet[4].1.insert("tier".to_owned(), "gold".to_owned());
     let labels = Some(&fleet[4].1);
     assert!(cluster_plans.set_cluster(

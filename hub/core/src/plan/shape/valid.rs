@@ -1,4 +1,4 @@
-//! What the API server of a member would refuse, found out on the hub, before it is sent.
+//! Checks for errors that a member's API server would return, before anything is sent.
 use std::collections::BTreeSet;
 
 use data_encoding::BASE64;
@@ -56,7 +56,7 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
     type_flaw(object_type.unwrap_or("Opaque"), map(content, "data"))
 }
 
-/// What is wrong with labels and annotations.
+/// Returns the error of labels and annotations.
 fn mark_flaw(content: &Content) -> Option<String> {
     let keys = content.labels.keys().map(|key| ("label", key));
     let mut keys = keys.chain(content.annotations.keys().map(|key| ("annotation", key)));
@@ -91,7 +91,7 @@ fn is_qualified_name(key: &str) -> bool {
     }
 }
 
-/// What the type of a Secret asks for.
+/// Returns the error of a Secret's data by its type.
 fn type_flaw(object_type: &str, data: Option<&Map<String, Value>>) -> Option<String> {
     let value = |key: &str| data.and_then(|data| data.get(key)).and_then(Value::as_str);
     let lacks = |key: &str| {

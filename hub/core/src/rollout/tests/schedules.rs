@@ -11,21 +11,21 @@ const CLUSTERS: usize = 12;
 enum Happens {
     /// A cluster that has been sent the target applies it.
     Applies(usize),
-    /// Or fails to.
+    /// A cluster fails to apply it.
     Fails(usize),
-    /// What failed is cured.
+    /// The failure ends.
     Recovers(usize),
     TargetClusters(usize),
-    /// It comes back, with what it had when it went.
+    /// A cluster reconnects with its former state.
     Comes(usize),
-    /// It is new, or is chosen again and has what it had, in some place of the order.
+    /// A cluster is created or chosen again with its former state, at some position of the order.
     Joins(usize, bool),
     Leaves(usize),
     /// It gets another place in the order.
     Moves(usize, usize),
     Edit,
     Pause(bool),
-    /// The hub is killed and comes back; what was decided last was not written, or was.
+    /// The hub is killed and restarted; its last decision was written, or not.
     Killed {
         written: bool,
     },
@@ -33,7 +33,7 @@ enum Happens {
     Budget(u64),
     /// Whether what fails is to be rolled back.
     Reverts(bool),
-    /// What is kept for a rollback is lost.
+    /// The stored state for a rollback is lost.
     Loses,
 }
 
@@ -80,7 +80,7 @@ struct Simulated {
     clusters: Vec<Cluster>,
     edits: u32,
     uptime: u64,
-    /// What was completed.
+    /// The completed targets.
     completed: BTreeSet<String>,
     /// The target whose state is stored.
     kept: Option<String>,
@@ -114,7 +114,7 @@ impl Simulated {
         )
     }
 
-    /// What the hub sees.
+    /// Observes the clusters as the hub does.
     fn look(&mut self) {
         let target = self.hub.target.clone();
         let known = self.hub.progress.as_ref();
@@ -125,7 +125,7 @@ impl Simulated {
         };
         self.hub.has_former = base.is_some() && base == self.kept;
         let goes_back = progress.is_some_and(|progress| progress.phase.is_rollback());
-        // With what clusters are compared.
+        // The target that clusters are compared with.
         let wanted = if goes_back && self.hub.has_former {
             base.unwrap()
         } else {
@@ -166,7 +166,7 @@ impl Simulated {
             .collect();
     }
 
-    /// Takes a step and checks what follows from it.
+    /// Takes a step and checks its result.
     fn step(&mut self, written: bool) -> Result<(), TestCaseError> {
         self.look();
         let (before, gate) = (self.hub.progress.clone(), self.hub.gate.clone());
@@ -232,7 +232,7 @@ impl Simulated {
             let same = |before: &Progress| {
                 before.phase == Phase::Completed && before.revision == reported_progress.revision
             };
-            // A cluster that did not finish is one of the allowed failures.
+            // An unfinished cluster counts as an allowed failure.
             let allowed = before.as_ref().is_some_and(same) || behind <= reported_progress.failed;
             prop_assert!(allowed, "completed, and {behind} are behind");
         }
@@ -268,7 +268,7 @@ impl Simulated {
             in_flight.count(),
             self.hub.rollout.max_concurrency.of(self.hub.clusters.len()),
         );
-        // Whom another process let in is sent nothing new.
+        // Clusters that another process admitted get nothing new.
         let is_news = |name: &str| !self.hub.at_work.contains(&ClusterName::from(name));
         let sent: Vec<_> = new
             .iter()
@@ -339,8 +339,8 @@ impl Simulated {
         Ok(())
     }
 
-    /// Checks a step of a rollback: no cluster gets the target any more, and those that are let in get the state of the last
-    /// completed rollout, no more at a time than may be under way.
+    /// Checks a step of a rollback: no cluster gets the target, and at most `max_concurrency`
+    /// clusters are being rolled back.
     fn went_back(
         &mut self,
         reported_progress: &Progress,
@@ -482,7 +482,7 @@ impl Simulated {
                 }
             }
             self.step(true)?;
-            // A cluster that came back last is rolled back, too, after it has ended.
+            // A cluster that reconnects last is rolled back too, after the rollback has ended.
             let is_settled = self.hub.gate.as_ref().unwrap().is_settled;
             match self.hub.reported_progress().phase {
                 Phase::Reverted if !is_settled => {}

@@ -1,4 +1,4 @@
-//! The status of a rule that cannot be carried out as it is written, or not everywhere.
+//! The status of a rule with an invalid or partly inapplicable spec.
 use runnel_proto::model::{Content, Grant, NamespaceChoice, Pattern, Terms};
 use serde_json::Value;
 

@@ -10,7 +10,7 @@ fn key() -> ProofKey {
 }
 
 impl World {
-    /// What an agent shows that has applied all.
+    /// Returns the proof of an agent that has applied everything.
     fn right(&self) -> Option<Proof> {
         proof_on(&self.plan, &self.rule.terms, &key())
     }
@@ -20,7 +20,7 @@ impl World {
         self.applied(cluster);
     }
 
-    /// Returns the number of clusters whose agent shows something else than it reports.
+    /// Returns the number of clusters with a proof that differs from their report.
     fn differing(&self) -> usize {
         Sent::of(&self.view(&self.status)).differing(&self.report_store)
     }

@@ -1,5 +1,5 @@
-//! A rollout as a person finds it, in each of its phases: what `kubectl runnel status` prints of it, as a terminal of 80 and of
-//! 160 columns shows it.
+//! Snapshots of a rollout in each phase: the output of `kubectl runnel status` at 80 and at 160
+//! columns.
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ fn world(phase: Phase) -> World {
     world
 }
 
-/// What is kept: nothing, or the state of t0.
+/// The stored state: none, or that of t0.
 fn former(state: Option<CompletedState>) -> Former {
     let state = state.map(Arc::new).ok_or(RollbackBlocker::NoneCompleted);
     let revision = if state.is_ok() {
@@ -121,7 +121,7 @@ fn rolled_back(phase: Phase) -> World {
     world
 }
 
-/// The agent of a cluster holds the former state.
+/// The agent reports the former state.
 fn holds_former(world: &mut World, cluster: &str, counts: Counts) {
     let source = SourceRef::new("configmaps", "a", "s");
     let intents_digest = [(&source, &Revision([9; 16]))].into_iter().collect();
