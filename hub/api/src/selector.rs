@@ -121,8 +121,7 @@ impl LabelSelector {
         for requirement in requirements(text) {
             let (key, operator, values) = requirement_of(requirement)?;
             let key = key.trim().to_owned();
-            let good = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-            if key.is_empty() || !key.chars().all(good) {
+            if !model::is_label_key(&key) {
                 return Err(SelectorError::Requirement(requirement.to_owned()));
             }
             match (operator, values.as_slice()) {

@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 
 use jiff::SignedDuration;
-use runnel_proto::model::is_name_part;
+use runnel_proto::model::{is_label_key, is_label_value};
 use runnel_transport::identity::{is_address, is_cluster_name};
 
 use crate::config::any_duration;
@@ -97,7 +97,7 @@ fn labels(texts: &[String]) -> Result<BTreeMap<String, String>, RequestError> {
     for text in texts {
         let pair = text
             .split_once('=')
-            .filter(|(key, value)| is_label_key(key) && (value.is_empty() || is_name_part(value)));
+            .filter(|(key, value)| is_label_key(key) && is_label_value(value));
         let (key, value) = pair.ok_or_else(|| RequestError::Label(text.clone()))?;
         if labels
             .insert(key.to_owned(), value.to_owned())
@@ -107,14 +107,6 @@ fn labels(texts: &[String]) -> Result<BTreeMap<String, String>, RequestError> {
         }
     }
     Ok(labels)
-}
-
-fn is_label_key(key: &str) -> bool {
-    let is_prefix = |prefix: &str| prefix.len() <= 253 && prefix.split('.').all(is_cluster_name);
-    match key.split_once('/') {
-        Some((prefix, name)) => is_prefix(prefix) && is_name_part(name),
-        None => is_name_part(key),
-    }
 }
 
 #[cfg(test)]

@@ -28,8 +28,9 @@ pub use inspect::{
 pub use intent::{Intent, Tombstone};
 pub use kinds::{KINDS, Kind};
 pub use names::{
-    ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, is_label, is_name_part,
-    is_plain_text, is_subdomain, is_uid, is_word, plain_lines, plain_text,
+    ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, is_label, is_label_key,
+    is_label_value, is_namespace_pattern, is_plain_text, is_subdomain, is_uid, is_word,
+    plain_lines, plain_text,
 };
 pub use preview::{
     DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit,

@@ -225,9 +225,21 @@ fn is_unseen(c: char) -> bool {
         | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Whether this can be the name in the key of a label or annotation, or a label's value that is not empty: up to 63
-/// letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
-pub fn is_name_part(text: &str) -> bool {
+/// Whether this can be the key of a label or annotation: a name, after a DNS subdomain and `/` if there is one.
+pub fn is_label_key(text: &str) -> bool {
+    match text.split_once('/') {
+        Some((prefix, name)) => is_subdomain(prefix) && is_name_part(name),
+        None => is_name_part(text),
+    }
+}
+
+/// Whether this can be the value of a label; an empty one can.
+pub fn is_label_value(text: &str) -> bool {
+    text.is_empty() || is_name_part(text)
+}
+
+/// Up to 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends.
+fn is_name_part(text: &str) -> bool {
     let edge = |c: char| c.is_ascii_alphanumeric();
     let legal = |c: char| edge(c) || matches!(c, '-' | '_' | '.');
     text.len() <= 63 && text.starts_with(edge) && text.ends_with(edge) && text.chars().all(legal)
@@ -236,6 +248,14 @@ pub fn is_name_part(text: &str) -> bool {
 /// Whether this is a DNS label of RFC 1123: the name of a namespace, at most 63 characters.
 pub fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_domain_part(text)
+}
+
+/// Whether this is the name of a namespace, or a glob in which `*` stands for any part of such names.
+pub fn is_namespace_pattern(text: &str) -> bool {
+    let plain =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-*".contains(&byte);
+    let is_glob = || text.contains('*') && text.len() <= 63 && text.bytes().all(plain);
+    is_label(text) || is_glob()
 }
 
 /// Whether this is a DNS subdomain of RFC 1123: the name of an object, or `plural[.group]`, at most
@@ -351,6 +371,55 @@ mod tests {
         );
         assert!(is_uid("5b3c-42_a.b") && !is_uid("") && !is_uid("a;b") && !is_uid("a b"));
         assert!(is_word("*-prod") && !is_word("a b") && !is_word("ä") && !is_word(""));
+    }
+
+    #[test]
+    fn label_keys_and_values_follow_kubernetes() {
+        let longest = format!("{}/{}", ["a"; 127].join("."), "k".repeat(63));
+        for key in ["a", "A_b.c-9", "example.com/tier", longest.as_str()] {
+            assert!(is_label_key(key), "{key}");
+        }
+        let long = "k".repeat(64);
+        for key in [
+            "",
+            "/a",
+            "a/",
+            "a/b/c",
+            "A.com/a",
+            "-a",
+            "a-",
+            "a b",
+            "ä",
+            long.as_str(),
+        ] {
+            assert!(!is_label_key(key), "{key}");
+        }
+        for value in ["", "a", "A_b.c-9"] {
+            assert!(is_label_value(value), "{value}");
+        }
+        for value in ["-a", "a-", "a/b", "a b", "a\n", long.as_str()] {
+            assert!(!is_label_value(value), "{value}");
+        }
+    }
+
+    #[test]
+    fn namespace_patterns_are_names_and_globs() {
+        let longest = "*".repeat(63);
+        for pattern in [
+            "a",
+            "team-a",
+            "*",
+            "team-*",
+            "*-prod",
+            "-*",
+            longest.as_str(),
+        ] {
+            assert!(is_namespace_pattern(pattern), "{pattern}");
+        }
+        let long = "*".repeat(64);
+        for pattern in ["", "a-", "A*", "a.b", "a?", "[a]*", "a *", long.as_str()] {
+            assert!(!is_namespace_pattern(pattern), "{pattern}");
+        }
     }
 
     /// Returns valid names of Kubernetes objects.

@@ -1,5 +1,5 @@
 //! Parses a policy. Each unknown field or value is an error with the name of the field and a hint.
-use runnel_proto::model::{KINDS, Pattern, is_label};
+use runnel_proto::model::{KINDS, Pattern, is_namespace_pattern};
 use serde_json::{Map, Value};
 
 use super::{Adopt, Names, OnRevoke, Patterns, Policy};
@@ -220,15 +220,6 @@ fn flag(path: &str, value: &Value) -> Parsed<bool> {
     value
         .as_bool()
         .ok_or_else(|| error(path, "must be true or false"))
-}
-
-fn is_namespace_pattern(text: &str) -> bool {
-    if !text.contains('*') {
-        return is_label(text);
-    }
-    let plain =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-*".contains(&byte);
-    text.len() <= 63 && text.bytes().all(plain)
 }
 
 fn is_label_pattern(text: &str) -> bool {

@@ -2,7 +2,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;
-use runnel_proto::model::{NamespaceChoice, Pattern, is_closed_namespace};
+use runnel_proto::model::{NamespaceChoice, Pattern, is_closed_namespace, is_label};
 
 use runnel_api::{LabelSelector, Namespaces};
 
@@ -171,7 +171,7 @@ pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places)
     }
     let plain = BTreeMap::new();
     let asked_names: Vec<&str> = entries(asked.list).collect();
-    if asked.selector.trim().is_empty() && asked_names.iter().all(|one| is_literal(one)) {
+    if asked.selector.trim().is_empty() && asked_names.iter().all(|one| is_label(one)) {
         let labels = |name: &str| places.get(name).unwrap_or(&plain).clone();
         let names = asked_names
             .into_iter()
@@ -233,7 +233,7 @@ fn named(list: &str, places: &Places) -> Choice {
             continue;
         };
         let one = match glob(entry) {
-            Some(glob) if is_literal(&glob) => Choice {
+            Some(glob) if is_label(&glob) => Choice {
                 names: BTreeSet::from([glob]),
                 ..Choice::default()
             },
@@ -256,13 +256,6 @@ fn named(list: &str, places: &Places) -> Choice {
         choice = choice.and(one);
     }
     choice
-}
-
-fn is_literal(name: &str) -> bool {
-    !name.is_empty()
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
 
 /// The glob that matches the same names of namespaces as this expression does; `None` if there is none.

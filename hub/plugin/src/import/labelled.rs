@@ -6,7 +6,7 @@
 //! without copies by name. The rest is refused with the reason.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::HUB_LABEL;
+use runnel_proto::model::{HUB_LABEL, is_namespace_pattern};
 use serde_json::{Value, json};
 
 use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
@@ -62,11 +62,7 @@ impl ByLabel {
             ) => (key.clone(), None),
             _ => return Err(wrong()),
         };
-        let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '*';
-        if let Some(bad) = to
-            .iter()
-            .find(|name| name.is_empty() || !name.chars().all(good))
-        {
+        if let Some(bad) = to.iter().find(|name| !is_namespace_pattern(name)) {
             return Err(ArgumentError::Namespace(bad.clone()));
         }
         Ok(Self {

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube::ResourceExt;
-use runnel_proto::model::{ClusterName, RuleName, RuleUid, is_subdomain};
+use runnel_proto::model::{
+    ClusterName, RuleName, RuleUid, is_label_key, is_label_value, is_subdomain,
+};
 use runnel_proto::wire;
 use serde_json::Value;
 use tonic::Status;
@@ -24,9 +26,6 @@ const JUDGED: usize = 200;
 const ASKED: usize = 50;
 /// The number of rules that are compared while the index is locked.
 const COMPARED: usize = 64;
-/// The longest key and value of a label of a member cluster.
-const LABEL_KEY: usize = 317;
-const LABEL_VALUE: usize = 63;
 
 /// A change, and the rules that it affects.
 pub(super) struct Change {
@@ -241,7 +240,7 @@ impl Questions {
         if !member
             .labels()
             .iter()
-            .all(|(key, value)| is_label_pair(key, value))
+            .all(|(key, value)| is_label_key(key) && is_label_value(value))
         {
             return Err(malformed(&"metadata.labels: a key or value is no label"));
         }
@@ -306,40 +305,9 @@ fn judged<T>(affected: &mut Vec<T>) -> Option<String> {
         .then(|| format!("the removal guard judged the first {JUDGED} of {all} rules that change"))
 }
 
-fn is_label_pair(key: &str, value: &str) -> bool {
-    let plain = |text: &str, more: &str| {
-        text.chars()
-            .all(|c| c.is_ascii_alphanumeric() || more.contains(c))
-    };
-    !key.is_empty()
-        && key.len() <= LABEL_KEY
-        && value.len() <= LABEL_VALUE
-        && plain(key, "-_./")
-        && plain(value, "-_.")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn labels_within_the_limits_are_taken() {
-        assert!(is_label_pair("example.com/tier", "a-b_c.9") && is_label_pair("tier", ""));
-        assert!(is_label_pair(
-            &"k".repeat(LABEL_KEY),
-            &"v".repeat(LABEL_VALUE)
-        ));
-        let (key, value) = ("k".repeat(LABEL_KEY + 1), "v".repeat(LABEL_VALUE + 1));
-        for (key, value) in [
-            ("", "a"),
-            (key.as_str(), "a"),
-            ("a", value.as_str()),
-            ("a b", "c"),
-            ("a", "b\n"),
-        ] {
-            assert!(!is_label_pair(key, value), "{key} {value}");
-        }
-    }
 
     #[test]
     fn rules_beyond_the_limit_are_not_judged_and_counted() {

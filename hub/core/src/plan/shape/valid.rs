@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 
 use data_encoding::BASE64;
-use runnel_proto::model::{Content, Kind, is_name_part, is_subdomain};
+use runnel_proto::model::{Content, Kind, is_label_key, is_label_value};
 use serde_json::{Map, Value};
 
 /// The most bytes that the values of an object may have together.
@@ -60,7 +60,7 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
 fn mark_flaw(content: &Content) -> Option<String> {
     let keys = content.labels.keys().map(|key| ("label", key));
     let mut keys = keys.chain(content.annotations.keys().map(|key| ("annotation", key)));
-    if let Some((what, key)) = keys.find(|(_, key)| !is_qualified_name(key)) {
+    if let Some((what, key)) = keys.find(|(_, key)| !is_label_key(key)) {
         return Some(format!(
             "{key:?} is no key of a {what}: write up to 63 letters, digits, '-', '_' and '.', after a DNS name and '/' if you like"
         ));
@@ -68,7 +68,7 @@ fn mark_flaw(content: &Content) -> Option<String> {
     if let Some((key, _)) = content
         .labels
         .iter()
-        .find(|(_, value)| !value.is_empty() && !is_name_part(value))
+        .find(|(_, value)| !is_label_value(value))
     {
         return Some(format!(
             "the label {key} has a value that is none: up to 63 letters, digits, '-', '_' and '.'"
@@ -82,13 +82,6 @@ fn mark_flaw(content: &Content) -> Option<String> {
     (size > ANNOTATIONS_LIMIT).then(|| {
         format!("its annotations have {size} bytes together, and {ANNOTATIONS_LIMIT} are the most")
     })
-}
-
-fn is_qualified_name(key: &str) -> bool {
-    match key.split_once('/') {
-        Some((prefix, name)) => is_subdomain(prefix) && is_name_part(name),
-        None => is_name_part(key),
-    }
 }
 
 /// Returns the error of a Secret's data by its type.
@@ -149,6 +142,7 @@ fn size(kind: &Kind, value: &Value) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use runnel_proto::model::is_subdomain;
     use serde_json::json;
 
     fn secret(object_type: &str, data: Value) -> Option<String> {
