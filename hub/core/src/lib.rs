@@ -5,6 +5,7 @@
 //! - [`session`]: the next messages to one agent.
 //! - [`rollout`]: the clusters that may have a change now.
 //! - [`guard`]: the removals that need an approval.
+//! - [`reports`]: the reports of one frame of an agent.
 //! - [`status`]: the contents of the statuses.
 //! - [`epoch`]: the history of leaders, and the divergences that it proves.
 //! - [`lease`]: the steps of a candidate, and the records of leaders in the Lease.
@@ -26,6 +27,7 @@ pub mod now;
 pub mod plan;
 pub mod preview;
 pub mod rate_limit;
+pub mod reports;
 pub mod rollout;
 pub mod session;
 pub mod status;

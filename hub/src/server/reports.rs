@@ -12,8 +12,9 @@ use super::admission;
 use super::session::Running;
 use crate::metrics::PeerLimit;
 use runnel_hub_core::index::Effect;
+use runnel_hub_core::reports::{ReportState, asked};
 use runnel_hub_core::session::RULES_LIMIT;
-use runnel_hub_core::status::{Sent, SessionFacts};
+use runnel_hub_core::status::SessionFacts;
 
 /// The limit of the length of a version or uid from an agent, as in the API.
 const TEXT_LIMIT: usize = 128;
@@ -201,11 +202,17 @@ impl Running {
     /// Sends rules that were beyond the agent's limit and now fit. Marks the statuses of the
     /// others.
     pub(super) fn send_rules_beyond_limit(&mut self) {
-        let with_room = self.live.session.lock().beyond_with_room();
-        self.resend(with_room);
-        let Some(beyond) = self.live.session.lock().take_beyond_change() else {
-            return;
+        let (with_room, beyond) = {
+            let mut session = self.live.session.lock();
+            let with_room = session.beyond_with_room();
+            let beyond = with_room.is_empty().then(|| session.take_beyond_change());
+            (with_room, beyond)
         };
+        let beyond = beyond.unwrap_or_else(|| {
+            self.resend(with_room);
+            self.live.session.lock().take_beyond_change()
+        });
+        let Some(beyond) = beyond else { return };
         let cluster = &self.identity.cluster;
         tracing::warn!(
             rules = beyond.len(),
@@ -229,59 +236,48 @@ impl Running {
         }
     }
 
-    pub(super) fn reported(&mut self, rules: Vec<RuleState>) {
+    /// Handles the reports of one frame.
+    pub(super) fn reported(&mut self, states: Vec<RuleState>) {
         let cluster = self.identity.cluster.clone();
-        let (mut changed, mut again, mut lapsed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for mut state in rules {
-            let uid = state.uid.clone();
-            if state.gone && self.live.session.lock().gone(&uid, state.last_batch) {
-                // The status is marked even if nothing was reported about the rule before, because
-                // its release may wait for this report.
-                changed.push(uid.clone());
-                let ordered = self
-                    .hub_state
-                    .index
-                    .read()
-                    .cluster(&cluster)
-                    .is_some_and(|c| c.pending.contains_key(&uid));
-                if ordered {
-                    self.settle(vec![(cluster.clone(), uid.clone())]);
-                }
-            }
-            // A member reports its own intents only.
-            if !self.record_waiting(&state, &mut again, &mut lapsed) {
-                continue;
-            }
-            let unknown = !self.measure(&state);
-            // Failures of rules that the hub does not have are dropped.
-            if unknown {
-                state.failures = Vec::new();
-            }
-            let news = self
-                .hub_state
-                .report_store
-                .lock()
-                .report(&cluster, self.live.number, state);
-            if news && self.differs(&uid) && self.may_log() {
-                tracing::warn!(rule = %uid, "the agent shows other copies than it reports as applied");
-            }
-            if news {
-                changed.push(uid);
-                if unknown {
-                    self.hub_state.queues.dirty_members.add([cluster.clone()]);
-                }
-            }
+        let outcome = {
+            let index = self.hub_state.index.read();
+            let mut session = self.live.session.lock();
+            let mut report_store = self.hub_state.report_store.lock();
+            let mut deliveries = self.hub_state.deliveries.lock();
+            let mut state = ReportState {
+                index: &index,
+                session: &mut session,
+                report_store: &mut report_store,
+                deliveries: &mut deliveries,
+            };
+            state.take_reports(&cluster, self.live.number, states, Instant::now())
+        };
+        for took in outcome.delivered {
+            self.metrics.delivered(took);
         }
-        self.judge_unchosen(&cluster, &changed);
-        self.judge_asked(&cluster, &changed);
-        self.judge_again(&again);
-        self.resend(lapsed);
+        for (uid, took) in outcome.rules_delivered {
+            self.metrics.rule_delivered(&uid, took);
+        }
+        self.metrics.limited(PeerLimit::Details, outcome.shortened);
+        for uid in outcome.differing.iter().filter(|_| self.may_log()) {
+            tracing::warn!(rule = %uid, "the agent shows other copies than it reports as applied");
+        }
+        let settled = outcome.settled.into_iter();
+        self.settle(settled.map(|uid| (cluster.clone(), uid)).collect());
+        if outcome.is_member_changed {
+            self.hub_state.queues.dirty_members.add([cluster.clone()]);
+        }
+        // The copies of a rule that does not select this cluster are judged, because the cluster
+        // counts as connected now.
+        for uid in &outcome.unchosen {
+            self.hub_state
+                .change(|index| index.orphaned_cluster(uid, &cluster));
+        }
+        self.judge(outcome.asked);
+        self.judge_again(&outcome.prune_again);
+        self.resend(outcome.lapsed);
         self.send_rules_beyond_limit();
-        self.metrics.limited(
-            PeerLimit::Details,
-            self.hub_state.report_store.lock().take_shortened(),
-        );
-        self.mark_statuses(changed);
+        self.mark_statuses(outcome.changed);
         self.come_again_for_left_out();
     }
 
@@ -303,51 +299,21 @@ impl Running {
 
     /// Judges the removals for which the agent requests approval, if the set has changed.
     pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
-        let judge: BTreeSet<_> = {
-            let (index, report_store) = (
-                self.hub_state.index.read(),
-                self.hub_state.report_store.lock(),
-            );
-            let message = |uid: &RuleUid| report_store.holding(uid, cluster).unwrap_or_default();
-            rules
-                .iter()
-                .filter(|uid| index.prune_differs(uid, cluster, message(uid)))
-                .cloned()
-                .collect()
+        let asked = {
+            let index = self.hub_state.index.read();
+            asked(&index, &self.hub_state.report_store.lock(), cluster, rules)
         };
-        let judge = self.judged_now(judge);
+        self.judge(asked);
+    }
+
+    fn judge(&mut self, rules: BTreeSet<RuleUid>) {
+        let judge = self.judged_now(rules);
         if !judge.is_empty() {
             self.hub_state.change(|_| Effect {
                 judge,
                 ..Effect::default()
             });
         }
-    }
-
-    /// Records the request of the agent for approval. Returns `false` for a rule of which the agent
-    /// should have no copies.
-    fn record_waiting(
-        &self,
-        state: &RuleState,
-        again: &mut BTreeSet<RuleUid>,
-        lapsed: &mut Vec<RuleUid>,
-    ) -> bool {
-        let mut session = self.live.session.lock();
-        if !state.gone && !session.holds(&state.uid) {
-            return false;
-        }
-        let waits = state
-            .namespace_prunes
-            .as_ref()
-            .map(|namespace_prunes| namespace_prunes.digest);
-        // The agent requests approval again for removals that were approved.
-        if waits.is_some_and(|asked| session.prune_approval_consumed(&state.uid, asked)) {
-            again.insert(state.uid.clone());
-        }
-        if session.pending_prune_changed(&state.uid, waits) {
-            lapsed.push(state.uid.clone());
-        }
-        true
     }
 
     fn judge_again(&self, again: &BTreeSet<RuleUid>) {
@@ -362,66 +328,5 @@ impl Running {
                 }
             });
         }
-    }
-
-    /// Judges the copies of rules that do not select this cluster, because the cluster counts as
-    /// connected now. Also marks the status of a leaving cluster, which shows its remaining copies.
-    fn judge_unchosen(&self, cluster: &ClusterName, rules: &[RuleUid]) {
-        let (unchosen, leaves): (Vec<_>, bool) = {
-            let index = self.hub_state.index.read();
-            let elsewhere = |uid: &&RuleUid| {
-                index
-                    .rule(uid)
-                    .is_some_and(|entry| !entry.target_clusters.clusters.contains_key(cluster))
-            };
-            let leaves = index
-                .cluster(cluster)
-                .is_some_and(|cluster| cluster.leaving);
-            (rules.iter().filter(elsewhere).collect(), leaves)
-        };
-        if leaves {
-            self.hub_state.queues.dirty_members.add([cluster.clone()]);
-        }
-        for uid in unchosen
-            .into_iter()
-            .filter(|uid| self.live.session.lock().holds(uid))
-        {
-            self.hub_state
-                .change(|index| index.orphaned_cluster(uid, cluster));
-        }
-    }
-
-    /// Whether the digest in the agent's newest report of a rule differs from that of the sent
-    /// content.
-    fn differs(&self, rule: &RuleUid) -> bool {
-        let index = self.hub_state.index.read();
-        let entry = index.rule(rule);
-        entry.is_some_and(|entry| {
-            Sent::from(entry)
-                .differs_in(&self.hub_state.report_store.lock(), &self.identity.cluster)
-        })
-    }
-
-    /// Records the delivery of an edit in the session's cluster, and in all clusters of its rule if
-    /// it is complete. Returns whether the hub has the rule.
-    fn measure(&self, state: &RuleState) -> bool {
-        let index = self.hub_state.index.read();
-        let entry = index.rule(&state.uid);
-        // A rollback is not an edit.
-        let edited = entry.filter(|entry| entry.rollback().is_none());
-        let assignment = || edited.and_then(|entry| entry.assignment(&self.identity.cluster));
-        let took = self.hub_state.deliveries.lock().reported(
-            &self.identity.cluster,
-            state,
-            assignment,
-            Instant::now(),
-        );
-        if let Some(took) = took.and_then(|took| took.cluster) {
-            self.metrics.delivered(took);
-        }
-        if let Some(took) = took.and_then(|took| took.rule) {
-            self.metrics.rule_delivered(&state.uid, took);
-        }
-        entry.is_some()
     }
 }
