@@ -48,6 +48,18 @@ pub struct LiveSession {
     pub wake: Notify,
 }
 
+impl LiveSession {
+    /// Returns a session of this number that has neither sent nor received anything.
+    pub fn new(number: u64) -> Self {
+        Self {
+            number,
+            session: OrderedMutex::new(Session::default()),
+            inquiries: Inquiries::of_a_session(),
+            wake: Notify::new(),
+        }
+    }
+}
+
 /// The shared state of the hub's tasks.
 pub struct HubState {
     /// Settings of the process.

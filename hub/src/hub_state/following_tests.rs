@@ -6,10 +6,8 @@ use std::time::Instant;
 use jiff::Timestamp;
 use runnel_proto::model::{ClusterName, Counts, Payload, Revision, RuleState, RuleUid, SourceRef};
 use serde_json::{Value, json};
-use tokio::sync::Notify;
 
-use super::{HubState, Inquiries, LiveSession, Settings};
-use crate::ordered_lock::OrderedMutex;
+use super::{HubState, LiveSession, Settings};
 use runnel_hub_core::index::{Cluster, ScopeState};
 use runnel_hub_core::plan::{Rule, SourceContent, SourceState, WatchScope};
 use runnel_hub_core::status::SessionFacts;
@@ -56,20 +54,9 @@ fn connects(hub_state: &HubState, name: &str) {
         .report_store
         .lock()
         .connected(&cluster, 1, facts, vec![]);
-    let (session, inquiries, wake) = (
-        OrderedMutex::default(),
-        Inquiries::of_a_session(),
-        Notify::new(),
-    );
-    hub_state.sessions.insert(
-        cluster,
-        Arc::new(LiveSession {
-            number: 1,
-            session,
-            inquiries,
-            wake,
-        }),
-    );
+    hub_state
+        .sessions
+        .insert(cluster, Arc::new(LiveSession::new(1)));
 }
 
 /// The source is edited.

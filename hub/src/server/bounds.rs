@@ -1,12 +1,11 @@
 //! The limits of what one session reads from its agent, and of the work that its reports cause.
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_hub_core::rate_limit::{Rate, RateLimit};
 use runnel_proto::model::RuleUid;
 
-use super::peers::{Peers, UnregisteredStream};
+use super::peers::UnregisteredStream;
 use crate::lease::{ConnectionGuard, RegisteredSession};
 use crate::metrics::{HubMetrics, PeerLimit};
 
@@ -32,7 +31,6 @@ const TOGETHER: Duration = Duration::from_millis(100);
 
 /// The limits of one session.
 pub(super) struct Bounds {
-    pub(super) peers: Arc<Peers>,
     /// The unregistered stream, until the session is registered.
     stream: Option<UnregisteredStream>,
     guard: Option<ConnectionGuard>,
@@ -54,13 +52,8 @@ pub(super) struct Bounds {
 
 impl Bounds {
     /// Returns the limits of a stream that begins on a connection.
-    pub(super) fn new(
-        peers: Arc<Peers>,
-        stream: Option<UnregisteredStream>,
-        guard: Option<ConnectionGuard>,
-    ) -> Self {
+    pub(super) fn new(stream: Option<UnregisteredStream>, guard: Option<ConnectionGuard>) -> Self {
         Self {
-            peers,
             stream,
             guard,
             session: None,

@@ -9,7 +9,7 @@ use runnel_proto::model::{ClusterName, HubFrame};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
-use super::session::Running;
+use super::session::{Running, SessionContext};
 use super::{PeerIdentity, Server};
 use crate::hub_state::HubState;
 use crate::join::with_reason;
@@ -115,7 +115,7 @@ impl Server {
     }
 }
 
-impl Running {
+impl SessionContext {
     /// Returns the uid of the cluster with this name: from the status, unless another cluster has
     /// just replaced it.
     fn current_cluster_uid(&self) -> Option<String> {
@@ -146,7 +146,9 @@ impl Running {
                 .or_else(|| live.filter(|(_, same_key)| *same_key).map(|(uid, _)| uid))
         })
     }
+}
 
+impl Running {
     /// Judges the agent's token after the agent's Hello, which has the uid of its cluster.
     pub(super) fn judge_member(&mut self, cluster_uid: &str) {
         // The uid becomes a part of a command that is displayed to an administrator.
@@ -159,8 +161,9 @@ impl Running {
                 "cluster_uid: not the uid of a namespace",
             ));
         }
-        let cluster = &self.identity.cluster;
+        let cluster = &self.context.identity.cluster;
         if let Some(known) = self
+            .context
             .current_cluster_uid()
             .filter(|known| !known.is_empty() && known != cluster_uid)
         {
@@ -168,19 +171,24 @@ impl Running {
                 known,
                 other: cluster_uid.to_owned(),
             };
-            if !is_confirmed(&self.object_cache, cluster, &divergence) {
-                note(&self.hub_state, cluster, &divergence);
+            if !is_confirmed(&self.context.object_cache, cluster, &divergence) {
+                note(&self.context.hub_state, cluster, &divergence);
                 return self.end(refusal(divergence.message(cluster.as_str())));
             }
-            self.hub_state.leadership.divergences.lock().forget(cluster);
+            self.context
+                .hub_state
+                .leadership
+                .divergences
+                .lock()
+                .forget(cluster);
         }
-        self.epoch.recipient = TokenRecipient::new(self.identity.uid(), cluster_uid);
+        self.epoch.recipient = TokenRecipient::new(self.context.identity.uid(), cluster_uid);
         let Some(history_token) = &self.epoch.history_token else {
             self.epoch.gives_history_token = true;
             return;
         };
         let Some((divergence, is_of_newer)) =
-            judge_member(&self.hub_state, self.epoch.recipient, history_token)
+            judge_member(&self.context.hub_state, self.epoch.recipient, history_token)
         else {
             return;
         };
@@ -191,7 +199,8 @@ impl Running {
             return;
         };
         // After the confirmation a new token replaces the one that caused the divergence.
-        self.epoch.gives_history_token = is_confirmed(&self.object_cache, cluster, &divergence);
+        self.epoch.gives_history_token =
+            is_confirmed(&self.context.object_cache, cluster, &divergence);
         if self.epoch.gives_history_token {
             tracing::warn!(
                 reason = divergence.name(),
@@ -200,23 +209,35 @@ impl Running {
             return;
         }
         if divergence.restriction() == SendRestriction::Everything {
-            note(&self.hub_state, cluster, &divergence);
+            note(&self.context.hub_state, cluster, &divergence);
         }
         self.epoch.divergence = Some(divergence);
     }
 
     /// Records the restriction of a session that counts as connected.
     pub(super) fn record_restriction(&self) {
-        let cluster = &self.identity.cluster;
+        let cluster = &self.context.identity.cluster;
         match self.epoch.restriction() {
             SendRestriction::Everything => self
+                .context
                 .hub_state
                 .report_store
                 .lock()
                 .waits_for_confirmation(cluster, true),
             SendRestriction::Removals | SendRestriction::Nothing => {
-                if self.hub_state.leadership.divergences.lock().settle(cluster) {
-                    self.hub_state.queues.dirty_members.add([cluster.clone()]);
+                if self
+                    .context
+                    .hub_state
+                    .leadership
+                    .divergences
+                    .lock()
+                    .settle(cluster)
+                {
+                    self.context
+                        .hub_state
+                        .queues
+                        .dirty_members
+                        .add([cluster.clone()]);
                 }
             }
         }
@@ -229,21 +250,22 @@ impl Running {
         else {
             return;
         };
-        let cluster = &self.identity.cluster;
-        if !self.epoch.kept_back && self.live.session.lock().has_kept_back() {
-            note(&self.hub_state, cluster, divergence);
-            self.hub_state
+        let cluster = &self.context.identity.cluster;
+        if !self.epoch.kept_back && self.context.live.session.lock().has_kept_back() {
+            note(&self.context.hub_state, cluster, divergence);
+            self.context
+                .hub_state
                 .report_store
                 .lock()
                 .waits_for_confirmation(cluster, true);
-            self.hub_state.mark_rules_of(cluster);
+            self.context.hub_state.mark_rules_of(cluster);
             self.epoch.kept_back = true;
         }
     }
 
     /// Lifts the restriction of a cluster that joined again and has only copies of its rules.
     pub(super) fn end_empty_restriction(&mut self) {
-        let mut session = self.live.session.lock();
+        let mut session = self.context.live.session.lock();
         if self.epoch.end_if_nothing_kept_back(&session) {
             session.set_restriction(SendRestriction::Nothing);
         }
@@ -252,7 +274,11 @@ impl Running {
     /// Whether an administrator has confirmed the divergence since. Then the agent must reconnect.
     pub(super) fn is_confirmed(&self) -> bool {
         self.epoch.divergence.as_ref().is_some_and(|divergence| {
-            is_confirmed(&self.object_cache, &self.identity.cluster, divergence)
+            is_confirmed(
+                &self.context.object_cache,
+                &self.context.identity.cluster,
+                divergence,
+            )
         })
     }
 
@@ -263,7 +289,7 @@ impl Running {
 
     /// Sends the hub's CAs to the agent, unless there is a divergence.
     pub(super) fn send_authorities(&mut self) {
-        let all = self.hub_state.authorities.borrow().clone();
+        let all = self.context.hub_state.authorities.borrow().clone();
         // An agent with such a divergence does not trust other CAs of this hub.
         if !all.is_empty() && self.epoch.restriction() != SendRestriction::Everything {
             self.out.push(HubFrame::Authorities(all));
@@ -275,7 +301,7 @@ impl Running {
         if !self.epoch.gives_with(frame) {
             return Bytes::new();
         }
-        let position = self.hub_state.leadership.leader_position.read();
+        let position = self.context.hub_state.leadership.leader_position.read();
         let token = position.as_ref().and_then(|position| {
             Some(HistoryToken::of(
                 position.line.newest()?,
@@ -284,7 +310,7 @@ impl Running {
             ))
         });
         token
-            .map(|token| token.seal(&self.hub_state.settings.revision_key))
+            .map(|token| token.seal(&self.context.hub_state.settings.revision_key))
             .unwrap_or_default()
     }
 }

@@ -8,7 +8,7 @@ use runnel_proto::model::{AgentFrame, HubFrame, Refusal, RuleUid};
 use runnel_proto::{convert, wire};
 use tonic::Status;
 
-use super::session::Running;
+use super::session::{Running, SessionContext};
 use crate::metrics::PeerLimit;
 use runnel_hub_core::session::RULES_LIMIT;
 
@@ -36,67 +36,11 @@ fn cost_of(frame: &AgentFrame) -> usize {
     }
 }
 
-impl Running {
-    pub(super) fn handle_frame(&mut self, frame: wire::AgentFrame) {
-        self.bounds.spend_reads(1, &self.metrics);
-        let (frame, refused) = match convert::agent_frame(frame) {
-            Ok(read) => read,
-            Err(error) if self.hello.is_none() => {
-                return self.end(Status::invalid_argument(error.to_string()));
-            }
-            Err(error) => return self.pass_over_frame(&error),
-        };
-        self.pass_over_items(refused);
-        self.bounds.spend_reads(cost_of(&frame), &self.metrics);
-        match (frame, self.hello.is_some(), self.registered) {
-            (AgentFrame::Hello(hello), false, _) => self.greet(hello),
-            (AgentFrame::AckedRules(rules, last), true, false) => {
-                self.bounds.extend();
-                self.extend_hello();
-                let index = self.hub_state.index.read();
-                self.acked.add(rules, |uid| index.rule(uid).is_some());
-                drop(index);
-                if last {
-                    self.register();
-                }
-            }
-            (AgentFrame::AckedRules(rules, _), true, true) => self.resynced(rules),
-            (AgentFrame::LostWatches(watches), _, true) => self.lost_watches(watches),
-            (AgentFrame::Detail(uid, intents, last), _, true) => {
-                self.live.session.lock().detail(&uid, intents, last);
-                self.judge_orphaned();
-            }
-            (AgentFrame::Ack(nonce, refused), _, true) => {
-                self.live.session.lock().ack(nonce);
-                self.refused(&refused);
-            }
-            (AgentFrame::Report(rules), _, true) => self.reported(rules),
-            (AgentFrame::Want(uid, sources), _, true) => {
-                self.live.session.lock().want(&uid, sources)
-            }
-            (AgentFrame::Inspected(answer), _, true) => self.live.inquiries.answered(*answer),
-            (AgentFrame::PreviewResult(answer), _, true) => {
-                self.live.inquiries.preview_result(answer)
-            }
-            (AgentFrame::Handover, _, true) => self.out.hand_over(Instant::now()),
-            (AgentFrame::Alive, true, _) => {}
-            _ => self.end(Status::failed_precondition(
-                "a frame out of order: Hello, AckedRules, then all others",
-            )),
-        }
-    }
-
-    /// Ends the stream, because newer streams of this member began before the agent reported its
-    /// acked set on this one.
-    pub(super) fn superseded(&mut self) {
-        let text = "other streams of this cluster began before the agent had reported its intents on this one";
-        self.end(Status::resource_exhausted(text));
-    }
-
+impl SessionContext {
     /// Whether a line about this member may be logged now. Logs the number of lines that were
     /// skipped since the last one.
     pub(super) fn may_log(&self) -> bool {
-        let line = self.bounds.peers.line(self.identity.uid(), Instant::now());
+        let line = self.peers.line(self.identity.uid(), Instant::now());
         if let Some(skipped) = line.filter(|skipped| *skipped > 0) {
             tracing::info!(skipped, "lines about this member were not logged");
         }
@@ -115,6 +59,67 @@ impl Running {
         if items > 0 {
             tracing::debug!(count = items, "items of an agent's frame are passed over");
         }
+    }
+}
+
+impl Running {
+    pub(super) fn handle_frame(&mut self, frame: wire::AgentFrame) {
+        self.bounds.spend_reads(1, &self.context.metrics);
+        let (frame, refused) = match convert::agent_frame(frame) {
+            Ok(read) => read,
+            Err(error) if self.hello.is_none() => {
+                return self.end(Status::invalid_argument(error.to_string()));
+            }
+            Err(error) => return self.context.pass_over_frame(&error),
+        };
+        self.context.pass_over_items(refused);
+        self.bounds
+            .spend_reads(cost_of(&frame), &self.context.metrics);
+        match (frame, self.hello.is_some(), self.registered) {
+            (AgentFrame::Hello(hello), false, _) => self.greet(hello),
+            (AgentFrame::AckedRules(rules, last), true, false) => {
+                self.bounds.extend();
+                self.extend_hello();
+                let index = self.context.hub_state.index.read();
+                self.acked.add(rules, |uid| index.rule(uid).is_some());
+                drop(index);
+                if last {
+                    self.register();
+                }
+            }
+            (AgentFrame::AckedRules(rules, _), true, true) => self.resynced(rules),
+            (AgentFrame::LostWatches(watches), _, true) => self.context.lost_watches(watches),
+            (AgentFrame::Detail(uid, intents, last), _, true) => {
+                self.context.live.session.lock().detail(&uid, intents, last);
+                self.context.judge_orphaned();
+            }
+            (AgentFrame::Ack(nonce, refused), _, true) => {
+                self.context.live.session.lock().ack(nonce);
+                self.refused(&refused);
+            }
+            (AgentFrame::Report(rules), _, true) => self.reported(rules),
+            (AgentFrame::Want(uid, sources), _, true) => {
+                self.context.live.session.lock().want(&uid, sources)
+            }
+            (AgentFrame::Inspected(answer), _, true) => {
+                self.context.live.inquiries.answered(*answer)
+            }
+            (AgentFrame::PreviewResult(answer), _, true) => {
+                self.context.live.inquiries.preview_result(answer)
+            }
+            (AgentFrame::Handover, _, true) => self.out.hand_over(Instant::now()),
+            (AgentFrame::Alive, true, _) => {}
+            _ => self.end(Status::failed_precondition(
+                "a frame out of order: Hello, AckedRules, then all others",
+            )),
+        }
+    }
+
+    /// Ends the stream, because newer streams of this member began before the agent reported its
+    /// acked set on this one.
+    pub(super) fn superseded(&mut self) {
+        let text = "other streams of this cluster began before the agent had reported its intents on this one";
+        self.end(Status::resource_exhausted(text));
     }
 
     /// Handles the refusals of the agent. A session logs the first few; the others are only
@@ -137,19 +142,19 @@ impl Running {
                 tracing::warn!("further refusals of this session are only counted");
             }
         }
-        self.metrics.refused_by_agents(refused.len() as u64);
+        self.context.metrics.refused_by_agents(refused.len() as u64);
     }
 
     /// Marks the statuses of these rules as stale. Above the rate limit the statuses are marked
     /// later.
     pub(super) fn mark_statuses(&mut self, rules: Vec<RuleUid>) {
-        let soon = self.bounds.statuses_now(rules, &self.metrics);
-        self.hub_state.queues.dirty_rules.add(soon);
+        let soon = self.bounds.statuses_now(rules, &self.context.metrics);
+        self.context.hub_state.queues.dirty_rules.add(soon);
     }
 
     /// Returns the rules that may be judged now. The others are judged later.
     pub(super) fn judged_now(&mut self, rules: BTreeSet<RuleUid>) -> BTreeSet<RuleUid> {
-        self.bounds.judgements_now(rules, &self.metrics)
+        self.bounds.judgements_now(rules, &self.context.metrics)
     }
 
     /// Handles the delayed rules that are due.
@@ -159,7 +164,7 @@ impl Running {
         let late: Vec<_> = std::mem::take(&mut self.bounds.late_judgements)
             .into_iter()
             .collect();
-        let cluster = self.identity.cluster.clone();
+        let cluster = self.context.identity.cluster.clone();
         self.judge_asked(&cluster, &late);
         self.bounds.set_late(Instant::now());
     }
@@ -167,7 +172,7 @@ impl Running {
     /// Makes an agent with more rules than a session stores reconnect when enough of the left-out
     /// rules fit.
     pub(super) fn come_again_for_left_out(&mut self) {
-        let session = self.live.session.lock();
+        let session = self.context.live.session.lock();
         let left_out = session.left_out_rules().min(WORTH_COMING_AGAIN);
         let has_room = left_out > 0 && session.acked_rules().count() + left_out <= RULES_LIMIT;
         drop(session);

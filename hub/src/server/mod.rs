@@ -28,6 +28,7 @@ pub use stream::Calls;
 
 use bounds::Bounds;
 use peers::{Call, Peers};
+use session::{Running, SessionContext};
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -45,7 +46,7 @@ use runnel_transport::identity::{PeerCertificate, SpiffeId, Token};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::hub_state::HubState;
+use crate::hub_state::{HubState, LiveSession};
 use crate::join::{Caller, Registrar, refused};
 use crate::lease;
 use crate::lease::MemberKey;
@@ -381,13 +382,18 @@ impl Runnel for Server {
         }
         let stream = self.peers.stream(identity.caller());
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let running = session::Running::new(
-            self.hub_state.clone(),
-            self.object_cache.clone(),
-            self.metrics.clone(),
+        let context = SessionContext {
+            hub_state: self.hub_state.clone(),
+            object_cache: self.object_cache.clone(),
+            metrics: self.metrics.clone(),
+            peers: self.peers.clone(),
             identity,
-            (lead, number, history_token),
-            Bounds::new(self.peers.clone(), Some(stream), guard),
+            live: Arc::new(LiveSession::new(number)),
+        };
+        let running = Running::new(
+            context,
+            (lead, history_token),
+            Bounds::new(Some(stream), guard),
             (
                 request.into_inner(),
                 session::signals(&self.hub_state, meter, self.shutdown.clone()),

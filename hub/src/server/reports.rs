@@ -9,7 +9,7 @@ use runnel_proto::model::{ClusterName, LostWatch, RuleState, RuleUid};
 use tonic::Status;
 
 use super::admission;
-use super::session::Running;
+use super::session::{Running, SessionContext};
 use crate::metrics::PeerLimit;
 use runnel_hub_core::index::Effect;
 use runnel_hub_core::reports::{ReportState, asked};
@@ -28,118 +28,7 @@ fn short(mut text: String) -> String {
     text
 }
 
-impl Running {
-    /// Registers the session after the agent has reported its acked set. From then on the hub
-    /// counts the agent as connected.
-    pub(super) fn register(&mut self) {
-        let Some(hello) = self.hello.clone() else {
-            return;
-        };
-        let cluster = self.identity.cluster.clone();
-        if !self.leads() {
-            return;
-        }
-        if !self.become_current() {
-            return self.end(Status::aborted("another session of this cluster took over"));
-        }
-        self.lasts();
-        // From here on a change of the member wakes the session. This check covers earlier changes.
-        if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity) {
-            return self.cut(&refusal);
-        }
-        // A user may have confirmed a divergence since the agent's Hello was judged. No other check
-        // follows.
-        if self.is_confirmed() {
-            return self.require_reconnect();
-        }
-        let acked = std::mem::take(&mut self.acked);
-        let (left_out, shortened) = acked.beyond();
-        self.metrics.limited(PeerLimit::Hello, left_out as u64);
-        self.metrics.limited(PeerLimit::Details, shortened as u64);
-        self.bounds.registered();
-        let acked = acked.into_states();
-        if self.may_log() {
-            tracing::info!(
-                agent = hello.agent_version,
-                rules = acked.len(),
-                "agent connected"
-            );
-        }
-        let facts = SessionFacts {
-            agent_version: short(hello.agent_version),
-            kubernetes_version: short(hello.kubernetes_version),
-            cluster_uid: short(hello.cluster_uid),
-            key: self.identity.certificate.key.to_string(),
-            boot_id: short(hello.boot_id),
-            certificate_expires: Timestamp::try_from(self.identity.certificate.not_after)
-                .unwrap_or(Timestamp::MAX),
-        };
-        {
-            let mut session = self.live.session.lock();
-            session.set_restriction(self.epoch.restriction());
-            session.hello(acked.clone());
-            session.leave_out_rules(left_out);
-            session.hello_done();
-        }
-        let rules: Vec<_> = acked.iter().map(|state| state.uid.clone()).collect();
-        let with_copies = acked
-            .iter()
-            .filter(|state| state.intents > 0 || state.counts.copies > 0);
-        let with_copies = with_copies.map(|state| state.uid.clone()).collect();
-        let key = facts.key.clone();
-        let shares_key = {
-            let mut report_store = self.hub_state.report_store.lock();
-            let shares_key = report_store.displaces(&cluster, &facts, Instant::now());
-            report_store.connected(&cluster, self.live.number, facts, acked);
-            shares_key
-        };
-        if shares_key {
-            tracing::error!(%key, "two agents use the key of this cluster alternately: an attacker may have a copy of it");
-        }
-        self.record_restriction();
-        if left_out == 0 {
-            self.hub_state
-                .change(|index| index.holds_only(&cluster, &with_copies));
-        }
-        self.hub_state.mark_rules_of(&cluster);
-        // The requests of agents are judged together with the pending removals, and answered after
-        // that.
-        self.judge_asked(&cluster, &rules);
-        self.update();
-        self.claim_acked();
-    }
-
-    /// Handles another report of the acked intents of some rules.
-    pub(super) fn resynced(&mut self, states: Vec<RuleState>) {
-        let cluster = &self.identity.cluster;
-        let uids: Vec<_> = states
-            .iter()
-            .filter(|state| !state.gone)
-            .map(|state| state.uid.clone())
-            .collect();
-        if self.may_log() {
-            tracing::info!(
-                rules = uids.len(),
-                "copies came to light in a cluster: its agent is asked about them"
-            );
-        }
-        let left_out = self.live.session.lock().resync(states.clone());
-        self.metrics.limited(PeerLimit::Hello, left_out as u64);
-        let index = self.hub_state.index.read();
-        if index.talks_to(cluster, self.identity.uid()) {
-            let directives: Vec<_> = uids
-                .iter()
-                .map(|uid| (uid.clone(), index.directive(uid, cluster)))
-                .collect();
-            drop(index);
-            self.live.session.lock().update(directives);
-        } else {
-            drop(index);
-        }
-        self.reported(states);
-        self.judge_orphaned();
-    }
-
+impl SessionContext {
     /// Records that the agent has lost watches of its cluster, or that they work again.
     pub(super) fn lost_watches(&self, watches: Vec<LostWatch>) {
         let cluster = &self.identity.cluster;
@@ -154,18 +43,6 @@ impl Running {
             self.hub_state.queues.dirty_members.add([cluster.clone()]);
             self.hub_state.mark_rules_of(cluster);
         }
-    }
-
-    /// Makes this the session of its cluster, unless a later one exists.
-    fn become_current(&mut self) -> bool {
-        match self.hub_state.sessions.entry(self.identity.cluster.clone()) {
-            Entry::Occupied(present) if present.get().number > self.live.number => return false,
-            Entry::Occupied(mut present) => present.insert(self.live.clone()).wake.notify_one(),
-            Entry::Vacant(place) => drop(place.insert(self.live.clone())),
-        }
-        self.registered = true;
-        self.metrics.connected(1);
-        true
     }
 
     /// Sends directives for rules that only the agent has. Settles stored orders for rules that the
@@ -199,33 +76,6 @@ impl Running {
         self.settle(done);
     }
 
-    /// Sends rules that were beyond the agent's limit and now fit. Marks the statuses of the
-    /// others.
-    pub(super) fn send_rules_beyond_limit(&mut self) {
-        let (with_room, beyond) = {
-            let mut session = self.live.session.lock();
-            let with_room = session.beyond_with_room();
-            let beyond = with_room.is_empty().then(|| session.take_beyond_change());
-            (with_room, beyond)
-        };
-        let beyond = beyond.unwrap_or_else(|| {
-            self.resend(with_room);
-            self.live.session.lock().take_beyond_change()
-        });
-        let Some(beyond) = beyond else { return };
-        let cluster = &self.identity.cluster;
-        tracing::warn!(
-            rules = beyond.len(),
-            "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one"
-        );
-        let changed =
-            self.hub_state
-                .report_store
-                .lock()
-                .set_beyond(cluster, self.live.number, beyond);
-        self.mark_statuses(changed);
-    }
-
     fn settle(&self, done: Vec<(ClusterName, RuleUid)>) {
         if !done.is_empty() {
             self.hub_state.queues.settled_removals.add(done);
@@ -234,51 +84,6 @@ impl Running {
                 .dirty_members
                 .add([self.identity.cluster.clone()]);
         }
-    }
-
-    /// Handles the reports of one frame.
-    pub(super) fn reported(&mut self, states: Vec<RuleState>) {
-        let cluster = self.identity.cluster.clone();
-        let outcome = {
-            let index = self.hub_state.index.read();
-            let mut session = self.live.session.lock();
-            let mut report_store = self.hub_state.report_store.lock();
-            let mut deliveries = self.hub_state.deliveries.lock();
-            let mut state = ReportState {
-                index: &index,
-                session: &mut session,
-                report_store: &mut report_store,
-                deliveries: &mut deliveries,
-            };
-            state.take_reports(&cluster, self.live.number, states, Instant::now())
-        };
-        for took in outcome.delivered {
-            self.metrics.delivered(took);
-        }
-        for (uid, took) in outcome.rules_delivered {
-            self.metrics.rule_delivered(&uid, took);
-        }
-        self.metrics.limited(PeerLimit::Details, outcome.shortened);
-        for uid in outcome.differing.iter().filter(|_| self.may_log()) {
-            tracing::warn!(rule = %uid, "the agent shows other copies than it reports as applied");
-        }
-        let settled = outcome.settled.into_iter();
-        self.settle(settled.map(|uid| (cluster.clone(), uid)).collect());
-        if outcome.is_member_changed {
-            self.hub_state.queues.dirty_members.add([cluster.clone()]);
-        }
-        // The copies of a rule that does not select this cluster are judged, because the cluster
-        // counts as connected now.
-        for uid in &outcome.unchosen {
-            self.hub_state
-                .change(|index| index.orphaned_cluster(uid, &cluster));
-        }
-        self.judge(outcome.asked);
-        self.judge_again(&outcome.prune_again);
-        self.resend(outcome.lapsed);
-        self.send_rules_beyond_limit();
-        self.mark_statuses(outcome.changed);
-        self.come_again_for_left_out();
     }
 
     /// Sends the current directives of these rules, if the hub still serves the cluster.
@@ -297,25 +102,6 @@ impl Running {
         }
     }
 
-    /// Judges the removals for which the agent requests approval, if the set has changed.
-    pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
-        let asked = {
-            let index = self.hub_state.index.read();
-            asked(&index, &self.hub_state.report_store.lock(), cluster, rules)
-        };
-        self.judge(asked);
-    }
-
-    fn judge(&mut self, rules: BTreeSet<RuleUid>) {
-        let judge = self.judged_now(rules);
-        if !judge.is_empty() {
-            self.hub_state.change(|_| Effect {
-                judge,
-                ..Effect::default()
-            });
-        }
-    }
-
     fn judge_again(&self, again: &BTreeSet<RuleUid>) {
         if !again.is_empty() {
             self.hub_state.change(|index| {
@@ -326,6 +112,255 @@ impl Running {
                     judge: again.clone(),
                     ..Effect::default()
                 }
+            });
+        }
+    }
+}
+
+impl Running {
+    /// Registers the session after the agent has reported its acked set. From then on the hub
+    /// counts the agent as connected.
+    pub(super) fn register(&mut self) {
+        let Some(hello) = self.hello.clone() else {
+            return;
+        };
+        let cluster = self.context.identity.cluster.clone();
+        if !self.leads() {
+            return;
+        }
+        if !self.become_current() {
+            return self.end(Status::aborted("another session of this cluster took over"));
+        }
+        self.lasts();
+        // From here on a change of the member wakes the session. This check covers earlier changes.
+        if let Err(refusal) = admission(
+            &self.context.hub_state,
+            &self.context.object_cache,
+            &self.context.identity,
+        ) {
+            return self.cut(&refusal);
+        }
+        // A user may have confirmed a divergence since the agent's Hello was judged. No other check
+        // follows.
+        if self.is_confirmed() {
+            return self.require_reconnect();
+        }
+        let acked = std::mem::take(&mut self.acked);
+        let (left_out, shortened) = acked.beyond();
+        self.context
+            .metrics
+            .limited(PeerLimit::Hello, left_out as u64);
+        self.context
+            .metrics
+            .limited(PeerLimit::Details, shortened as u64);
+        self.bounds.registered();
+        let acked = acked.into_states();
+        if self.context.may_log() {
+            tracing::info!(
+                agent = hello.agent_version,
+                rules = acked.len(),
+                "agent connected"
+            );
+        }
+        let facts = SessionFacts {
+            agent_version: short(hello.agent_version),
+            kubernetes_version: short(hello.kubernetes_version),
+            cluster_uid: short(hello.cluster_uid),
+            key: self.context.identity.certificate.key.to_string(),
+            boot_id: short(hello.boot_id),
+            certificate_expires: Timestamp::try_from(self.context.identity.certificate.not_after)
+                .unwrap_or(Timestamp::MAX),
+        };
+        {
+            let mut session = self.context.live.session.lock();
+            session.set_restriction(self.epoch.restriction());
+            session.hello(acked.clone());
+            session.leave_out_rules(left_out);
+            session.hello_done();
+        }
+        let rules: Vec<_> = acked.iter().map(|state| state.uid.clone()).collect();
+        let with_copies = acked
+            .iter()
+            .filter(|state| state.intents > 0 || state.counts.copies > 0);
+        let with_copies = with_copies.map(|state| state.uid.clone()).collect();
+        let key = facts.key.clone();
+        let shares_key = {
+            let mut report_store = self.context.hub_state.report_store.lock();
+            let shares_key = report_store.displaces(&cluster, &facts, Instant::now());
+            report_store.connected(&cluster, self.context.live.number, facts, acked);
+            shares_key
+        };
+        if shares_key {
+            tracing::error!(%key, "two agents use the key of this cluster alternately: an attacker may have a copy of it");
+        }
+        self.record_restriction();
+        if left_out == 0 {
+            self.context
+                .hub_state
+                .change(|index| index.holds_only(&cluster, &with_copies));
+        }
+        self.context.hub_state.mark_rules_of(&cluster);
+        // The requests of agents are judged together with the pending removals, and answered after
+        // that.
+        self.judge_asked(&cluster, &rules);
+        self.update();
+        self.context.claim_acked();
+    }
+
+    /// Handles another report of the acked intents of some rules.
+    pub(super) fn resynced(&mut self, states: Vec<RuleState>) {
+        let cluster = &self.context.identity.cluster;
+        let uids: Vec<_> = states
+            .iter()
+            .filter(|state| !state.gone)
+            .map(|state| state.uid.clone())
+            .collect();
+        if self.context.may_log() {
+            tracing::info!(
+                rules = uids.len(),
+                "copies came to light in a cluster: its agent is asked about them"
+            );
+        }
+        let left_out = self.context.live.session.lock().resync(states.clone());
+        self.context
+            .metrics
+            .limited(PeerLimit::Hello, left_out as u64);
+        let index = self.context.hub_state.index.read();
+        if index.talks_to(cluster, self.context.identity.uid()) {
+            let directives: Vec<_> = uids
+                .iter()
+                .map(|uid| (uid.clone(), index.directive(uid, cluster)))
+                .collect();
+            drop(index);
+            self.context.live.session.lock().update(directives);
+        } else {
+            drop(index);
+        }
+        self.reported(states);
+        self.context.judge_orphaned();
+    }
+
+    /// Makes this the session of its cluster, unless a later one exists.
+    fn become_current(&mut self) -> bool {
+        match self
+            .context
+            .hub_state
+            .sessions
+            .entry(self.context.identity.cluster.clone())
+        {
+            Entry::Occupied(present) if present.get().number > self.context.live.number => {
+                return false;
+            }
+            Entry::Occupied(mut present) => {
+                present.insert(self.context.live.clone()).wake.notify_one()
+            }
+            Entry::Vacant(place) => drop(place.insert(self.context.live.clone())),
+        }
+        self.registered = true;
+        self.context.metrics.connected(1);
+        true
+    }
+
+    /// Sends rules that were beyond the agent's limit and now fit. Marks the statuses of the
+    /// others.
+    pub(super) fn send_rules_beyond_limit(&mut self) {
+        let (with_room, beyond) = {
+            let mut session = self.context.live.session.lock();
+            let with_room = session.beyond_with_room();
+            let beyond = with_room.is_empty().then(|| session.take_beyond_change());
+            (with_room, beyond)
+        };
+        let beyond = beyond.unwrap_or_else(|| {
+            self.context.resend(with_room);
+            self.context.live.session.lock().take_beyond_change()
+        });
+        let Some(beyond) = beyond else { return };
+        let cluster = &self.context.identity.cluster;
+        tracing::warn!(
+            rules = beyond.len(),
+            "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one"
+        );
+        let changed = self.context.hub_state.report_store.lock().set_beyond(
+            cluster,
+            self.context.live.number,
+            beyond,
+        );
+        self.mark_statuses(changed);
+    }
+
+    /// Handles the reports of one frame.
+    pub(super) fn reported(&mut self, states: Vec<RuleState>) {
+        let cluster = self.context.identity.cluster.clone();
+        let outcome = {
+            let index = self.context.hub_state.index.read();
+            let mut session = self.context.live.session.lock();
+            let mut report_store = self.context.hub_state.report_store.lock();
+            let mut deliveries = self.context.hub_state.deliveries.lock();
+            let mut state = ReportState {
+                index: &index,
+                session: &mut session,
+                report_store: &mut report_store,
+                deliveries: &mut deliveries,
+            };
+            state.take_reports(&cluster, self.context.live.number, states, Instant::now())
+        };
+        for took in outcome.delivered {
+            self.context.metrics.delivered(took);
+        }
+        for (uid, took) in outcome.rules_delivered {
+            self.context.metrics.rule_delivered(&uid, took);
+        }
+        self.context
+            .metrics
+            .limited(PeerLimit::Details, outcome.shortened);
+        for uid in outcome.differing.iter().filter(|_| self.context.may_log()) {
+            tracing::warn!(rule = %uid, "the agent shows other copies than it reports as applied");
+        }
+        let settled = outcome.settled.into_iter();
+        self.context
+            .settle(settled.map(|uid| (cluster.clone(), uid)).collect());
+        if outcome.is_member_changed {
+            self.context
+                .hub_state
+                .queues
+                .dirty_members
+                .add([cluster.clone()]);
+        }
+        // The copies of a rule that does not select this cluster are judged, because the cluster
+        // counts as connected now.
+        for uid in &outcome.unchosen {
+            self.context
+                .hub_state
+                .change(|index| index.orphaned_cluster(uid, &cluster));
+        }
+        self.judge(outcome.asked);
+        self.context.judge_again(&outcome.prune_again);
+        self.context.resend(outcome.lapsed);
+        self.send_rules_beyond_limit();
+        self.mark_statuses(outcome.changed);
+        self.come_again_for_left_out();
+    }
+
+    /// Judges the removals for which the agent requests approval, if the set has changed.
+    pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
+        let asked = {
+            let index = self.context.hub_state.index.read();
+            asked(
+                &index,
+                &self.context.hub_state.report_store.lock(),
+                cluster,
+                rules,
+            )
+        };
+        self.judge(asked);
+    }
+
+    fn judge(&mut self, rules: BTreeSet<RuleUid>) {
+        let judge = self.judged_now(rules);
+        if !judge.is_empty() {
+            self.context.hub_state.change(|_| Effect {
+                judge,
+                ..Effect::default()
             });
         }
     }

@@ -9,7 +9,7 @@ use futures::{FutureExt, Stream, StreamExt};
 use runnel_proto::model::{Hello, HubFrame, RuleUid, SnapshotBegin};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert, wire};
 use runnel_transport::tls::Meter;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 use tracing::Instrument;
@@ -17,30 +17,36 @@ use tracing::Instrument;
 use super::bounds::Bounds;
 use super::epoch_check::EpochCheck;
 use super::outgoing::{Next, Outgoing};
+use super::peers::Peers;
 use super::{PeerIdentity, admission, not_leading};
-use crate::hub_state::{HubState, Inquiries, LiveSession, until};
+use crate::hub_state::{HubState, LiveSession, until};
 use crate::join::{expired, refused, with_reason};
 use crate::lease::Lead;
 use crate::membership::decide::JoinRefusal;
 use crate::metrics::HubMetrics;
 use crate::object_cache::ObjectCache;
-use crate::ordered_lock::OrderedMutex;
 use runnel_hub_core::epoch::HistoryToken;
 use runnel_hub_core::index::Effect;
-use runnel_hub_core::session::{HelloStates, SendRestriction, Session};
+use runnel_hub_core::session::{HelloStates, SendRestriction};
 
 /// The time limit for each frame of an agent's report. These frames are small.
 const HELLO_LIMIT: Duration = Duration::from_secs(30);
 /// The time over which agents reconnect after a planned close.
 const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 
-/// The state of a running session.
-pub(super) struct Running {
+/// What a session shares with the other tasks of the hub, and whose it is. Its methods change the hub, not the stream.
+pub(super) struct SessionContext {
     pub(super) hub_state: Arc<HubState>,
     pub(super) object_cache: Arc<ObjectCache>,
     pub(super) metrics: Arc<HubMetrics>,
+    pub(super) peers: Arc<Peers>,
     pub(super) identity: PeerIdentity,
     pub(super) live: Arc<LiveSession>,
+}
+
+/// The stream of a session: what the agent has reported, the limits of what it sends, and what it is sent next.
+pub(super) struct Running {
+    pub(super) context: SessionContext,
     /// The right to lead under which the session began. The session ends with it.
     lead: Lead,
     inbound: Streaming<wire::AgentFrame>,
@@ -61,30 +67,41 @@ pub(super) struct Running {
     span: tracing::Span,
 }
 
+impl SessionContext {
+    /// Judges the agent's intents that are not desired. Approved removals are sent with the next
+    /// update.
+    pub(super) fn judge_orphaned(&self) {
+        let orphaned_intents = self.live.session.lock().take_orphaned_intents();
+        if orphaned_intents.is_empty() {
+            return;
+        }
+        let cluster = &self.identity.cluster;
+        self.hub_state.change(|index| {
+            let mut effect = Effect::default();
+            for (uid, sources) in orphaned_intents {
+                effect.merge(if sources.is_empty() {
+                    index.orphaned_cluster(&uid, cluster)
+                } else {
+                    index.orphaned_intents(&uid, cluster, sources)
+                });
+            }
+            effect
+        });
+    }
+}
+
 impl Running {
     pub(super) fn new(
-        hub_state: Arc<HubState>,
-        object_cache: Arc<ObjectCache>,
-        metrics: Arc<HubMetrics>,
-        identity: PeerIdentity,
-        (lead, number, history_token): (Lead, u64, Option<HistoryToken>),
+        context: SessionContext,
+        (lead, history_token): (Lead, Option<HistoryToken>),
         bounds: Bounds,
         (inbound, signals): (Streaming<wire::AgentFrame>, Signals),
     ) -> Self {
-        let live = LiveSession {
-            number,
-            session: OrderedMutex::new(Session::default()),
-            inquiries: Inquiries::of_a_session(),
-            wake: Notify::new(),
-        };
-        let limit = HELLO_LIMIT.min(remaining_validity(&identity));
+        let identity = &context.identity;
+        let limit = HELLO_LIMIT.min(remaining_validity(identity));
         let span = tracing::info_span!("session", cluster = %identity.cluster);
         Self {
-            hub_state,
-            object_cache,
-            metrics,
-            identity,
-            live: Arc::new(live),
+            context,
             lead,
             inbound,
             signals,
@@ -118,7 +135,7 @@ impl Running {
         wire.epoch.clone_from(&self.lead.epoch);
         wire.term = self.lead.term;
         wire.history_token = self.token_for(frame);
-        self.metrics.frame_sent(frame, &wire);
+        self.context.metrics.frame_sent(frame, &wire);
         wire
     }
 
@@ -142,7 +159,7 @@ impl Running {
         tokio::select! {
             // The end of the session has priority over frames of the agent.
             biased;
-            () = self.live.wake.notified() => self.woken(),
+            () = self.context.live.wake.notified() => self.woken(),
             Some(signal) = self.signals.next() => self.take_signal(&signal),
             () = &mut self.limit => self.time_is_up(),
             () = until(self.out.handover_deadline()) => self.out.finish(),
@@ -189,19 +206,20 @@ impl Running {
     pub(super) fn lasts(&mut self) {
         self.limit
             .as_mut()
-            .reset(tokio::time::Instant::now() + remaining_validity(&self.identity));
+            .reset(tokio::time::Instant::now() + remaining_validity(&self.context.identity));
     }
 
     /// Restarts the time limit, because the agent continues its report. A slow link takes longer
     /// for the whole report.
     pub(super) fn extend_hello(&mut self) {
         self.limit.as_mut().reset(
-            tokio::time::Instant::now() + HELLO_LIMIT.min(remaining_validity(&self.identity)),
+            tokio::time::Instant::now()
+                + HELLO_LIMIT.min(remaining_validity(&self.context.identity)),
         );
     }
 
     fn time_is_up(&mut self) {
-        if self.identity.certificate.not_after <= SystemTime::now() {
+        if self.context.identity.certificate.not_after <= SystemTime::now() {
             self.end(expired());
         } else if self.registered {
             // The clock was set back.
@@ -220,10 +238,10 @@ impl Running {
         if !self.leads() || self.out.is_ending() {
             return;
         }
-        if self.live.wake.notified().now_or_never().is_some() {
+        if self.context.live.wake.notified().now_or_never().is_some() {
             self.woken();
         }
-        if self.identity.certificate.not_after <= SystemTime::now() {
+        if self.context.identity.certificate.not_after <= SystemTime::now() {
             self.end(expired());
         }
     }
@@ -231,7 +249,7 @@ impl Running {
     /// Whether the right to lead under which the session began is still valid. If not, the session
     /// ends.
     pub(super) fn leads(&mut self) -> bool {
-        let leads = self.hub_state.leadership.holds(&self.lead);
+        let leads = self.context.hub_state.leadership.holds(&self.lead);
         if !leads {
             self.end(not_leading());
         }
@@ -245,7 +263,7 @@ impl Running {
     /// Ends a session that is no longer allowed. The last frame to a revoked cluster is the
     /// revocation.
     pub(super) fn cut(&mut self, refusal: &JoinRefusal) {
-        if self.may_log() {
+        if self.context.may_log() {
             tracing::warn!(why = %refusal, "a session is cut");
         }
         let status = refused(refusal);
@@ -261,17 +279,21 @@ impl Running {
     /// must send something.
     fn woken(&mut self) {
         let newest = self
+            .context
             .hub_state
             .sessions
-            .get(&self.identity.cluster)
+            .get(&self.context.identity.cluster)
             .map(|live| live.number);
-        if newest.is_some_and(|newest| newest > self.live.number) {
+        if newest.is_some_and(|newest| newest > self.context.live.number) {
             self.end(with_reason(
                 Status::aborted("another session of this cluster took over"),
                 "replaced",
             ));
-        } else if let Err(refusal) = admission(&self.hub_state, &self.object_cache, &self.identity)
-        {
+        } else if let Err(refusal) = admission(
+            &self.context.hub_state,
+            &self.context.object_cache,
+            &self.context.identity,
+        ) {
             self.cut(&refusal);
         } else if self.is_confirmed() {
             self.require_reconnect();
@@ -281,14 +303,14 @@ impl Running {
     }
 
     pub(super) fn update(&mut self) {
-        let index = self.hub_state.index.read();
+        let index = self.context.hub_state.index.read();
         // The index may be newer than the state that the admission check read.
-        if !index.talks_to(&self.identity.cluster, self.identity.uid()) {
+        if !index.talks_to(&self.context.identity.cluster, self.context.identity.uid()) {
             return;
         }
-        let before = self.live.session.lock().version();
+        let before = self.context.live.session.lock().version();
         let has_forgotten = index.has_forgotten_since(before);
-        let (directives, version) = index.directives_since(&self.identity.cluster, before);
+        let (directives, version) = index.directives_since(&self.context.identity.cluster, before);
         let is_deleted = |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.deleting);
         let deleted: Vec<_> = directives
             .iter()
@@ -297,7 +319,7 @@ impl Running {
             .cloned()
             .collect();
         drop(index);
-        let mut session = self.live.session.lock();
+        let mut session = self.context.live.session.lock();
         session.catch_up(directives, version);
         // No other report shows that this cluster has no copies of a rule that waits for its
         // release.
@@ -307,35 +329,14 @@ impl Running {
             .collect();
         drop(session);
         if !free.is_empty() {
-            self.hub_state.queues.dirty_rules.add(free);
+            self.context.hub_state.queues.dirty_rules.add(free);
         }
         self.send_rules_beyond_limit();
-        self.judge_orphaned();
+        self.context.judge_orphaned();
         if has_forgotten {
             // The list does not contain rules that were dropped long ago.
-            self.claim_acked();
+            self.context.claim_acked();
         }
-    }
-
-    /// Judges the agent's intents that are not desired. Approved removals are sent with the next
-    /// update.
-    pub(super) fn judge_orphaned(&self) {
-        let orphaned_intents = self.live.session.lock().take_orphaned_intents();
-        if orphaned_intents.is_empty() {
-            return;
-        }
-        let cluster = &self.identity.cluster;
-        self.hub_state.change(|index| {
-            let mut effect = Effect::default();
-            for (uid, sources) in orphaned_intents {
-                effect.merge(if sources.is_empty() {
-                    index.orphaned_cluster(&uid, cluster)
-                } else {
-                    index.orphaned_intents(&uid, cluster, sources)
-                });
-            }
-            effect
-        });
     }
 
     /// Adds the next frames to `out`.
@@ -343,10 +344,10 @@ impl Running {
         if !self.registered || !self.out.is_idle() {
             return;
         }
-        if let Some(asked) = self.live.inquiries.next() {
+        if let Some(asked) = self.context.live.inquiries.next() {
             return self.out.push(asked.into());
         }
-        let mut session = self.live.session.lock();
+        let mut session = self.context.live.session.lock();
         let questions = session.take_questions();
         if !questions.is_empty() {
             self.out.push(HubFrame::WantDetail(questions));
@@ -379,10 +380,10 @@ impl Running {
         }
         self.out.push(HubFrame::SnapshotBegin(SnapshotBegin {
             protocol: hello.protocol_max.min(PROTOCOL_MAX),
-            hub_id: self.hub_state.settings.hub_id.clone(),
-            hub_cluster_uid: self.hub_state.settings.cluster_uid.clone(),
+            hub_id: self.context.hub_state.settings.hub_id.clone(),
+            hub_cluster_uid: self.context.hub_state.settings.cluster_uid.clone(),
             behind: self.epoch.restriction() == SendRestriction::Everything,
-            proof_key: Some(self.hub_state.proof_key.clone()),
+            proof_key: Some(self.context.hub_state.proof_key.clone()),
         }));
         self.hello = Some(hello);
         self.send_authorities();
@@ -405,21 +406,32 @@ impl Drop for Running {
             return;
         }
         let _in_session = self.span.clone().entered();
-        self.metrics.connected(-1);
-        let cluster = &self.identity.cluster;
-        let own = |_: &_, live: &Arc<LiveSession>| live.number == self.live.number;
-        if self.hub_state.sessions.remove_if(cluster, own).is_some() {
-            if self.may_log() {
+        self.context.metrics.connected(-1);
+        let cluster = &self.context.identity.cluster;
+        let own = |_: &_, live: &Arc<LiveSession>| live.number == self.context.live.number;
+        if self
+            .context
+            .hub_state
+            .sessions
+            .remove_if(cluster, own)
+            .is_some()
+        {
+            if self.context.may_log() {
                 tracing::info!("session ended");
             }
-            self.metrics
-                .rules_delivered(self.hub_state.deliveries.lock().lost(cluster));
-            self.hub_state.report_store.lock().disconnected(
+            self.context
+                .metrics
+                .rules_delivered(self.context.hub_state.deliveries.lock().lost(cluster));
+            self.context.hub_state.report_store.lock().disconnected(
                 cluster,
-                self.live.number,
+                self.context.live.number,
                 Instant::now(),
             );
-            self.hub_state.queues.dirty_members.add([cluster.clone()]);
+            self.context
+                .hub_state
+                .queues
+                .dirty_members
+                .add([cluster.clone()]);
         }
     }
 }
