@@ -4,6 +4,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{CopyExplained, CopyQuestion, ExplainedRule};
+use runnel_proto::words::ExplainedState;
 use serde_json::{Value, json};
 
 use super::parse::ArgumentError;
@@ -55,27 +56,30 @@ fn named(question: &CopyQuestion) -> String {
 
 /// Returns the state in one line, with its tone.
 fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
-    let has = |state: &str| answer.rules.iter().any(|rule| rule.state == state);
-    if has("Applied") {
+    let has = |state: ExplainedState| {
+        let mut rules = answer.rules.iter();
+        rules.any(|rule| rule.state == state.as_str())
+    };
+    if has(ExplainedState::Applied) {
         ("a copy, as it should be", Tone::Good)
-    } else if has("Drifted") {
+    } else if has(ExplainedState::Drifted) {
         ("a copy that another client changed", Tone::Odd)
-    } else if has("Failed") {
+    } else if has(ExplainedState::Failed) {
         ("failed", Tone::Bad)
-    } else if has("Removing") || has("PruneRequested") {
+    } else if has(ExplainedState::Removing) || has(ExplainedState::PruneRequested) {
         ("a copy that is to go", Tone::Odd)
-    } else if has("UnderWay") {
+    } else if has(ExplainedState::UnderWay) {
         ("on its way", Tone::Odd)
-    } else if has("Reverted") && answer.live.as_ref().is_some_and(|live| live.ours) {
+    } else if has(ExplainedState::Reverted) && answer.live.as_ref().is_some_and(|live| live.ours) {
         (
             "a copy as the last completed rollout sent it: the newest one failed",
             Tone::Odd,
         )
-    } else if has("Waiting") {
+    } else if has(ExplainedState::Waiting) {
         ("waits for its namespace", Tone::Odd)
     } else if answer.live.as_ref().is_some_and(|live| live.ours) {
         ("a copy without a rule that you may get", Tone::Odd)
-    } else if !answer.answered && has("NotReported") {
+    } else if !answer.answered && has(ExplainedState::NotReported) {
         ("selected; only its agent has its state", Tone::Odd)
     } else {
         ("no copy", Tone::Odd)
@@ -180,13 +184,14 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: 
     } else {
         format!("{}/{}", rule.namespace, rule.name)
     };
-    let tone = match rule.state.as_str() {
-        "Applied" => Tone::Good,
-        "Failed" => Tone::Bad,
+    let known = ExplainedState::parse(&rule.state);
+    let tone = match known {
+        Some(ExplainedState::Applied) => Tone::Good,
+        Some(ExplainedState::Failed) => Tone::Bad,
         _ => Tone::Odd,
     };
     let _ = writeln!(out, "  {name} ({}), {}", rule.kind, rule.source);
-    let state = if rule.state == "NotReported" && !answer.answered {
+    let state = if known == Some(ExplainedState::NotReported) && !answer.answered {
         "Unknown"
     } else {
         rule.state.as_str()

@@ -3,31 +3,26 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use runnel_proto::wire::{PlanCluster, PlanCopy, PlanPage, PlanSource};
+use runnel_proto::words::Verdict;
 use serde_json::{Map, Value, json};
 
 use super::parse::ArgumentError;
 use super::table::Tone;
 use super::wrap;
 
-/// The outcomes in the order of the summary, with their tones.
-const VERDICTS: [(&str, Tone); 16] = [
-    ("create", Tone::Good),
-    ("change", Tone::Good),
-    ("takeOver", Tone::Odd),
-    ("adoptIfEqual", Tone::Odd),
-    ("remove", Tone::Odd),
-    ("retain", Tone::Odd),
-    ("handOver", Tone::Odd),
-    ("blocked", Tone::Bad),
-    ("conflict", Tone::Bad),
-    ("denied", Tone::Bad),
-    ("forbidden", Tone::Bad),
-    ("invalid", Tone::Bad),
-    ("refused", Tone::Bad),
-    ("wait", Tone::Odd),
-    ("noop", Tone::Odd),
-    ("unchanged", Tone::Plain),
-];
+/// Returns the tone of a verdict.
+fn tone(verdict: Verdict) -> Tone {
+    use Verdict::{
+        AdoptIfEqual, Blocked, Change, Conflict, Create, Denied, Forbidden, HandOver, Invalid,
+        Noop, Refused, Remove, Retain, TakeOver, Unchanged, Wait,
+    };
+    match verdict {
+        Create | Change => Tone::Good,
+        TakeOver | AdoptIfEqual | Remove | Retain | HandOver | Wait | Noop => Tone::Odd,
+        Blocked | Conflict | Denied | Forbidden | Invalid | Refused => Tone::Bad,
+        Unchanged => Tone::Plain,
+    }
+}
 
 /// The state of a rule that a plan is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,17 +88,9 @@ impl Planned {
     /// Whether something would fail or be blocked, or may fail or be blocked.
     pub fn would_fail(&self) -> bool {
         let fails = |copy: &PlanCopy| {
-            let verdict = copy.verdict.as_str();
-            matches!(
-                verdict,
-                "blocked"
-                    | "conflict"
-                    | "denied"
-                    | "forbidden"
-                    | "invalid"
-                    | "refused"
-                    | "adoptIfEqual"
-            )
+            Verdict::parse(&copy.verdict).is_some_and(|verdict| {
+                verdict == Verdict::AdoptIfEqual || tone(verdict) == Tone::Bad
+            })
         };
         let is_left_out = |source: &PlanSource| source.state != "Refused";
         self.rules.iter().any(Self::would_fail)
@@ -112,18 +99,16 @@ impl Planned {
             || self.answer.sources.iter().any(is_left_out)
     }
 
-    fn counts(&self) -> Vec<(&'static str, Tone, usize)> {
-        let count = |verdict: &str| {
-            self.answer
-                .copies
-                .iter()
-                .filter(|copy| copy.verdict == verdict)
+    /// The verdicts of any copy, with their numbers.
+    fn counts(&self) -> Vec<(Verdict, usize)> {
+        let count = |verdict: Verdict| {
+            let copies = self.answer.copies.iter();
+            copies
+                .filter(|copy| copy.verdict == verdict.as_str())
                 .count()
         };
-        let all = VERDICTS
-            .iter()
-            .map(|(verdict, tone)| (*verdict, *tone, count(verdict)));
-        all.filter(|(.., count)| *count > 0).collect()
+        let all = Verdict::all().map(|verdict| (verdict, count(verdict)));
+        all.filter(|(_, count)| *count > 0).collect()
     }
 
     /// Formats the plan as text of this width.
@@ -159,7 +144,7 @@ impl Planned {
         let counts: Vec<_> = self.counts();
         let counts = counts
             .iter()
-            .map(|(verdict, tone, count)| tone.paint(&format!("{verdict} {count}"), colours));
+            .map(|(verdict, count)| tone(*verdict).paint(&format!("{verdict} {count}"), colours));
         let counts: Vec<_> = counts.collect();
         if !counts.is_empty() {
             let _ = writeln!(out, "  {}", counts.join(", "));
@@ -255,10 +240,7 @@ impl Planned {
             .collect();
         let mut before = String::new();
         for (copy, cells) in &rows {
-            let tone = VERDICTS
-                .iter()
-                .find(|(verdict, _)| *verdict == copy.verdict)
-                .map_or(Tone::Odd, |(_, tone)| *tone);
+            let tone = Verdict::parse(&copy.verdict).map_or(Tone::Odd, tone);
             let mut line = format!("  {}", tone.paint(&cells[0], colours));
             let mut at = cells[0].chars().count() + 2;
             for (column, cell) in cells.iter().enumerate().skip(1) {
@@ -299,7 +281,7 @@ impl Planned {
         let summary: Map<String, Value> = self
             .counts()
             .into_iter()
-            .map(|(verdict, _, count)| (verdict.to_owned(), json!(count)))
+            .map(|(verdict, count)| (verdict.to_string(), json!(count)))
             .collect();
         let sources = answer.sources.iter().map(
             |one| json!({"source": one.source, "state": one.state, "message": one.message, "cluster": one.cluster}),

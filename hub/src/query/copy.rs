@@ -225,7 +225,7 @@ fn rule(explanation: RuleExplanation) -> wire::ExplainedRule {
         namespace: explanation.rule.namespace,
         name: explanation.rule.name,
         source: explanation.source.to_string(),
-        state: explanation.state.to_owned(),
+        state: explanation.state.to_string(),
         message: explanation.message,
         revision: explanation.revision.as_ref().map(hex).unwrap_or_default(),
     }

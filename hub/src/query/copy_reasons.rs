@@ -6,12 +6,10 @@ use runnel_proto::model::{
     ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef,
     Terms,
 };
+use runnel_proto::words::ExplainedState;
 
 use runnel_hub_core::index::{Index, RuleEntry};
 use runnel_hub_core::plan::UnsupportedSource;
-
-/// The state of a copy in a cluster that is rolled back, or will be.
-const REVERTED: &str = "Reverted";
 
 /// The limits of explained sources for one rule, and of explanations for one copy.
 const SOURCES: usize = 4;
@@ -26,9 +24,8 @@ pub struct RuleExplanation {
     pub rule: RuleName,
     /// The source.
     pub source: SourceRef,
-    /// The state that the agent reports, or the reason why no copy is sent; see
-    /// `proto/query.proto`.
-    pub state: &'static str,
+    /// The state that the agent reports, or the reason why no copy is sent.
+    pub state: ExplainedState,
     /// A sentence for users.
     pub message: String,
     /// The revision of the desired content.
@@ -36,18 +33,27 @@ pub struct RuleExplanation {
 }
 
 /// The state and message if a rule does not send a copy; `None` if the hub has no reason.
-type Obstacle = Option<(&'static str, String)>;
+type Obstacle = Option<(ExplainedState, String)>;
 
 impl RuleExplanation {
     /// Whether the rule targets the cluster at all.
     pub fn goes_there(&self) -> bool {
-        !matches!(self.state, "ClusterNotChosen" | "ClusterNotGranted")
+        !matches!(
+            self.state,
+            ExplainedState::ClusterNotChosen | ExplainedState::ClusterNotGranted
+        )
     }
 
     /// Whether the rule targets the namespace, so that users who may read the rule may see the
     /// state of the namespace.
     pub fn has_namespace(&self) -> bool {
-        self.goes_there() && !matches!(self.state, "NamespaceNotChosen" | "NotGranted" | "Deleted")
+        self.goes_there()
+            && !matches!(
+                self.state,
+                ExplainedState::NamespaceNotChosen
+                    | ExplainedState::NotGranted
+                    | ExplainedState::Deleted
+            )
     }
 }
 
@@ -80,7 +86,8 @@ fn of_rule(
         let content = entry
             .assignment(cluster)
             .and_then(|assignment| assignment.content(&source).cloned());
-        let (state, message) = obstacle.unwrap_or_else(|| ("NotReported", String::new()));
+        let (state, message) =
+            obstacle.unwrap_or_else(|| (ExplainedState::NotReported, String::new()));
         RuleExplanation {
             uid: uid.clone(),
             rule: entry.rule.terms.rule.clone(),
@@ -134,7 +141,7 @@ fn obstacle(
     source: &SourceRef,
     copy: &SourceRef,
 ) -> Obstacle {
-    let because = |state: &'static str, message: &str| Some((state, message.to_owned()));
+    let because = |state: ExplainedState, message: &str| Some((state, message.to_owned()));
     let Some(terms) = entry.target_clusters.clusters.get(cluster) else {
         let labels = index
             .cluster(cluster)
@@ -142,18 +149,18 @@ fn obstacle(
             .unwrap_or_default();
         return if entry.rule.chooses(cluster, &labels) {
             because(
-                "ClusterNotGranted",
+                ExplainedState::ClusterNotGranted,
                 "no DistributionGrant lets the rule send to this cluster, or it leaves",
             )
         } else {
             because(
-                "ClusterNotChosen",
+                ExplainedState::ClusterNotChosen,
                 "spec.clusters does not choose this cluster",
             )
         };
     };
     if entry.rule.deleting {
-        return because("Deleted", "the rule is being deleted");
+        return because(ExplainedState::Deleted, "the rule is being deleted");
     }
     let runnel = entry.rule.runnel_namespace();
     if let Some(obstacle) = namespace(terms, copy, runnel) {
@@ -161,7 +168,7 @@ fn obstacle(
     }
     if !terms.grants_kind(&copy.resource) {
         return because(
-            "NotGranted",
+            ExplainedState::NotGranted,
             "no DistributionGrant lets the rule send this kind to this cluster",
         );
     }
@@ -172,41 +179,41 @@ fn obstacle(
     let plain = source.plain();
     for plan in plans.iter().flatten() {
         if let Some(render_errors) = plan.render_errors.get(&plain) {
-            return because("Withheld", &render_errors.message);
+            return because(ExplainedState::Withheld, &render_errors.message);
         }
         if let Some(refused) = plan.refused.get(&plain) {
-            return because("Refused", why_refused(*refused));
+            return because(ExplainedState::Refused, why_refused(*refused));
         }
         if plan.unread.contains(&plain) || plan.unreadable.contains(&plain) {
             return because(
-                "Unread",
+                ExplainedState::Unread,
                 "the hub cannot read the source now, or has not read it yet; its copies stay as they are",
             );
         }
     }
     if terms.suspend {
         because(
-            "Suspended",
+            ExplainedState::Suspended,
             "spec.suspend is true: nothing is created, corrected or removed",
         )
     } else if terms.is_dry_run() {
         because(
-            "DryRun",
+            ExplainedState::DryRun,
             "spec.enforcement is DryRun: agents report what they would do and write nothing",
         )
     } else if entry.target_clusters.cordoned.contains(cluster) {
         because(
-            "Cordoned",
+            ExplainedState::Cordoned,
             "the cluster is cordoned: it keeps what it has and gets nothing new",
         )
     } else if entry.awaits(cluster) {
         because(
-            "RollingOut",
+            ExplainedState::RollingOut,
             "its turn in the rollout of the newest has not come: it keeps what it has",
         )
     } else if entry.rollback().is_some() {
         because(
-            REVERTED,
+            ExplainedState::Reverted,
             "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
              kubectl runnel status RULE shows what failed. An edit of the source or the rule begins a new rollout; to try \
              this one again once the failures are fixed set spec.rollout.paused to true and to false again",
@@ -228,7 +235,7 @@ fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
     let chosen = choice.takes(&copy.namespace, None, runnel) || (open && !excluded);
     (!chosen).then(|| {
         (
-            "NamespaceNotChosen",
+            ExplainedState::NamespaceNotChosen,
             "spec.namespaces does not choose this namespace".to_owned(),
         )
     })
@@ -249,8 +256,9 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
     for wish in explanations {
         let because = answer.states.iter().find(|state| state.rule == wish.uid);
         if let Some(because) = because {
-            let reverted = (wish.state == REVERTED).then(|| std::mem::take(&mut wish.message));
-            wish.state = word(because.outcome);
+            let reverted =
+                (wish.state == ExplainedState::Reverted).then(|| std::mem::take(&mut wish.message));
+            wish.state = state_of(because.outcome);
             wish.message = match (&because.copy_error, because.outcome) {
                 (Some((reason, message)), _) => format!("{}: {message}", reason.as_str()),
                 (None, CopyOutcome::Waiting) => "its namespace does not exist".to_owned(),
@@ -262,7 +270,7 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
             if let Some(why) = reverted {
                 with_rollback(wish, &why);
             }
-        } else if wish.state == "NotReported" {
+        } else if wish.state == ExplainedState::NotReported {
             (wish.state, wish.message) = unsaid(answer.namespace);
         }
     }
@@ -270,8 +278,8 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
 
 /// Adds the rollback to the agent's report, which is about the content that the rollback sent.
 fn with_rollback(wish: &mut RuleExplanation, why: &str) {
-    if wish.state == word(CopyOutcome::Applied) {
-        wish.state = REVERTED;
+    if wish.state == state_of(CopyOutcome::Applied) {
+        wish.state = ExplainedState::Reverted;
     }
     wish.message = match wish.message.as_str() {
         "" => why.to_owned(),
@@ -280,7 +288,7 @@ fn with_rollback(wish: &mut RuleExplanation, why: &str) {
 }
 
 /// Returns why the agent does not have a copy that the hub would send.
-fn unsaid(namespace: NamespaceState) -> (&'static str, String) {
+fn unsaid(namespace: NamespaceState) -> (ExplainedState, String) {
     let why = match namespace {
         NamespaceState::Missing => {
             "the namespace does not exist there, and the rule does not name it literally"
@@ -294,18 +302,18 @@ fn unsaid(namespace: NamespaceState) -> (&'static str, String) {
              source exists there itself"
         }
     };
-    ("NamespaceNotChosen", why.to_owned())
+    (ExplainedState::NamespaceNotChosen, why.to_owned())
 }
 
-fn word(outcome: CopyOutcome) -> &'static str {
+fn state_of(outcome: CopyOutcome) -> ExplainedState {
     match outcome {
-        CopyOutcome::UnderWay => "UnderWay",
-        CopyOutcome::Applied => "Applied",
-        CopyOutcome::Failed => "Failed",
-        CopyOutcome::Waiting => "Waiting",
-        CopyOutcome::Drifted => "Drifted",
-        CopyOutcome::Removing => "Removing",
-        CopyOutcome::PruneRequested => "PruneRequested",
+        CopyOutcome::UnderWay => ExplainedState::UnderWay,
+        CopyOutcome::Applied => ExplainedState::Applied,
+        CopyOutcome::Failed => ExplainedState::Failed,
+        CopyOutcome::Waiting => ExplainedState::Waiting,
+        CopyOutcome::Drifted => ExplainedState::Drifted,
+        CopyOutcome::Removing => ExplainedState::Removing,
+        CopyOutcome::PruneRequested => ExplainedState::PruneRequested,
     }
 }
 
@@ -395,7 +403,7 @@ mod tests {
         let explanations = all(index, cluster, &copy);
         explanations
             .into_iter()
-            .map(|wish| (wish.rule.name, wish.state))
+            .map(|wish| (wish.rule.name, wish.state.as_str()))
             .collect()
     }
 
@@ -507,7 +515,10 @@ mod tests {
                     live: None,
                 },
             );
-            (explanations[0].state, explanations[0].message.clone())
+            (
+                explanations[0].state.as_str(),
+                explanations[0].message.clone(),
+            )
         };
         let failed = CopyState {
             rule: "r".into(),
@@ -575,7 +586,10 @@ mod tests {
                     live: None,
                 },
             );
-            (explanations[0].state, explanations[0].message.clone())
+            (
+                explanations[0].state.as_str(),
+                explanations[0].message.clone(),
+            )
         };
         let (state, message) = of(CopyOutcome::Applied, None);
         assert!(

@@ -582,7 +582,7 @@ fn copy_row(row: Row) -> wire::PlanCopy {
         cluster: row.cluster.as_str().to_owned(),
         copy: row.copy.copy.to_string(),
         source: row.copy.source.plain().to_string(),
-        verdict: row.verdict.to_owned(),
+        verdict: row.verdict.as_str().to_owned(),
         reason: row.reason.to_owned(),
         message: row.message,
         diff: row.diff,

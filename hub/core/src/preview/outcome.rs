@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use runnel_proto::model::{
     Asked, AskedDigest, ClusterName, Kind, PreviewOutcome, PreviewedCopy, Reason, RuleUid,
 };
+use runnel_proto::words::Verdict;
 
 use super::{AgentAnswer, Holdings, PreviewIndex, diff};
 use crate::index::Holding;
@@ -28,8 +29,8 @@ pub struct Row {
     pub cluster: ClusterName,
     /// The answer of an agent, with the guard's decision.
     pub copy: PreviewedCopy,
-    /// The outcome, see `proto/query.proto`.
-    pub verdict: &'static str,
+    /// The outcome.
+    pub verdict: Verdict,
     /// Why; may be empty.
     pub reason: &'static str,
     /// The message; may be empty.
@@ -253,7 +254,7 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
         .map_or(("", String::new()), |(reason, message)| {
             (reason.as_str(), message)
         });
-    let blocked = |reason| ("blocked", reason, BLOCKED.to_owned());
+    let blocked = |reason| (Verdict::Blocked, reason, BLOCKED.to_owned());
     let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
     let and = |words: &str, more: &str| {
         if more.is_empty() {
@@ -264,27 +265,29 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
     };
     let (verdict, reason, message) = match copy.previewed {
         PreviewOutcome::Overwrite => (
-            "takeOver",
+            Verdict::TakeOver,
             "Overwritten",
             and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message),
         ),
-        PreviewOutcome::AdoptIfEqual => ("adoptIfEqual", "", and(UNTOLD, &message)),
-        PreviewOutcome::Prune if prunes => ("remove", reason, message),
+        PreviewOutcome::AdoptIfEqual => (Verdict::AdoptIfEqual, "", and(UNTOLD, &message)),
+        PreviewOutcome::Prune if prunes => (Verdict::Remove, reason, message),
         PreviewOutcome::Prune | PreviewOutcome::Blocked => blocked("Removal"),
-        PreviewOutcome::Adopt if message.is_empty() => {
-            ("takeOver", "Equal", "what exists there is equal".to_owned())
-        }
-        PreviewOutcome::Adopt => ("takeOver", reason, message),
-        PreviewOutcome::Create => ("create", reason, message),
-        PreviewOutcome::Change => ("change", reason, message),
-        PreviewOutcome::Unchanged => ("unchanged", reason, message),
-        PreviewOutcome::Remove => ("remove", reason, message),
-        PreviewOutcome::Retain => ("retain", reason, message),
-        PreviewOutcome::HandOver => ("handOver", reason, message),
-        PreviewOutcome::Wait => ("wait", "NamespaceMissing", message),
-        PreviewOutcome::Noop => ("noop", reason, message),
+        PreviewOutcome::Adopt if message.is_empty() => (
+            Verdict::TakeOver,
+            "Equal",
+            "what exists there is equal".to_owned(),
+        ),
+        PreviewOutcome::Adopt => (Verdict::TakeOver, reason, message),
+        PreviewOutcome::Create => (Verdict::Create, reason, message),
+        PreviewOutcome::Change => (Verdict::Change, reason, message),
+        PreviewOutcome::Unchanged => (Verdict::Unchanged, reason, message),
+        PreviewOutcome::Remove => (Verdict::Remove, reason, message),
+        PreviewOutcome::Retain => (Verdict::Retain, reason, message),
+        PreviewOutcome::HandOver => (Verdict::HandOver, reason, message),
+        PreviewOutcome::Wait => (Verdict::Wait, "NamespaceMissing", message),
+        PreviewOutcome::Noop => (Verdict::Noop, reason, message),
         PreviewOutcome::Refused => (
-            refused_word(copy.copy_error.as_ref().map(|(reason, _)| *reason)),
+            refusal(copy.copy_error.as_ref().map(|(reason, _)| *reason)),
             reason,
             message,
         ),
@@ -299,13 +302,13 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
     }
 }
 
-fn refused_word(reason: Option<Reason>) -> &'static str {
+fn refusal(reason: Option<Reason>) -> Verdict {
     match reason {
-        Some(Reason::Conflict) => "conflict",
-        Some(Reason::Denied) => "denied",
-        Some(Reason::Forbidden) => "forbidden",
-        Some(Reason::Invalid | Reason::Immutable | Reason::TooLarge) => "invalid",
-        _ => "refused",
+        Some(Reason::Conflict) => Verdict::Conflict,
+        Some(Reason::Denied) => Verdict::Denied,
+        Some(Reason::Forbidden) => Verdict::Forbidden,
+        Some(Reason::Invalid | Reason::Immutable | Reason::TooLarge) => Verdict::Invalid,
+        _ => Verdict::Refused,
     }
 }
 

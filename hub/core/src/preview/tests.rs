@@ -512,7 +512,7 @@ fn rules_of_one_change_are_judged_together() {
     let verdicts: Vec<_> = rows
         .iter()
         .flat_map(|(_, rows)| rows)
-        .map(|row| row.verdict)
+        .map(|row| row.verdict.as_str())
         .collect();
     assert_eq!(verdicts, ["blocked", "blocked"]);
 }
