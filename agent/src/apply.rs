@@ -63,9 +63,8 @@ impl Member {
                     return done;
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
-                // The span costs nothing while its level is off, because its fields are evaluated
-                // only if it is on.
-                let span = tracing::debug_span!("copy", %copy, rule = work.rule().map(tracing::field::display));
+                // Each line of the log about this copy names it and its rule.
+                let span = tracing::info_span!("copy", %copy, rule = work.rule().map(tracing::field::display));
                 let run = ApplyRun {
                     member: self,
                     kind,
@@ -421,7 +420,7 @@ impl ApplyRun<'_> {
             return Ok(());
         };
         if !live::is_adoptable(self.kind, &object, &content) {
-            let gone = || CopyError::new(Reason::Conflict, "it has gone meanwhile");
+            let gone = || CopyError::new(Reason::Conflict, "the object was deleted meanwhile");
             return Err(self.live().map_or_else(gone, |live| body.unequal(live)));
         }
         let created = self

@@ -98,7 +98,7 @@ fn event(notice: Notice) -> (SourceRef, Event) {
                 .map(|who| format!(", written by {who},"))
                 .unwrap_or_default();
             let note = format!(
-                "the object that stood here{who} has been overwritten by {rule} (conflictPolicy: Overwrite)"
+                "the existing object{who} was overwritten by {rule} (conflictPolicy: Overwrite)"
             );
             (
                 copy,

@@ -20,7 +20,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 pub enum JoinFileError {
     /// There is no `--join-string-file`.
     #[error(
-        "this agent has not joined a hub yet: give it a join string with --join-string-file (make one with `runnel-hub token create CLUSTER`)"
+        "this agent has not joined a hub yet: give it a join string with --join-string-file (create one with `runnel-hub token create CLUSTER`)"
     )]
     NotGiven,
     /// The file cannot be read.
@@ -59,7 +59,7 @@ pub enum CertificateError {
 
 /// The hub has permanently refused the join.
 #[derive(Debug, thiserror::Error)]
-#[error("the hub refused to let cluster {cluster} join: {message}")]
+#[error("the hub refused the join of cluster {cluster}: {message}")]
 pub struct JoinRefused {
     cluster: String,
     message: String,
@@ -317,7 +317,7 @@ pub fn certificate(
     }
     if !read.holds_at(now) {
         tracing::warn!(
-            "this machine's clock is wrong: by it, the certificate that the hub has just given is not valid now"
+            "this machine's clock is wrong: by it, the certificate that the hub has just issued is not valid now"
         );
     }
     let life = read.remaining_validity(now);

@@ -133,13 +133,13 @@ impl Link {
                 Ended::Replaced => {
                     failures += 1;
                     let delay = CONNECT.full_jitter(failures, self.jitter.draw());
-                    tracing::warn!(retry_in = ?delay, "another session of this cluster has taken the place of this one");
+                    tracing::warn!(retry_in = ?delay, "another session of this cluster has replaced this one");
                     delay
                 }
                 Ended::Failed(text) => {
                     failures += 1;
                     let delay = CONNECT.full_jitter(failures, self.jitter.draw());
-                    tracing::warn!(retry_in = ?delay, "no stream to the hub: {text}; copies here are kept as they should be");
+                    tracing::warn!(retry_in = ?delay, "no stream to the hub: {text}; existing copies are kept in sync");
                     delay
                 }
             };

@@ -39,7 +39,9 @@ pub enum AuthorityError {
     )]
     Api(#[from] ApiError),
     /// An administrator must repair the Secret.
-    #[error("the Secret {namespace}/{IDENTITY_SECRET} does not hold a usable identity: {source}")]
+    #[error(
+        "the Secret {namespace}/{IDENTITY_SECRET} does not contain a usable identity: {source}"
+    )]
     Stored {
         /// The namespace of the Secret.
         namespace: String,

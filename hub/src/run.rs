@@ -175,7 +175,7 @@ async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<C
     config.headers.push((USER_AGENT, name));
     let builder = ClientBuilder::try_from(config);
     let builder =
-        builder.context("cannot make a client from the kubeconfig: check its certificates")?;
+        builder.context("cannot create a client from the kubeconfig: check its certificates")?;
     Ok(builder.with_layer(watches).build())
 }
 
@@ -310,7 +310,7 @@ async fn start(
     };
     let ca_rotator = CaRotator::new(parts, identity, known);
     let ca_rotator =
-        ca_rotator.map_err(|error| anyhow!("cannot make a serving certificate: {error}"))?;
+        ca_rotator.map_err(|error| anyhow!("cannot create a serving certificate: {error}"))?;
     let (tls, authorities) = (ca_rotator.tls(), ca_rotator.authorities());
     registry.register_collector(Box::new(StateCollector {
         hub_state: hub_state.clone(),

@@ -73,7 +73,7 @@ pub fn copy_error(error: &CallError) -> CopyError {
         CallError::Refused(status) => refused(status),
         CallError::Throttled(_) => CopyError::new(
             Reason::Unavailable,
-            "this cluster's API server takes no more requests just now (429)",
+            "this cluster's API server throttles requests (429)",
         ),
         CallError::NotActive => CopyError::new(
             Reason::Unavailable,
@@ -98,12 +98,12 @@ fn refused(status: &Status) -> CopyError {
             "the target namespace does not exist any more (404)",
         ),
         404 => {
-            let message = "an answer 404 names no object: something before this cluster's API server may have given it";
+            let message = "a 404 answer names no object: it may come from a proxy before this cluster's API server";
             CopyError::new(Reason::Unavailable, message)
         }
         413 => CopyError::new(
             Reason::TooLarge,
-            "the object is larger than this cluster's API server takes (413)",
+            "the object is larger than this cluster's API server accepts (413)",
         ),
         400 | 422 => invalid(status),
         code => CopyError::new(
@@ -188,7 +188,7 @@ fn invalid(status: &Status) -> CopyError {
     if causes(status).any(|(_, _, text)| text.starts_with("Too long")) {
         return CopyError::new(
             Reason::TooLarge,
-            "the object is larger than this cluster's API server takes (422)",
+            "the object is larger than this cluster's API server accepts (422)",
         );
     }
     let fields: Vec<_> = causes(status)

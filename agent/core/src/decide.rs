@@ -457,7 +457,7 @@ fn describe_live(live: &Live) -> String {
         Ownership::Clone => "an object that was cloned from another copy exists here",
         Ownership::OtherHub => "a copy of another hub exists here",
         Ownership::Untouchable => {
-            "an object that this cluster made for itself exists here, and is never taken over"
+            "the object is created by this cluster itself, and is never taken over"
         }
         Ownership::Ours => {
             "an object that Runnel did not create exists here and differs from the source"

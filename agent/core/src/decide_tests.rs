@@ -87,7 +87,7 @@ fn conflict_names_object_manager_and_hint() {
     );
     assert_eq!(
         text(Ownership::Untouchable, None),
-        "an object that this cluster made for itself exists here, and is never taken over; leave the source out of the rule \
+        "the object is created by this cluster itself, and is never taken over; leave the source out of the rule \
          (exclude), or give its copy another name (transform.name)"
     );
     assert_eq!(

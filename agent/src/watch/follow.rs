@@ -209,9 +209,7 @@ impl<S: Source> Follow<S> {
             };
             drop(bytes);
             if unreadable > 0 {
-                tracing::warn!(
-                    "a list has {unreadable} objects that cannot be read: they are left out"
-                );
+                tracing::warn!("a list has {unreadable} unreadable objects: they are skipped");
             }
             for event in events {
                 self.send(event).await?;

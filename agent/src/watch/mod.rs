@@ -146,7 +146,7 @@ impl Watches {
             Err(cause) => {
                 self.metrics.policy_broken.set(1);
                 let file = file.path().display();
-                tracing::error!(%file, "the new policy cannot be used, and the one before stays in force: {cause}");
+                tracing::error!(%file, "the new policy is invalid, and the former one stays in force: {cause}");
                 None
             }
         }

@@ -59,7 +59,7 @@ fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), Spec
     if let Some(words) = &schema.enum_
         && !words.iter().any(|word| word.0 == *value)
     {
-        return wrong("it is none of the allowed words".to_owned());
+        return wrong("it is not one of the allowed values".to_owned());
     }
     let type_ = match (schema.x_kubernetes_int_or_string, value) {
         (Some(true), Value::String(_)) => Some("string"),
@@ -170,11 +170,11 @@ mod tests {
             ),
             (
                 |spec| spec["sources"][0]["resources"][0] = json!("pods"),
-                "spec.sources[0].resources[0]: it is none",
+                "spec.sources[0].resources[0]: it is not one",
             ),
             (
                 |spec| spec["conflictPolicy"] = json!("Sometimes"),
-                "spec.conflictPolicy: it is none",
+                "spec.conflictPolicy: it is not one",
             ),
             (
                 |spec| spec["ignoreFields"] = json!(["/data/".to_owned() + &"k".repeat(999)]),

@@ -13,7 +13,7 @@ use super::{Clusters, LabelSelector, limits, schema, schema::Item};
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "DistributionGrant",
-    doc = "Allows the DistributionRules of some namespaces to send some kinds to some clusters and namespaces. For administrators. Grants add up, and apply continuously: copies that no grant allows any more are removed as each rule's deletionPolicy says. A ClusterDistributionRule needs none.",
+    doc = "Allows the DistributionRules of some namespaces to send some kinds to some clusters and namespaces. For administrators. Grants add up, and apply continuously: copies that are no longer granted are removed by each rule's deletionPolicy. A ClusterDistributionRule needs no grant.",
     shortname = "dgrant",
     category = "runnel",
     derive = "PartialEq",

@@ -132,7 +132,7 @@ pub struct ClusterStatus {
     pub name: String,
     /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is not corrected. Unreachable: the
     /// cluster is not connected, and the counts are the last reported ones. Waiting: a namespace does not exist yet.
-    /// Progressing: copies are on their way. DryRun: the rule is a dry run and would change copies. Ready: every copy
+    /// Progressing: copies are being applied. DryRun: the rule is a dry run and would change copies. Ready: every copy
     /// is applied.
     pub state: ClusterState,
     /// Copies that equal their source.

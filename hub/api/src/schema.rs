@@ -142,7 +142,7 @@ pub(super) fn field_pointers(schema: &mut Schema) {
         items,
         "!self.startsWith('/metadata/labels/runnel.dev~1') && !self.startsWith('/metadata/annotations/runnel.dev~1') && \
          self != '/metadata/labels/app.kubernetes.io~1managed-by'",
-        "ignoreFields: Runnel's own labels and annotations cannot be left alone: remove this entry",
+        "ignoreFields: Runnel's own labels and annotations cannot be ignored: remove this entry",
     );
 }
 

@@ -34,7 +34,7 @@ pub struct ReportOutcome {
     pub prune_again: BTreeSet<RuleUid>,
     /// Rules whose directive is sent again, because an approval lapsed.
     pub lapsed: Vec<RuleUid>,
-    /// Rules of which the agent shows other copies than it reports as applied.
+    /// Rules of which the agent's proof does not match the copies that it reports as applied.
     pub differing: Vec<RuleUid>,
     /// Rules of which the agent requests approval of another set of removals than before.
     pub asked: BTreeSet<RuleUid>,

@@ -72,13 +72,13 @@ impl Cluster {
             .or_else(|| read.current_context.clone())
         else {
             bail!(
-                "{shown} has no current context: name that of {role}, or `kubectl config use-context NAME`"
+                "{shown} has no current context: set that of {role}, or run `kubectl config use-context NAME`"
             );
         };
         let named: Vec<&str> = read.contexts.iter().map(|one| one.name.as_str()).collect();
         let Some(found) = read.contexts.iter().find(|one| one.name == context) else {
             bail!(
-                "{shown} has no context {context} for {role}: it has {}",
+                "{shown} has no context {context} for {role}; its contexts: {}",
                 named.join(", ")
             );
         };
@@ -322,8 +322,8 @@ impl Cluster {
         let request = Request::get(CLOCK).body(Body::empty())?;
         let answer = match tokio::time::timeout(CALL_LIMIT, self.client.send(request)).await {
             Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Err(self.explained("ask for the time", Some(error))),
-            Err(_) => return Err(self.explained("ask for the time", None)),
+            Ok(Err(error)) => return Err(self.explained("read the server's time", Some(error))),
+            Err(_) => return Err(self.explained("read the server's time", None)),
         };
         let date = answer
             .headers()
@@ -361,8 +361,8 @@ impl Cluster {
             let answer = tokio::time::timeout(CALL_LIMIT, api.create(&params, &review)).await;
             let answer = match answer {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(error)) => return Err(self.explained("ask for your rights", Some(error))),
-                Err(_) => return Err(self.explained("ask for your rights", None)),
+                Ok(Err(error)) => return Err(self.explained("check your permissions", Some(error))),
+                Err(_) => return Err(self.explained("check your permissions", None)),
             };
             if !answer.status.is_some_and(|status| status.allowed) {
                 missing.push(right.clone());

@@ -61,7 +61,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
     match outcome(&hub, &pending, timeout).await? {
         Outcome::All => say(&format!("Approved: {copies} are being removed.\n")),
         Outcome::Other => {
-            let message = "what waits has changed meanwhile and needs approval again: `kubectl runnel approve` shows it";
+            let message = "the pending removals have changed and need approval again: see `kubectl runnel approve`";
             Err(ended(FAILED, message))
         }
         Outcome::No => Err(ended(
@@ -247,7 +247,9 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
 /// Asks the user for confirmation on the terminal.
 fn is_confirmed(question: &str) -> anyhow::Result<bool> {
     if !std::io::stdin().is_terminal() {
-        return Err(usage("no terminal to ask on: --yes approves what is shown"));
+        return Err(usage(
+            "no terminal for the confirmation: approve what is listed with --yes",
+        ));
     }
     eprint!("{} [y/N] ", printable(question));
     std::io::stderr().flush()?;

@@ -241,7 +241,7 @@ pub fn image(deployment: &Deployment) -> Option<&str> {
 
 /// The Lease of the leader, if there is one.
 pub fn lease(lease: Option<&Lease>, now: Timestamp) -> Check {
-    let hint = "look at the hub's pods and logs: there is no leader, so nothing is sent";
+    let hint = "check the hub's pods and logs: there is no leader, so nothing is sent";
     let Some(lease) = lease else {
         return Check::fail(
             "there is no Lease runnel-hub: no hub has ever led here",
@@ -274,7 +274,7 @@ pub fn lease(lease: Option<&Lease>, now: Timestamp) -> Check {
 pub fn rights(missing: &[Right], all: usize) -> Check {
     if missing.is_empty() {
         return Check::ok(format!(
-            "you have the rights that this plugin needs ({all} asked)"
+            "you have the permissions that this plugin needs ({all} checked)"
         ));
     }
     let list: Vec<String> = missing.iter().map(ToString::to_string).collect();
@@ -296,7 +296,9 @@ pub fn addresses(seen: &[(String, Reachability)]) -> Vec<Check> {
     seen.iter()
         .map(|(at, reach)| match address(at, reach) {
             None => Check::ok(format!("the hub answers at {at}")),
-            Some(Finding { what, hint }) => Check::warn(format!("{what} (seen from here)"), hint),
+            Some(Finding { what, hint }) => {
+                Check::warn(format!("{what} (checked from this machine)"), hint)
+            }
         })
         .collect()
 }
@@ -309,10 +311,10 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
         let name = member_name(object);
         let connected = object.condition(ConditionType::Connected);
         let log =
-            "look at the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
+            "check the agent's log there: kubectl -n runnel-system logs deployment/runnel-agent";
         if !object.spec.accepted {
             let hint = format!(
-                "set spec.accepted: true to let it in again, or kubectl runnel unjoin {name} --force"
+                "set spec.accepted: true to accept it again, or run kubectl runnel unjoin {name} --force"
             );
             checks.push(Check::warn(
                 format!("{name} is shut out (spec.accepted is false)"),
@@ -359,7 +361,7 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
             }
         }
         if object.condition(ConditionType::OrphanedCopies).holds() {
-            let hint = "they stay; restore the rules, or delete the copies in the member";
+            let hint = "they are kept; restore the rules, or delete the copies in the member";
             checks.push(Check::warn(
                 format!(
                     "{name}: {}",
@@ -400,7 +402,7 @@ fn certificate(object: &MemberCluster, now: Timestamp) -> Option<Check> {
     let name = member_name(object);
     let end = object.status.as_ref()?.certificate.as_ref()?.expires_at.0;
     let left = end.as_second() - now.as_second();
-    let hint = "the agent renews by itself: its log in the member has the cause";
+    let hint = "the agent renews it automatically: see its log in the member for the cause";
     if left <= 0 {
         return Some(Check::fail(
             format!("the certificate of {name} has expired"),
@@ -468,16 +470,16 @@ pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
     };
     let apart = server.duration_since(here).abs();
     let words = span(apart.as_secs());
-    let hint = "certificates depend on clocks: let all machines keep time by NTP";
+    let hint = "certificates depend on clocks: synchronize all machines by NTP";
     if apart > SignedDuration::from_secs(60) {
         return Check::fail(
-            format!("the clock of the API server is {words} off from this machine's"),
+            format!("the clock of the API server differs from this machine's by {words}"),
             hint,
         );
     }
     if apart > SignedDuration::from_secs(5) {
         return Check::warn(
-            format!("the clock of the API server is {words} off from this machine's"),
+            format!("the clock of the API server differs from this machine's by {words}"),
             hint,
         );
     }
@@ -487,7 +489,7 @@ pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
 /// The hub's own authority.
 pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
     let left = ends.as_second() - now.as_second();
-    let hint = "the hub renews it by itself: its log has the cause";
+    let hint = "the hub renews it automatically: see its log for the cause";
     if left <= 0 {
         return Check::fail("the hub's CA has expired", hint);
     }

@@ -60,10 +60,10 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
     let head = match older {
         0 => None,
         1 => Some(format!(
-            "1 of {all} clusters does not hold the newest revision of every source."
+            "1 of {all} clusters does not have the newest revision of every source."
         )),
         more => Some(format!(
-            "{more} of {all} clusters do not hold the newest revision of every source."
+            "{more} of {all} clusters do not have the newest revision of every source."
         )),
     };
     let unproved = match old.len() - older {
@@ -206,7 +206,7 @@ What failed (at most five copies per cluster):
             )
         };
         let lost = "the agent is not connected; the counts are the last reported values";
-        let differs = "its agent reports every copy as applied, but the objects that it shows are not what the hub has sent";
+        let differs = "its agent reports every copy as applied, but its proof does not match what the hub has sent";
         let denied = "configmaps/shop/settings: an admission webhook or policy of this cluster changes the copy whenever it is \
                       written; let it pass Runnel's copies, or leave the fields to it (ignoreFields): /data/color is \"blue\" \
                       instead of \"red\"";

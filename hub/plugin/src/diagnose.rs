@@ -109,7 +109,7 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
 /// of `namespace`.
 pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
     let Some(deployment) = &seen.deployment else {
-        let hint = "install it; `helm list -A` shows what is installed where";
+        let hint = "install it; `helm list -A` lists the installed charts";
         return vec![Finding::new(
             format!("there is no Deployment {name} in {namespace}"),
             hint,
@@ -129,14 +129,16 @@ pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
         ));
     }
     found.extend(seen.pods.iter().filter_map(|one| pod(one, namespace)));
-    found.extend(
-        last_words(&seen.log)
-            .map(|words| Finding::new(format!("{name} says: {words}"), "do what it says")),
-    );
+    found.extend(last_words(&seen.log).map(|words| {
+        Finding::new(
+            format!("last log message of {name}: {words}"),
+            "do what it says",
+        )
+    }));
     let replicas = wanted_replicas(deployment);
     if seen.pods.is_empty() && failure.is_none() && replicas > 0 {
         let hint = format!(
-            "look at `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?"
+            "check `kubectl -n {namespace} describe deployment {name}`: do the cluster's controllers run?"
         );
         found.push(Finding::new(format!("there is no pod of {name} yet"), hint));
     }
@@ -317,8 +319,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
         ));
     }
     if facts.burnt {
-        let what =
-            "five wrong secrets were tried with this token, so it is burnt: find out by whom";
+        let what = "five wrong secrets were tried with this token, so it is invalid: find out who tried them";
         found.push(Finding::new(what, "join again"));
     }
     found.extend(workload(&facts.agent, "runnel-agent", namespace));
@@ -335,7 +336,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
     }
     if facts.redeemed && !member.condition(ConditionType::Connected).holds() {
         let hint = format!(
-            "look at the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent"
+            "check the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent"
         );
         found.push(Finding::new(
             "the agent has joined, but has no stream to the hub",
@@ -526,7 +527,7 @@ mod tests {
         let found = workload(&Workload { log, ..running() }, "runnel-agent", "n");
         assert_eq!(
             whats(&found),
-            ["runnel-agent says: the hub refused: the token has expired"]
+            ["last log message of runnel-agent: the hub refused: the token has expired"]
         );
     }
 

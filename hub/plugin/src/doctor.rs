@@ -171,7 +171,7 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
             format!(
                 "the Secret {namespace}/{IDENTITY_SECRET} is not there: no hub has run here yet"
             ),
-            "it is made when the hub first starts; if it was lost, restore it from a backup or every member has to join again",
+            "it is created when the hub first starts; if it was lost, restore it from a backup, otherwise every member must join again",
         )]);
     };
     let entry = |name: &str| -> Vec<u8> {

@@ -335,7 +335,7 @@ mod tests {
         let back = "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
                     kubectl runnel status RULE shows what failed. An edit of the source or the rule begins a new rollout; \
                     to try this one again once the failures are fixed set spec.rollout.paused to true and to false again";
-        let waits = "its turn in the rollout of the newest has not come: it keeps what it has";
+        let waits = "the cluster waits for its wave in the rollout: its copies are left unchanged";
         let away = CopyExplained {
             cluster: "eu-1 is not connected: this is the state in the hub".into(),
             answered: false,

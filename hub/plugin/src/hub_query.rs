@@ -233,8 +233,8 @@ fn refused(status: tonic::Status) -> anyhow::Error {
 /// The question, with the caller's token.
 fn request<M>(asked: M, token: &str) -> anyhow::Result<Request<M>> {
     let bearer = MetadataValue::try_from(format!("Bearer {token}"));
-    let mut bearer =
-        bearer.map_err(|_| anyhow!("your token holds characters that no token has"))?;
+    let mut bearer = bearer
+        .map_err(|_| anyhow!("your token contains characters that are not valid in a token"))?;
     bearer.set_sensitive(true);
     let mut request = Request::new(asked);
     request.metadata_mut().insert("authorization", bearer);
@@ -277,7 +277,7 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
 
 /// Returns the name of a part of the hub; the usual name if the user may not list it.
 async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<String> {
-    let action = format!("look for the hub's {}", part.resource());
+    let action = format!("find the hub's {}", part.resource());
     let found: Vec<Value> = hub
         .list(&action, &part.path(namespace))
         .await
@@ -300,7 +300,7 @@ async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Res
         "spec": {"audiences": [AUDIENCE], "expirationSeconds": TOKEN_SECONDS},
     });
     let action = format!(
-        "get a token of the ServiceAccount {account}, as your kubeconfig holds none of your own"
+        "get a token of the ServiceAccount {account}, because your kubeconfig has no token"
     );
     let made = hub.post(&action, &path, request).await?;
     let token = made["status"]["token"].as_str();

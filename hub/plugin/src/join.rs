@@ -195,7 +195,10 @@ impl Joining<'_> {
                 self.hub.place
             );
         }
-        anyhow!("cannot make a join string on {}: {message}", self.hub.place)
+        anyhow!(
+            "cannot create a join string on {}: {message}",
+            self.hub.place
+        )
     }
 
     fn secret_path(&self) -> String {

@@ -79,7 +79,7 @@ fn collect(
         *entries += 1;
         ensure!(
             *entries <= ENTRIES,
-            "{shown}: more than {ENTRIES} files and directories; give a smaller directory"
+            "{shown}: more than {ENTRIES} files and directories; use a smaller directory"
         );
         inside.push(entry.with_context(|| format!("cannot read {shown}"))?);
     }
@@ -100,7 +100,7 @@ fn collect(
         } else if has_extension() && path.is_file() {
             ensure!(
                 found.len() < FILES,
-                "{shown}: more than {FILES} files; give a smaller directory"
+                "{shown}: more than {FILES} files; use a smaller directory"
             );
             found.push(path);
         }

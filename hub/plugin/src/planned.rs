@@ -199,7 +199,7 @@ impl Planned {
             let _ = write!(out, "\n{}", rule.text(width, colours));
         }
         if more > 0 {
-            let which = "at most 50 are shown, and only those that you may read";
+            let which = "at most 50 are listed, and only those that you may read";
             let more = if more == 1 {
                 "1 more rule changes".to_owned()
             } else {

@@ -150,7 +150,7 @@ pub fn refusal(what: &str, place: &super::hints::Endpoint, missing: &[Right]) ->
     }
     let list: Vec<String> = missing.iter().map(ToString::to_string).collect();
     Some(format!(
-        "you may not {what} on {place}; you lack the right to {}: ask its administrator, or choose another context",
+        "you may not {what} on {place}: you have no permission to {}; ask its administrator, or use another context",
         list.join(", ")
     ))
 }
@@ -172,7 +172,7 @@ mod tests {
         let refusal_text = refusal("install the hub", &place, &missing).unwrap();
         assert!(
             refusal_text
-                .contains("create deployments.apps in namespace runnel-system, delete memberclusters.runnel.dev:"),
+                .contains("create deployments.apps in namespace runnel-system, delete memberclusters.runnel.dev;"),
             "{refusal_text}"
         );
         let never = |needed: Vec<Right>| {

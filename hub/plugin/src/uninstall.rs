@@ -77,7 +77,7 @@ pub(super) async fn run(
         for pending in pending.into_iter().flatten() {
             let rule = &pending.rule;
             note(&format!(
-                "warning: the copies of rule {rule} stay in {name}, which was not connected"
+                "warning: the copies of rule {rule} are kept in {name}, which was not connected"
             ));
         }
         remove(&hub, name, timeout).await?;
@@ -221,7 +221,7 @@ impl Removing<'_> {
             return Ok(());
         };
         note(&format!(
-            "warning: rule {name} is released by force: its copies stay in every cluster that has not removed them"
+            "warning: the finalizer of rule {name} is removed by force: its copies are kept in every cluster that has not removed them"
         ));
         let metadata = now.metadata();
         let others: Vec<&String> = metadata

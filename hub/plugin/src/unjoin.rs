@@ -72,7 +72,7 @@ pub(super) async fn run(
     };
     remove(&hub, name, timeout).await?;
     say(&format!(
-        "{name} has left: its MemberCluster is deleted, and its certificates are revoked.\n"
+        "{name} is removed: its MemberCluster is deleted, and its certificates are revoked.\n"
     ))?;
     if let Some(text) = left_behind {
         say(&text)?;

@@ -364,7 +364,9 @@ impl CaRotator {
         });
         match set {
             Ok(()) => tracing::info!("the hub serves with a new certificate"),
-            Err(error) => tracing::error!(%error, "the hub cannot make a new serving certificate"),
+            Err(error) => {
+                tracing::error!(%error, "the hub cannot create a new serving certificate")
+            }
         }
     }
 

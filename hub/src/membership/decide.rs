@@ -15,18 +15,18 @@ pub enum JoinRefusal {
     /// The cluster or its join does not exist, or the token is another one. The client does not
     /// learn which.
     #[error(
-        "the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`"
+        "the token is wrong for cluster {0}: create a new join string with `runnel-hub token create {0}`"
     )]
     WrongToken(String),
     /// The id of the token is right, and its secret is wrong. The client gets the same answer as
     /// for [`Self::WrongToken`].
     #[error(
-        "the token is wrong for cluster {0}: make a new join string with `runnel-hub token create {0}`"
+        "the token is wrong for cluster {0}: create a new join string with `runnel-hub token create {0}`"
     )]
     WrongSecret(String),
     /// Too many wrong secrets were tried, now or before a restart.
     #[error(
-        "the token for cluster {0} is burnt, as five wrong secrets were tried for it: make a new join string with \
+        "the token for cluster {0} is burnt, as five wrong secrets were tried for it: create a new join string with \
          `runnel-hub token create {0}`"
     )]
     Burnt(String),
@@ -38,18 +38,18 @@ pub enum JoinRefusal {
     TooManyTokens(String),
     /// The token has expired.
     #[error(
-        "the token for cluster {0} has expired: make a new join string with `runnel-hub token create {0}`"
+        "the token for cluster {0} has expired: create a new join string with `runnel-hub token create {0}`"
     )]
     Expired(String),
     /// The token was already used with another key.
     #[error(
-        "the token for cluster {0} was already used with another key: make a new join string with `runnel-hub token \
+        "the token for cluster {0} was already used with another key: create a new join string with `runnel-hub token \
          create {0}`, and find out who used it if it was not you"
     )]
     Spent(String),
     /// Too many wrong tokens came from the address of the client.
     #[error(
-        "too many wrong tokens came from here, the last for cluster {0}: make a new join string with `runnel-hub token \
+        "too many wrong tokens came from here, the last for cluster {0}: create a new join string with `runnel-hub token \
          create {0}`"
     )]
     TooManyTries(String),
@@ -80,7 +80,7 @@ pub enum JoinRefusal {
     )]
     RetiredKey(String),
     /// The certificate has expired.
-    #[error("the certificate of cluster {0} has expired: renew it, which an agent does by itself")]
+    #[error("the certificate of cluster {0} has expired: renew it; an agent does so automatically")]
     CertificateExpired(String),
     /// The certificate expired so long ago that it cannot be renewed.
     #[error(

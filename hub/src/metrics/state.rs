@@ -187,7 +187,7 @@ impl StateCollector {
     /// Encodes how long the lock of the index was held.
     fn index_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let holds = &self.hub_state.index_holds;
-        let help = "How long one change held the lock of the hub's index, for which everything else in the hub waits";
+        let help = "Seconds for which one change locked the hub's index";
         let histogram = encoder.encode_descriptor(
             "runnel_index_lock_seconds",
             help,
@@ -195,8 +195,7 @@ impl StateCollector {
             MetricType::Histogram,
         )?;
         holds.histogram().encode(histogram)?;
-        let help =
-            "The longest that one change has held the lock of the hub's index since the start";
+        let help = "The longest lock of the hub's index by one change since the start";
         let longest = ConstGauge::new(holds.longest().as_secs_f64());
         longest.encode(encoder.encode_descriptor(
             "runnel_index_lock_longest_seconds",

@@ -30,7 +30,7 @@ impl Questions {
         let user = self.reviewer.who(address, &token).await?;
         if Kind::by_resource(&resource).is_none() {
             return Err(Status::invalid_argument(
-                "the kind is unknown: ask for configmaps or secrets",
+                "the kind is unknown: use configmaps or secrets",
             ));
         }
         self.can_answer()?;

@@ -150,7 +150,7 @@ fn obstacle(
         return if entry.rule.chooses(cluster, &labels) {
             because(
                 ExplainedState::ClusterNotGranted,
-                "no DistributionGrant lets the rule send to this cluster, or it leaves",
+                "no DistributionGrant allows the rule to send to this cluster, or the cluster is leaving",
             )
         } else {
             because(
@@ -169,7 +169,7 @@ fn obstacle(
     if !terms.grants_kind(&copy.resource) {
         return because(
             ExplainedState::NotGranted,
-            "no DistributionGrant lets the rule send this kind to this cluster",
+            "no DistributionGrant allows the rule to send this kind to this cluster",
         );
     }
     let plans = [
@@ -187,7 +187,7 @@ fn obstacle(
         if plan.unread.contains(&plain) || plan.unreadable.contains(&plain) {
             return because(
                 ExplainedState::Unread,
-                "the hub cannot read the source now, or has not read it yet; its copies stay as they are",
+                "the hub cannot read the source, or has not read it yet; its copies are left unchanged",
             );
         }
     }
@@ -204,12 +204,12 @@ fn obstacle(
     } else if entry.target_clusters.cordoned.contains(cluster) {
         because(
             ExplainedState::Cordoned,
-            "the cluster is cordoned: it keeps what it has and gets nothing new",
+            "the cluster is cordoned: its copies are left unchanged, and nothing new is sent",
         )
     } else if entry.awaits(cluster) {
         because(
             ExplainedState::RollingOut,
-            "its turn in the rollout of the newest has not come: it keeps what it has",
+            "the cluster waits for its wave in the rollout: its copies are left unchanged",
         )
     } else if entry.rollback().is_some() {
         because(
@@ -246,7 +246,7 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
         UnsupportedSource::Type => {
             "its type is a credential of its cluster, or a Helm release: never copied"
         }
-        UnsupportedSource::TooLarge => "it is larger than an agent takes",
+        UnsupportedSource::TooLarge => "the object is larger than the agent accepts",
         UnsupportedSource::Annotation => "its owner set the annotation",
     }
 }

@@ -150,7 +150,7 @@ impl Questions {
             || self.hub_state.leadership.serving_since().is_none()
         {
             return Err(Status::unavailable(
-                "the hub is starting, or another replica has taken the lead: try again",
+                "the hub is starting, or another replica leads: try again",
             ));
         }
         Ok(())
@@ -164,9 +164,7 @@ fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
         .find(|(kind, _)| *kind == rule.kind)
         .map(|(_, resource)| *resource);
     known.ok_or_else(|| {
-        Status::invalid_argument(
-            "kind is unknown: ask for DistributionRule or ClusterDistributionRule",
-        )
+        Status::invalid_argument("kind is unknown: use DistributionRule or ClusterDistributionRule")
     })
 }
 
@@ -178,7 +176,7 @@ async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 }
 
 fn broken() -> Status {
-    Status::internal("the hub could not answer this: ask again")
+    Status::internal("the hub could not answer the query: try again")
 }
 
 /// Returns the address of a caller; `None` if another replica forwards the call.

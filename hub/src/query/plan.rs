@@ -82,7 +82,7 @@ enum ListError {
     Shutdown,
     #[error("the API server did not answer in time")]
     Silent,
-    #[error("the API server did not let the hub list them")]
+    #[error("the API server did not allow the hub to list them")]
     Refused,
     #[error("there are too many of them")]
     TooMany,

@@ -204,7 +204,7 @@ impl Running {
         if self.epoch.gives_history_token {
             tracing::warn!(
                 reason = divergence.name(),
-                "an administrator lets the cluster follow this hub"
+                "an administrator confirmed that the cluster follows this hub"
             );
             return;
         }

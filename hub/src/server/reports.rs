@@ -218,7 +218,7 @@ impl Running {
         if self.context.may_log() {
             tracing::info!(
                 rules = uids.len(),
-                "copies came to light in a cluster: its agent is asked about them"
+                "unknown copies were found in a cluster: requesting their state from its agent"
             );
         }
         let left_out = self.context.live.session.lock().resync(states.clone());
@@ -278,7 +278,7 @@ impl Running {
         let cluster = &self.context.identity.cluster;
         tracing::warn!(
             rules = beyond.len(),
-            "rules are not sent: the cluster holds {RULES_LIMIT}, the most for one"
+            "rules are not sent: the cluster has {RULES_LIMIT} rules, which is the limit"
         );
         let changed = self.context.hub_state.report_store.lock().set_beyond(
             cluster,
@@ -314,7 +314,7 @@ impl Running {
             .metrics
             .limited(PeerLimit::Details, outcome.shortened);
         for uid in outcome.differing.iter().filter(|_| self.context.may_log()) {
-            tracing::warn!(rule = %uid, "the agent shows other copies than it reports as applied");
+            tracing::warn!(rule = %uid, "the agent's proof does not match the copies that it reports as applied");
         }
         let settled = outcome.settled.into_iter();
         self.context

@@ -251,8 +251,7 @@ impl Reader<'_> {
             .filter(|_| leadership.leads())
             .ok_or_else(|| {
                 ViewError::Unavailable(
-                    "the hub is starting, or another replica has taken the lead: try again"
-                        .to_owned(),
+                    "the hub is starting, or another replica leads: try again".to_owned(),
                 )
             })
     }

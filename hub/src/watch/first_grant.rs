@@ -50,7 +50,7 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), Ap
         .await
         {
             Ok(_) => tracing::info!(
-                "made the DistributionGrant {EVERYTHING}: narrow it before you give tenants the right to write rules"
+                "created the DistributionGrant {EVERYTHING}: narrow it before you allow tenants to write rules"
             ),
             Err(error) if error.is_conflict() => {}
             Err(error) => return Err(error),

@@ -44,7 +44,7 @@ pub(super) struct Into<T> {
     pub without: &'static str,
 }
 
-const WITHOUT: &str = "What needs a grant is neither sent nor removed";
+const WITHOUT: &str = "Nothing that needs a grant is sent or removed";
 
 /// Watches the grants for ever. With `first`, a hub that has no grant begins with one for everything.
 pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool) {
@@ -89,7 +89,7 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
             None => Effect::default(),
         },
         known: |_, _| None,
-        without: "Its limits stay as they are",
+        without: "The limits are unchanged",
     };
     let looked = client.clone();
     let defined = Defined::by(move || look(looked.clone(), Fleet::crd_name()));

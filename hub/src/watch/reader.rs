@@ -129,7 +129,7 @@ async fn read_many(
 enum ListError {
     #[error("it is of an unknown kind")]
     UnknownKind,
-    #[error("there is no such request")]
+    #[error("no such request")]
     NoSuchRequest,
     #[error("{}", describe(.0))]
     Api(kube::Error),
@@ -298,7 +298,7 @@ fn describe(error: &kube::Error) -> String {
 }
 
 fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
-    tracing::warn!(%source, why, "cannot read a source; its copies stay as they are, and it is tried again");
+    tracing::warn!(%source, why, "cannot read a source; its copies are left unchanged; retrying");
     hub_state.change(|index| index.could_not_read(source));
     false
 }

@@ -172,7 +172,7 @@ impl SourceWatch {
     fn stop_waiting(&mut self) {
         let why = self.patience.why();
         tracing::error!(
-            "cannot list {}: {why}; the rules that need it are stalled, their copies stay",
+            "cannot list {}: {why}; the rules that need it are stalled, and their copies are left unchanged",
             self.place
         );
         self.patience.stop_waiting();
@@ -286,7 +286,7 @@ impl SourceWatch {
             }
             Some(why) => {
                 tracing::error!(
-                    "cannot watch {}: {why}; the rules that need it are stalled, their copies stay",
+                    "cannot watch {}: {why}; the rules that need it are stalled, and their copies are left unchanged",
                     self.place
                 );
                 self.cannot_read(why);

@@ -34,7 +34,7 @@ impl Writer {
         if !self.hub_state.index.read().may_go(uid) {
             if object.is_gone && self.hub_state.index.read().is_blocked(uid) {
                 let rule = self.object_cache.name_of(uid);
-                tracing::warn!(%rule, "a rule is gone, and its copies wait for approval: they stay");
+                tracing::warn!(%rule, "a deleted rule has copies whose removal waits for approval: they are kept");
                 forget(uid, &self.hub_state, &self.object_cache);
             }
             return Ok(false);

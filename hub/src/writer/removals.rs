@@ -140,7 +140,7 @@ impl RemovalRecorder {
         strike_out();
         if !list.overflow.is_empty() {
             let rules = list.overflow.len();
-            tracing::warn!(cluster = %name, rules, "too many removals wait for this cluster: the copies of these rules stay there");
+            tracing::warn!(cluster = %name, rules, "too many removals are pending for this cluster: the copies of these rules are retained there");
             let overflow = list
                 .overflow
                 .iter()

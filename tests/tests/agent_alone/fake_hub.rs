@@ -537,7 +537,7 @@ impl Runnel for Service {
         let request = request.into_inner();
         if request.token != self.shared.token.expose() {
             return Err(Status::unauthenticated(
-                "the token is wrong for cluster alone: make a new join string with `runnel-hub token create alone`",
+                "the token is wrong for cluster alone: create a new join string with `runnel-hub token create alone`",
             ));
         }
         if self.shared.state.lock().key.is_some() {

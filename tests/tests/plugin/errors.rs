@@ -242,7 +242,7 @@ async fn nothing_hangs(
         .kubectl_stdin(&["apply", "--server-side", "-f", "-"], rule)
         .await?;
     let output = stage.runnel("uninstall --copies=keep --timeout 1s").await?;
-    output.refused(3, &["not gone within", "default/stuck", "--force"])?;
+    output.refused(3, &["not deleted within", "default/stuck", "--force"])?;
     let output = stage
         .runnel("uninstall --copies=keep --timeout 1s --force")
         .await?;
@@ -250,7 +250,7 @@ async fn nothing_hangs(
         output.code == 0
             && output
                 .err
-                .contains("warning: rule default/stuck is released by force"),
+                .contains("warning: the finalizer of rule default/stuck is removed by force"),
         "{output:?}"
     );
     ensure!(

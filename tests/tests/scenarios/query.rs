@@ -139,7 +139,7 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
             .stdout,
     )?;
     ensure!(
-        printed.starts_with("1 of 2 clusters does not hold the newest")
+        printed.starts_with("1 of 2 clusters does not have the newest")
             && !printed.contains("member-1"),
         "{printed}"
     );

@@ -243,7 +243,7 @@ async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
         .as_str()
         .unwrap_or_default();
     ensure!(
-        message.contains("make a new join string with `runnel-hub token create`"),
+        message.contains("create a new join string with `runnel-hub token create`"),
         "{message}"
     );
     fleet.start_agent(2).await?;

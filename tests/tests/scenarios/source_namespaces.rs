@@ -136,7 +136,7 @@ async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<(
         "outside",
         "Stalled",
         "SourceUnreadable",
-        &["add outside to `sourceNamespaces`"],
+        &["does not watch outside: add it to `sourceNamespaces`"],
     )
     .await?;
     let open: Value = serde_json::from_str(

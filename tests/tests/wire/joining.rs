@@ -24,7 +24,7 @@ async fn wrong_spent_or_expired_token_gets_a_hint() -> Result<()> {
     let stage = shared("tokens").await?;
     let join = stage.join_string("tokens-a").await?;
     let key = Arc::new(MemberKey::generate()?);
-    let hint = "make a new join string with `runnel-hub token create tokens-a`";
+    let hint = "create a new join string with `runnel-hub token create tokens-a`";
 
     let wrong = JoinString {
         token: Token::generate()?,

@@ -440,7 +440,7 @@ pub(super) fn check_name(source: &SourceRef) -> Result<(), CopyError> {
     if !named || !is_label(&source.namespace) {
         return Err(CopyError::new(
             Reason::Invalid,
-            "the name is not one that Kubernetes takes",
+            "the name is not valid in Kubernetes",
         ));
     }
     Ok(())

@@ -300,7 +300,7 @@ impl Policy {
             return Some(denied("this is not a name that a namespace can have"));
         }
         if name == home {
-            let text = "is the agent's own: nothing is distributed there, whatever the policy names (namespaces.allowed)";
+            let text = "is the agent's own namespace: nothing is distributed there, even if the policy names it (namespaces.allowed)";
             return Some(denied(format!("namespace {name} {text}")));
         }
         let Names {

@@ -31,7 +31,7 @@ impl Reconciler {
         if !unwatched.is_empty() {
             tracing::warn!(
                 copies = unwatched.len(),
-                "the policy no longer has these copies watched: they stay as they are, and are not removed by the hub"
+                "the policy no longer covers these copies: they are left unchanged, and the hub does not remove them"
             );
         }
         for copy in unwatched {

@@ -114,7 +114,7 @@ impl Reconciler {
 
     fn find_intent(&mut self, key: &IntentKey, copies: &[SourceRef], now: Instant) {
         if self.desired.find_intent(key, copies, &self.records) {
-            tracing::warn!(rule = %key.rule, source = %key.source, "copies came to light that the hub did not order: it is asked");
+            tracing::warn!(rule = %key.rule, source = %key.source, "copies were found that the hub did not order: requesting their state from it");
             self.hub.resync(&key.rule, now);
         }
     }

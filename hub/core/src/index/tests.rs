@@ -270,7 +270,10 @@ fn rule_outside_the_hubs_namespaces_gets_a_hint() {
     let why = index.unreadable_scopes(index.rule(&"r3".into()).unwrap());
     let (place, hint) = why.first_key_value().unwrap();
     assert_eq!(place.to_string(), "configmaps of the namespace c");
-    assert!(hint.contains("add c to `sourceNamespaces`"), "{hint}");
+    assert!(
+        hint.contains("does not watch c: add it to `sourceNamespaces`"),
+        "{hint}"
+    );
 }
 
 #[test]

@@ -117,6 +117,6 @@ impl Index {
 
 fn outside(namespace: &str) -> String {
     format!(
-        "the hub looks for sources in other namespaces only: add {namespace} to `sourceNamespaces` of the hub's chart, or to --source-namespaces"
+        "the hub does not watch {namespace}: add it to `sourceNamespaces` of the hub's chart, or to --source-namespaces"
     )
 }

@@ -44,7 +44,7 @@ impl RollbackBlocker {
             Self::NoneCompleted => "no state of a completed rollout is kept: none was completed while \
                                     spec.rollout.onFailure was Revert, or an edit followed before the hub could store it"
                 .to_owned(),
-            Self::Incomplete(why) => format!("the state of the last completed rollout was not kept: {why}"),
+            Self::Incomplete(why) => format!("the state of the last completed rollout was not stored: {why}"),
             Self::TooLarge => "the state of the last completed rollout does not fit into the hub's storage for rollbacks; \
                                raise --rollback-storage (chart value rollback.storageMiB)"
                 .to_owned(),

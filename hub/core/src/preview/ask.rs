@@ -118,14 +118,14 @@ impl PreviewIndex {
             ),
             Directive::Suspended(_) => (
                 ClusterEligibility::Idle,
-                "spec.suspend is true: what is there stays",
+                "spec.suspend is true: existing copies are left unchanged",
             ),
             Directive::Removed(_) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
             {
                 (
                     ClusterEligibility::NotGranted,
-                    "no DistributionGrant lets the rule send there",
+                    "no DistributionGrant allows the rule to send there",
                 )
             }
             Directive::Removed(_) | Directive::RemovalBlocked
@@ -133,7 +133,7 @@ impl PreviewIndex {
             {
                 (
                     ClusterEligibility::Asked,
-                    "no DistributionGrant lets the rule send there any more",
+                    "no DistributionGrant allows the rule to send there any more",
                 )
             }
             Directive::Removed(_) | Directive::RemovalBlocked if entry.rule.deleting => {

@@ -153,7 +153,7 @@ impl PreviewIndex {
             add(
                 source.to_string(),
                 "Unread".to_owned(),
-                "the hub cannot read it now; its copies stay as they are",
+                "the hub cannot read it; existing copies are left unchanged",
                 None,
             );
         }
@@ -317,7 +317,7 @@ fn why_refused(refused: UnsupportedSource) -> &'static str {
         UnsupportedSource::Type => {
             "its type is a credential of its cluster, or a Helm release: never copied"
         }
-        UnsupportedSource::TooLarge => "it is larger than an agent takes",
+        UnsupportedSource::TooLarge => "the object is larger than the agent accepts",
         UnsupportedSource::Annotation => "its owner set the annotation",
     }
 }

@@ -221,7 +221,7 @@ fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
         ConditionValue::new(
             ConditionStatus::True,
             reason,
-            "changes are on their way to the clusters",
+            "changes are being sent to the clusters",
         )
     })
 }
@@ -281,9 +281,11 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
                 )
             ),
         };
-        format!("{place} cannot be read on the hub ({why}); their copies stay as they are.{more}")
+        format!(
+            "{place} cannot be read on the hub ({why}); existing copies are left unchanged.{more}"
+        )
     } else if let Some(source) = view.plan.unreadable.first() {
-        format!("{source} cannot be read on the hub; its copies stay as they are")
+        format!("{source} cannot be read on the hub; existing copies are left unchanged")
     } else {
         let rolling = || rollout_stopped(view).or_else(|| went_wrong(view));
         return render_errors(view)
@@ -353,7 +355,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         return granted(view).unwrap_or_else(|| ConditionValue::new(False, Reason::NotGranted, ""));
     }
     if standings.is_empty() {
-        let message = "spec.clusters chooses no accepted cluster; `kubectl get member --show-labels` shows what there is";
+        let message = "spec.clusters matches no accepted cluster; list the clusters with `kubectl get member --show-labels`";
         return ConditionValue::new(False, Reason::NoClusters, message);
     }
     let in_state = |state| {
@@ -387,7 +389,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
     }
     if count(ClusterState::Progressing) > 0 {
         let message = format!(
-            "copies are on their way to {}",
+            "copies are being sent to {}",
             counted(count(ClusterState::Progressing), "cluster", "clusters")
         );
         return ConditionValue::new(False, Reason::Progressing, message);
@@ -414,7 +416,7 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
             .filter(|(_, s)| s.reason == Reason::Unconfirmed)
             .count()
         {
-            1 => format!("{first} keeps what it has: {}", waits.message),
+            1 => format!("{first} is left unchanged: {}", waits.message),
             more => format!(
                 "{more} clusters keep what they have, among them {first}: {}",
                 waits.message
@@ -614,7 +616,7 @@ fn describe_pending(rule: &Rule, pending: &PendingApproval) -> String {
         names => format!(" ({})", names.join(", ")),
     };
     let undo = if rule.deleting {
-        format!("the rule stays until then; to keep {it}, set deletionPolicy to Retain")
+        format!("the rule is kept until then; to keep {it}, set deletionPolicy to Retain")
     } else {
         format!("to keep {it}, undo the change")
     };

@@ -238,7 +238,7 @@ fn parts(missing: &Missing<'_>) -> Vec<String> {
     }
     if !missing.creation.is_empty() {
         parts.push(format!(
-            "createNamespaces {}, where missing namespaces stay missing",
+            "createNamespaces {}, where missing namespaces are not created",
             within(&missing.creation)
         ));
     }

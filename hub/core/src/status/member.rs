@@ -89,7 +89,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     }
     if view.cordoned {
         let message =
-            "spec.cordoned is true: the cluster keeps what it has and gets nothing new".to_owned();
+            "spec.cordoned is true: copies are left unchanged, and nothing new is sent".to_owned();
         set(
             ConditionType::Cordoned,
             (ConditionStatus::True, Reason::Cordoned, message),
@@ -194,7 +194,7 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
     }
     if has_left(view) {
         let message = if view.orphaned.is_empty() {
-            "nothing of Runnel is left in this cluster: this MemberCluster can be deleted"
+            "no copies of Runnel are left in this cluster: this MemberCluster can be deleted"
         } else {
             "only copies of unknown rules are left in this cluster: this MemberCluster can be deleted"
         };
@@ -251,7 +251,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
             if let Some((_, divergence)) = view.divergence {
                 let condition = divergence.condition().0;
                 message.push_str(&format!(
-                    "; those of before stay until an administrator confirms: see the condition {condition:?}"
+                    "; copies from the previous membership are kept until an administrator confirms: see the condition {condition:?}"
                 ));
             }
             (ConditionStatus::False, Reason::Leaving, message)
@@ -313,12 +313,12 @@ fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason,
     }
     if view.previous.cluster_uid.is_none() {
         let message =
-            "no agent has connected yet: make a join string with `runnel-hub token create`"
+            "no agent has connected yet: create a join string with `runnel-hub token create`"
                 .to_owned();
         return (ConditionStatus::False, Reason::NeverConnected, message);
     }
     if view.renewable_until.is_some_and(|until| until <= now) {
-        let message = "the agent's certificate expired longer ago than the hub renews: make a new join string with \
+        let message = "the agent's certificate expired longer ago than the hub renews: create a new join string with \
                        `runnel-hub token create` and give it to the agent";
         return (
             ConditionStatus::False,
@@ -326,7 +326,7 @@ fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason,
             message.to_owned(),
         );
     }
-    let message = "the agent is not connected: look at its log in the member cluster".to_owned();
+    let message = "the agent is not connected: check its log in the member cluster".to_owned();
     (ConditionStatus::Unknown, Reason::SessionLost, message)
 }
 
@@ -382,7 +382,7 @@ fn orphaned(view: &MemberView<'_>) -> Option<String> {
     (count > 0).then(|| {
         let more = if count > NAMES_SHOWN { ", ..." } else { "" };
         format!(
-            "the cluster has copies of {count} rules that this hub does not have: {}{more}; they stay",
+            "the cluster has copies of {count} rules that this hub does not have: {}{more}; they are kept",
             names.join(", ")
         )
     })

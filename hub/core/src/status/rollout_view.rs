@@ -356,7 +356,7 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
             Reason::RollingOut,
             "the first wave has not begun".to_owned(),
         ),
-        Phase::Progressing => (Reason::RollingOut, format!("{wave} is under way, {far}")),
+        Phase::Progressing => (Reason::RollingOut, format!("{wave} is in progress, {far}")),
         Phase::Soaking => {
             let soak = jiff::SignedDuration::try_from(rolling.rollout.soak).unwrap_or_default();
             let until = progress.applied_at.and_then(|at| at.checked_add(soak).ok());
@@ -386,7 +386,7 @@ fn superseded(progress: &Progress) -> String {
         counted(number, "change", "changes"),
         if number == 1 { "was" } else { "were" },
     );
-    format!("; {changes} before it {were} superseded on the way, since {since:.0}")
+    format!("; {changes} before it {were} superseded since {since:.0}")
 }
 
 fn progress_of<'a>(view: &'a View<'_>) -> Option<(&'a Rolling<'a>, &'a Progress)> {

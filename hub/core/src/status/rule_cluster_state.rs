@@ -16,7 +16,8 @@ use runnel_api::conditions::Reason;
 use runnel_api::{ClusterState, ClusterStatus};
 
 /// The message for a cluster that reports everything as applied and proves something else.
-const DIFFERS: &str = "its agent reports every copy as applied, but the objects that it shows are not what the hub has sent";
+const DIFFERS: &str =
+    "its agent reports every copy as applied, but its proof does not match what the hub has sent";
 
 /// Whether an agent has proved its report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,7 +154,7 @@ pub(super) fn without_watch(watch: LostWatch) -> String {
             )
         }
     };
-    format!("{cause}; the counts are what the agent last saw")
+    format!("{cause}; the counts are the last observed values")
 }
 
 pub(super) fn standing(
@@ -195,7 +196,7 @@ pub(super) fn standing(
         {
             (
                 Reason::RollingOut,
-                "its turn in the rollout has not come: it keeps what it has".to_owned(),
+                "the cluster waits for its wave in the rollout: its copies are left unchanged".to_owned(),
             )
         }
         ClusterState::Waiting if view.is_rollback(name) => (
@@ -221,7 +222,7 @@ pub(super) fn standing(
         {
             (
                 Reason::Cordoned,
-                "it keeps what it has and gets nothing new until spec.cordoned is false".to_owned(),
+                "its copies are left unchanged, and nothing new is sent until spec.cordoned is false".to_owned(),
             )
         }
         ClusterState::Waiting => {
@@ -235,7 +236,7 @@ pub(super) fn standing(
             Reason::Progressing,
             "the agent has not connected since the hub started".to_owned(),
         ),
-        ClusterState::Progressing => (Reason::Progressing, "copies are on their way".to_owned()),
+        ClusterState::Progressing => (Reason::Progressing, "copies are being applied".to_owned()),
         // The first change that is reported, with paths of fields.
         ClusterState::DryRun => worst(account).unwrap_or_else(|| {
             (

@@ -236,7 +236,7 @@ fn replicator(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read
     if marked.allows(REPLICATOR, "replicate-once") {
         read.note(
             id,
-            "replicate-once: a rule follows every edit of its source, so no rule is made for it",
+            "replicate-once: a rule follows every edit of its source; no rule is created",
         );
         return;
     }
@@ -328,19 +328,19 @@ fn filled(
     let Some(found) = objects.get(&source) else {
         read.note(
             copy,
-            format!("is filled from {from}, which is not there: no rule is made for it"),
+            format!("is filled from {from}, which does not exist; no rule is created"),
         );
         return;
     };
     if !allowed(found) {
         read.note(
             copy,
-            format!("is filled from {from}, which does not allow it by its annotations: no rule is made for it"),
+            format!("is filled from {from}, whose annotations do not allow it; no rule is created"),
         );
         return;
     }
     if source.namespace == copy.namespace && source.name == copy.name {
-        read.note(copy, "is filled from itself: no rule is made for it");
+        read.note(copy, "is filled from itself; no rule is created");
         return;
     }
     let choice = Choice {
@@ -360,7 +360,9 @@ fn syncer(id: &Id, marked: &Marked, places: &Places, read: &mut Read) {
     if let Some(contexts) = marked.says(SYNCER, "sync-contexts") {
         read.note(
             id,
-            format!("sync-contexts {contexts}: let those clusters join, and add them to the rule's clusters"),
+            format!(
+                "sync-contexts {contexts}: join those clusters, and add them to the rule's clusters"
+            ),
         );
     }
     let selector = if sync == "true" { "" } else { sync };

@@ -38,7 +38,7 @@ pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
     if import.rules.is_empty() {
         comment(
             &mut out,
-            "No rule was made by kubectl runnel import: nothing was found that one can do.",
+            "No rule was created by kubectl runnel import: nothing was found that a rule can replace.",
         );
     } else {
         head(&mut out, import);
@@ -49,15 +49,10 @@ pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
         "Not carried over:",
         import.left.iter().map(|(of, why)| format!("{of}: {why}")),
     );
-    let orphaned_intents = import
-        .orphaned_intents
-        .iter()
-        .map(|id| format!("{id}: has a copier's marks, and no rule selects it; it stays as it is"));
-    list(
-        &mut out,
-        "Copies that no rule takes over:",
-        orphaned_intents,
-    );
+    let orphaned_intents = import.orphaned_intents.iter().map(|id| {
+        format!("{id}: has annotations of a copier, and no rule selects it; it is left unchanged")
+    });
+    list(&mut out, "Copies that no rule adopts:", orphaned_intents);
     for made in &import.rules {
         out.push_str("---\n");
         about(&mut out, made);
@@ -89,7 +84,7 @@ fn head(out: &mut String, import: &Import) {
     comment(
         out,
         &format!(
-            "What {} {}, as rules of Runnel; made by kubectl runnel import.",
+            "What {} {}, as rules of Runnel; created by kubectl runnel import.",
             copiers.join(" and "),
             if copiers.len() == 1 { "does" } else { "do" }
         ),
@@ -107,7 +102,7 @@ fn head(out: &mut String, import: &Import) {
             count(sources.len(), "source", "sources"),
             count(equal + differs + absent, "copy", "copies"),
             if differs > 0 {
-                format!(", {differs} hold something else and are left alone (Conflict)")
+                format!(", {differs} have other content and are left unchanged (Conflict)")
             } else {
                 String::new()
             },
@@ -221,11 +216,11 @@ fn missing(out: &mut String, around: &ReportContext) {
     }
     line(
         out,
-        "These are not on the hub, or hold something else there. A rule without its source does nothing; with another",
+        "These sources do not exist on the hub, or have other content there. A rule without its source does nothing; with a different",
     );
     line(
         out,
-        "source it would leave the copies alone (Conflict). Bring them there first, without their annotations:",
+        "source it leaves the copies unchanged (Conflict). Create them on the hub first, without their annotations:",
     );
     for id in around.not_on_hub.iter().take(LISTED) {
         line(out, &format!("  {id}"));
@@ -262,7 +257,7 @@ fn about(out: &mut String, made: &ImportedRule) {
         .filter(|(_, standing)| **standing == CopyComparison::Differs);
     let different: Vec<String> = different.map(|(id, _)| id.to_string()).collect();
     for id in different.iter().take(LISTED) {
-        item(out, &format!("{id} holds something else than its source"));
+        item(out, &format!("{id} has other content than its source"));
     }
     if different.len() > LISTED {
         item(out, &format!("... and {} more", different.len() - LISTED));

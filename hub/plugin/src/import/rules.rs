@@ -137,7 +137,7 @@ pub fn made(
             };
             import
                 .left
-                .push((wish.source, format!("{why}: no rule is made for it")));
+                .push((wish.source, format!("{why}; no rule is created")));
             continue;
         }
         groups.entry(kind(&wish)).or_default().push(wish);

@@ -293,16 +293,17 @@ fn replicate_from_needs_the_sources_consent() {
         .collect();
     assert_eq!(left.len(), 3, "{left:?}");
     assert!(
-        left[0]
-            .starts_with("secrets/team-10/ca is filled from platform/ca, which does not allow it"),
+        left[0].starts_with(
+            "secrets/team-10/ca is filled from platform/ca, whose annotations do not allow it"
+        ),
         "{left:?}"
     );
     assert!(
-        left[1].contains("lost is filled from platform/nothing, which is not there"),
+        left[1].contains("lost is filled from platform/nothing, which does not exist"),
         "{left:?}"
     );
     assert!(
-        left[2].contains("mute is filled from platform/mute, which does not allow it"),
+        left[2].contains("mute is filled from platform/mute, whose annotations do not allow it"),
         "{left:?}"
     );
 }

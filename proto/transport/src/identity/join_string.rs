@@ -59,27 +59,27 @@ pub enum JoinStringError {
     Incomplete,
     /// No usable address.
     #[error(
-        "the join string's addresses are not all `host:port`: make a new one with `runnel-hub token create --advertise HOST:PORT`"
+        "the join string's addresses are not all `host:port`: create a new one with `runnel-hub token create --advertise HOST:PORT`"
     )]
     Addresses,
     /// The hub's id is none.
     #[error(
-        "the join string's hub id is not valid: make a new join string with `runnel-hub token create`"
+        "the join string's hub id is not valid: create a new join string with `runnel-hub token create`"
     )]
     Hub,
     /// The cluster's name is none.
     #[error(
-        "the join string's cluster name is not valid: make a new join string with `runnel-hub token create`"
+        "the join string's cluster name is not valid: create a new join string with `runnel-hub token create`"
     )]
     Cluster,
     /// The token is none.
     #[error(
-        "the join string's token is not valid: make a new join string with `runnel-hub token create`"
+        "the join string's token is not valid: create a new join string with `runnel-hub token create`"
     )]
     Token,
     /// The pin is none.
     #[error(
-        "the join string's pin (the hash of the hub's key) is not valid: make a new join string with `runnel-hub token create`"
+        "the join string's pin (the hash of the hub's key) is not valid: create a new join string with `runnel-hub token create`"
     )]
     Pin,
 }

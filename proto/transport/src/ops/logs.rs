@@ -29,7 +29,7 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("cluster", "name of a member cluster"),
     ("copies", "a number of copies"),
     ("copy", "a copy, as resource/namespace/name"),
-    ("count", "how often something happened"),
+    ("count", "number of occurrences"),
     ("drift", "whether a write corrects drift"),
     ("epoch", "uid of the Lease under which a hub leads"),
     (
@@ -48,10 +48,10 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("namespace", "a namespace"),
     ("ops", "where health, readiness and metrics are served"),
     ("peer", "address of the other end of a connection"),
-    ("reason", "one word of a closed list, as in a status"),
+    ("reason", "a value of a closed list, as in a status"),
     ("reconnect_in", "when an agent connects again, as planned"),
     ("resource", "a kind, as plural[.group]"),
-    ("retry_in", "when something that failed is tried again"),
+    ("retry_in", "time until the next retry"),
     (
         "rule",
         "a rule, as namespace/name, or its uid where no more is known",
@@ -80,9 +80,9 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("timestamp", "when, in RFC 3339; in every line"),
     ("token", "id of a join token, which is no secret"),
     ("verb", "what was to be done, as in RBAC"),
-    ("waited", "how long something has been waited for"),
+    ("waited", "duration of the wait"),
     ("why", "a sentence about a failure"),
-    ("wrote", "what came of a write"),
+    ("wrote", "result of a write"),
 ];
 
 /// Modules of libraries that log whole bodies of requests or answers, including Secrets. They are

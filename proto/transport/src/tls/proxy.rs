@@ -22,7 +22,7 @@ pub enum ProxyError {
     Address,
     /// An unsupported scheme.
     #[error(
-        "HTTPS_PROXY must begin with http://: the connection to the hub goes through it encrypted, by CONNECT"
+        "HTTPS_PROXY must begin with http://: the encrypted connection to the hub is tunneled through it by CONNECT"
     )]
     Scheme,
 }

@@ -97,10 +97,10 @@ pub(super) async fn open(route: &Route, target: &str) -> Result<TcpStream, Conne
             "it refuses our name or password (407): check HTTPS_PROXY".to_owned(),
         )),
         Some((code @ 400..=499, words)) => Err(through(format!(
-            "it refuses the way ({code} {words}): allow CONNECT to this address and port there"
+            "the proxy refused the tunnel ({code} {words}): allow CONNECT to this address and port"
         ))),
         Some((code, words)) => Err(through(format!(
-            "it could not open the way ({code} {words})"
+            "the proxy could not open the tunnel ({code} {words})"
         ))),
         None => Err(through(
             "it does not use HTTP: check HTTPS_PROXY".to_owned(),

@@ -80,7 +80,7 @@ pub const UNTRUSTED: &str = "the hub has a CA that this agent does not trust: ch
                              that was away while the CA was replaced needs a new join string";
 const WRONG_CLOCK: &str = "the hub's certificate is not valid at the time of this machine's clock: set the clock of this \
                            machine; if it is right, look at the clock and the log of the hub";
-const WRONG_HUB: &str = "this is not the hub of this agent: its certificate is for something else";
+const WRONG_HUB: &str = "this is not the hub of this agent: its certificate is not for that hub";
 
 /// The refusal of a certificate that is not valid now.
 fn of_clock(why: &Error) -> Option<Error> {

@@ -283,7 +283,7 @@ fn cordoned_cluster_of_a_rollout_is_cordoned() {
         (ready.reason.as_str(), ready.message.as_str()),
         (
             "Cordoned",
-            "eu-2 is cordoned: it keeps what it has and gets nothing new until spec.cordoned is false"
+            "eu-2 is cordoned: its copies are left unchanged, and nothing new is sent until spec.cordoned is false"
         )
     );
     assert_eq!(world.status.clusters[0].reason, "Cordoned");
