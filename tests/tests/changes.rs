@@ -50,7 +50,7 @@ fn never_missing(recorders: &[(Recorder, Id)]) -> Result<()> {
 
 #[tokio::test]
 async fn source_recreated_within_a_second_is_an_edit() -> Result<()> {
-    let home = "anew";
+    let home = "recreated";
     let scene = scene_with(home).await?;
     let config = |text: &str| Draft::config_map(home, "settings").data("k", text).json();
     let secret = |text: &str| Draft::secret(home, "login").data("k", text).json();

@@ -65,7 +65,7 @@ async fn the_rights_are_these_and_no_others() -> Result<()> {
         let expected = std::fs::read_to_string(&path).unwrap_or_default();
         ensure!(
             given == expected,
-            "{} is not what {chart} gives with {values}; when that is meant, write it anew with\n  \
+            "{} is not what {chart} gives with {values}; when that is meant, write it again with\n  \
              RUNNEL_UPDATE=1 cargo test -p runnel-tests --test charts rights\nexpected:\n{expected}\ngiven:\n{given}",
             path.display()
         );

@@ -116,7 +116,7 @@ async fn copies_that_people_change_or_delete_are_put_back() -> Result<()> {
             let mended = is_mended(&scene, source, &rule, what).await?;
             ensure!(
                 mended["metadata"]["uid"] == copy["metadata"]["uid"],
-                "{what}: it was made anew"
+                "{what}: it was created again"
             );
         }
         member.delete(&Id::of(&sources[0])?).await?;
@@ -190,7 +190,7 @@ async fn stripped_marks_are_restored() -> Result<()> {
         let mended = is_mended(&scene, &source, &rule, what).await?;
         ensure!(
             mended["metadata"]["uid"] == copy["metadata"]["uid"],
-            "{what}: it was made anew"
+            "{what}: it was created again"
         );
         let seals = (
             &mended["metadata"]["annotations"][SEAL],

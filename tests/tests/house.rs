@@ -7,6 +7,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use runnel_tests::files::files_below;
 
+#[path = "house/commands.rs"]
+mod commands;
 #[path = "house/control_flow.rs"]
 mod control_flow;
 #[path = "house/gitops.rs"]
@@ -21,6 +23,8 @@ mod no_io;
 mod pages;
 #[path = "house/reference.rs"]
 mod reference;
+#[path = "house/rights.rs"]
+mod rights;
 #[path = "house/vocabulary.rs"]
 mod vocabulary;
 #[path = "house/words.rs"]

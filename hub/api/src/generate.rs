@@ -401,7 +401,7 @@ mod tests {
             let deployed = std::fs::read_to_string(&path).unwrap_or_default();
             assert!(
                 deployed == text,
-                "deploy/{name} is not what the types say; write it anew with\n  \
+                "deploy/{name} is not what the types say; write it again with\n  \
                  RUNNEL_UPDATE=1 cargo test -p runnel-api"
             );
         }

@@ -246,7 +246,7 @@ mod tests {
         drop((guard, over));
         assert!(
             guards.all().is_empty(),
-            "a connection that is gone is looked after"
+            "a closed connection is still checked"
         );
     }
 

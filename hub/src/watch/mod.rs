@@ -460,7 +460,7 @@ mod tests {
         };
         let mut next = || match events.next().now_or_never() {
             Some(Some(Ok(event))) => format!("{event:?}"),
-            Some(_) => "anew".to_owned(),
+            Some(_) => "relist".to_owned(),
             None => "waits".to_owned(),
         };
         list("a");
@@ -489,7 +489,7 @@ mod tests {
         list("d");
         assert_eq!([next(), next()], ["Init", "waits"]);
         rounds.begin();
-        assert_eq!([next(), next()], ["anew", "waits"]);
+        assert_eq!([next(), next()], ["relist", "waits"]);
     }
 
     #[test]

@@ -330,7 +330,7 @@ impl Story<'_> {
             .await?;
         ensure!(
             uids(member, SETTINGS).await? == before,
-            "a copy was made anew"
+            "a copy was created again"
         );
         self.ready("every member is fresh again").await
     }

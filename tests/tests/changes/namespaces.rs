@@ -216,7 +216,7 @@ async fn missing_namespaces_are_created_on_demand_and_never_deleted() -> Result<
     let old = scene.member(1).get(&id).await?;
     scene
         .member(2)
-        .sees("there anew", &id, |namespace| {
+        .sees("there again", &id, |namespace| {
             ensure!(
                 namespace["metadata"]["deletionTimestamp"].is_null(),
                 "it is being deleted"

@@ -60,7 +60,7 @@ async fn arrives(stage: &Stage) -> Result<()> {
     .await?;
     ensure!(
         proxy.opened() == opened,
-        "the connection was given up {} times",
+        "the connection was closed {} times",
         proxy.opened() - opened
     );
     stage.scene.hub.all_applied(&rule, 2).await?;

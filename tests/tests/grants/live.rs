@@ -439,7 +439,7 @@ async fn rule_reads_nothing_its_author_may_not_read() -> Result<()> {
         let id = Id::rule("authors", name);
         scene
             .hub
-            .sees("looked after", &id, |object| {
+            .sees("reconciled", &id, |object| {
                 ensure!(
                     object["metadata"]["finalizers"][0] == "runnel.dev/copies",
                     "{}",

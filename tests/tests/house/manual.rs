@@ -4,17 +4,25 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use runnel_api::DistributionRule;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use runnel_api::{DistributionRule, check_spec, definitions};
 use runnel_hub_core::plan::{Rule, content_of};
 use runnel_proto::model::{Kind, SourceRef};
+use runnel_tests::files::files_below;
 use serde_json::{Value, json};
 
-use super::root;
+use super::{none, root};
 
-/// The objects of the YAML blocks of one page.
+/// The objects of the YAML blocks of one page of the manual.
 fn shown(page: &str) -> Result<Vec<Value>> {
-    let text = fs::read_to_string(root().join("deploy/manual/src").join(page))
-        .with_context(|| page.to_owned())?;
+    shown_at(&format!("deploy/manual/src/{page}"))
+}
+
+/// The objects of the YAML blocks of a page, given by its path.
+fn shown_at(page: &str) -> Result<Vec<Value>> {
+    let text = fs::read_to_string(root().join(page)).with_context(|| page.to_owned())?;
     let blocks = text
         .split("```yaml\n")
         .skip(1)
@@ -85,16 +93,113 @@ fn made(made_by: &Value, name: &Value, render_labels: &Value, marks: &Value) -> 
     Ok(json!({"kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls"}))
 }
 
-#[test]
-fn every_snippet_of_the_manual_can_be_read() -> Result<()> {
-    let mut number = 0;
-    for entry in fs::read_dir(root().join("deploy/manual/src"))? {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".md") {
-            number += shown(&name)?.len();
+/// What an object or a part of one has that the definitions of runnel.dev do not allow.
+///
+/// A block without `apiVersion` that has a `spec`, or a field of one, is a part of a rule. It is checked within the
+/// smallest valid rule. Objects of other groups pass.
+fn flaw(object: &Value) -> Result<Option<String>> {
+    const KIND: &str = "DistributionRule";
+    let group = object["apiVersion"].as_str().unwrap_or_default();
+    let (kind, spec) = match (group, object["spec"].is_object()) {
+        ("runnel.dev/v1alpha1", _) => {
+            let kind = object["kind"].as_str().context("no kind")?;
+            (kind, object["spec"].clone())
+        }
+        ("", is_spec) => {
+            let part = if is_spec { &object["spec"] } else { object };
+            let rule = spec_schema(KIND)?.properties.unwrap_or_default();
+            let part = part.as_object().context("no object")?;
+            if !is_spec && !part.keys().all(|field| rule.contains_key(field)) {
+                return Ok(None);
+            }
+            let mut spec = json!({"sources": [{"resources": ["configmaps"], "names": ["a"]}], "clusters": {"all": true}});
+            for (field, value) in part {
+                spec[field] = value.clone();
+            }
+            (KIND, spec)
+        }
+        _ => return Ok(None),
+    };
+    if let Err(error) = check_spec(kind, &spec) {
+        return Ok(Some(error.to_string()));
+    }
+    let mut unknown = Vec::new();
+    unknown_fields("spec", &spec_schema(kind)?, &spec, &mut unknown);
+    Ok((!unknown.is_empty()).then(|| format!("unknown fields: {}", unknown.join(", "))))
+}
+
+/// The schema of the spec of a kind.
+fn spec_schema(kind: &str) -> Result<JSONSchemaProps> {
+    let definition = definitions()
+        .into_iter()
+        .find(|definition| definition.spec.names.kind == kind);
+    let version = definition.and_then(|definition| definition.spec.versions.into_iter().next());
+    let schema = version.and_then(|version| version.schema?.open_api_v3_schema);
+    let spec = schema.and_then(|schema| schema.properties?.remove("spec"));
+    spec.with_context(|| format!("no definition of {kind}"))
+}
+
+/// The paths of fields that a schema does not have.
+fn unknown_fields(path: &str, schema: &JSONSchemaProps, value: &Value, found: &mut Vec<String>) {
+    if let (Some(JSONSchemaPropsOrArray::Schema(item)), Some(items)) =
+        (&schema.items, value.as_array())
+    {
+        for item_value in items {
+            unknown_fields(&format!("{path}[]"), item, item_value, found);
         }
     }
-    ensure!(number >= 10, "the manual shows only {number} objects");
+    let others = match &schema.additional_properties {
+        Some(JSONSchemaPropsOrBool::Schema(others)) => Some(&**others),
+        _ => None,
+    };
+    let is_free = schema.x_kubernetes_preserve_unknown_fields == Some(true);
+    for (field, value) in value.as_object().into_iter().flatten() {
+        let known = schema.properties.as_ref().and_then(|all| all.get(field));
+        match known.or(others) {
+            Some(schema) => unknown_fields(&format!("{path}.{field}"), schema, value, found),
+            None if is_free => {}
+            None => found.push(format!("{path}.{field}")),
+        }
+    }
+}
+
+#[test]
+fn shown_objects_keep_to_the_definitions() -> Result<()> {
+    let mut pages = vec!["README.md".to_owned()];
+    for path in files_below(&root().join("deploy"), "md")? {
+        pages.push(path.strip_prefix(root())?.display().to_string());
+    }
+    let (mut number, mut wrong) = (0, Vec::new());
+    for page in pages {
+        for object in shown_at(&page)? {
+            number += 1;
+            let flaw = flaw(&object).with_context(|| page.clone())?;
+            wrong.extend(flaw.map(|flaw| format!("{page}: {flaw}: {object}")));
+        }
+    }
+    ensure!(number >= 10, "the pages show only {number} objects");
+    none(wrong)
+}
+
+#[test]
+fn flaws_of_shown_objects_are_found() -> Result<()> {
+    let rule = |change: &dyn Fn(&mut Value)| {
+        let mut rule = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule", "metadata": {"name": "a"},
+            "spec": {"sources": [{"resources": ["configmaps"], "names": ["a"]}], "clusters": {"all": true}},
+        });
+        change(&mut rule);
+        flaw(&rule)
+    };
+    ensure!(rule(&|_| ())?.is_none());
+    ensure!(rule(&|rule| rule["spec"]["cluster"] = json!({}))?.is_some());
+    ensure!(rule(&|rule| rule["spec"]["sources"][0]["nmes"] = json!(["a"]))?.is_some());
+    ensure!(rule(&|rule| rule["spec"]["clusters"] = json!("all"))?.is_some());
+    ensure!(rule(&|rule| rule["kind"] = json!("Rule"))?.is_some());
+    ensure!(flaw(&json!({"spec": {"rollout": {"maxConcurency": 3}}}))?.is_some());
+    ensure!(flaw(&json!({"rollout": {"maxConcurrency": "50%"}}))?.is_none());
+    ensure!(flaw(&json!({"policy": {"anything": 1}}))?.is_none());
+    ensure!(flaw(&json!({"apiVersion": "v1", "kind": "ConfigMap"}))?.is_none());
     Ok(())
 }
 

@@ -64,6 +64,20 @@ const REFUSED_TOGETHER: &[(&str, &str)] = &[
     ("what_becomes", "a noun"),
 ];
 
+/// Words that no text of a program has: messages, logs, statuses. The second one is the standard word.
+const REFUSED_IN_TEXTS: &[(&str, &str)] = &[
+    ("anew", "again"),
+    ("given up", "pruned"),
+    ("gives up", "stops"),
+    ("heeded", "checked"),
+    ("heldrules", "AckedRules"),
+    ("let go", "approved"),
+    ("lets go", "approves"),
+    ("looked after", "checked"),
+    ("seen to", "handled"),
+    ("whoever", "a noun"),
+];
+
 /// Prefixes of names that are clauses and not nouns.
 const CLAUSES: &[&str] = &[
     "who_",
@@ -120,15 +134,24 @@ fn standard_word(name: &str) -> Option<&'static str> {
 
 /// The names in code, without comments and the texts of strings.
 fn names(text: &str) -> BTreeSet<&str> {
-    let mut all = BTreeSet::new();
+    tokens(text).0
+}
+
+/// The names in code and the texts of its strings, without comments.
+fn tokens(text: &str) -> (BTreeSet<&str>, Vec<&str>) {
+    let (mut all, mut texts) = (BTreeSet::new(), Vec::new());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let length = if rest.starts_with("//") {
             rest.find('\n').unwrap_or(rest.len())
         } else if rest.starts_with("r\"") || rest.starts_with("r#") {
-            raw_string(rest).unwrap_or(1)
+            let length = raw_string(rest);
+            texts.extend(length.map(|length| &rest[..length]));
+            length.unwrap_or(1)
         } else if first == '"' {
-            string(rest)
+            let length = string(rest);
+            texts.push(&rest[..length]);
+            length
         } else if rest.starts_with("'\"'") || rest.starts_with("'\\") {
             2
         } else if first.is_alphabetic() || first == '_' {
@@ -142,7 +165,19 @@ fn names(text: &str) -> BTreeSet<&str> {
         };
         rest = &rest[length..];
     }
-    all
+    (all, texts)
+}
+
+/// The standard word for a word of a text, if the text has one that is refused.
+fn standard_word_in(text: &str) -> Option<(&'static str, &'static str)> {
+    let text = text.to_lowercase();
+    let words: Vec<&str> = text
+        .split(|letter: char| !letter.is_alphanumeric())
+        .filter(|word| !word.is_empty())
+        .collect();
+    let plain = format!(" {} ", words.join(" "));
+    let refused = |(word, _): &&(&str, &str)| plain.contains(&format!(" {word} "));
+    REFUSED_IN_TEXTS.iter().find(refused).copied()
 }
 
 /// The length of a string that begins here.
@@ -179,6 +214,41 @@ fn names_are_standard_words() -> Result<()> {
         }
     }
     none(wrong)
+}
+
+#[test]
+fn texts_are_standard_words() -> Result<()> {
+    let mut wrong = Vec::new();
+    for folder in ["hub", "agent", "proto", "tests"] {
+        for path in files_below(&root().join(folder), "rs")? {
+            if path.ends_with("house/vocabulary.rs") {
+                continue;
+            }
+            let code = fs::read_to_string(&path)?;
+            for text in tokens(&code).1 {
+                let Some((word, standard)) = standard_word_in(text) else {
+                    continue;
+                };
+                wrong.push(format!(
+                    "{}: {text}: {word}: write: {standard}",
+                    path.display()
+                ));
+            }
+        }
+    }
+    none(wrong)
+}
+
+#[test]
+fn words_of_texts_are_found() {
+    let code = "// \"anew\"\nlet a = \"it is Let\\n go\"; b(r#\"whoever\"#, '\"', \"outlet good\")";
+    let (_, texts) = tokens(code);
+    let found: Vec<_> = texts
+        .iter()
+        .filter_map(|text| standard_word_in(text).map(|(word, _)| word))
+        .collect();
+    assert_eq!((texts.len(), found), (3, vec!["whoever"]));
+    assert!(standard_word_in("it was\n  let\n go").is_some());
 }
 
 #[test]

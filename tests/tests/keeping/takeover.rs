@@ -116,7 +116,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
     let adopted = member.has_copy(&sources[0], home, &rule).await?;
     ensure!(
         adopted["metadata"]["uid"] == before[0]["metadata"]["uid"],
-        "it was made anew"
+        "it was created again"
     );
     let observed = hub.wait_failed(&rule, "Conflict", 3).await?;
     let entry = entry_of(&observed, "member-1")?;
@@ -293,7 +293,7 @@ async fn client_side_applied_object_is_taken_over_whole() -> Result<()> {
         );
         ensure!(
             copy["metadata"]["uid"] == before["metadata"]["uid"],
-            "it was made anew"
+            "it was created again"
         );
         Ok(())
     };

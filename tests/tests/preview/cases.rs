@@ -456,7 +456,7 @@ fn rollouts() -> Vec<Case> {
         under_way("a-rollout-goes-on", json!({"change": 1, "unchanged": 3}))
             .rule(move |rule, _| quick(named(rule, &["s*"]))),
         under_way(
-            "a-rollout-is-given-up",
+            "a-rollout-is-replaced",
             json!({"change": 1, "unchanged": 3}),
         )
         .rule(|rule, _| named(rule, &["s*"])),

@@ -105,7 +105,7 @@ impl Stage {
     /// Waits until this many copies in former target namespaces are blocked in these members;
     /// returns the digest.
     async fn holds(&self, copies: u64, members: &[&str]) -> Result<String> {
-        let what = format!("{copies} copies in namespaces given up held");
+        let what = format!("{copies} copies in former namespaces blocked");
         let observed = self.scene.hub.sees(&what, &self.rule, |rule| {
             let (blocked, namespace_prunes) = (
                 condition(rule, "ApprovalRequired")?,

@@ -108,7 +108,7 @@ async fn certificates_renew_under_edits_without_repetition() -> Result<()> {
         "{sent} bytes for {edit} edits"
     );
     eventually(
-        "the older keys to be given up",
+        "the older keys to be retired",
         Duration::from_secs(30),
         async || {
             let observed = hub.get(&id).await?;

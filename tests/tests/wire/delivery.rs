@@ -104,7 +104,7 @@ async fn edit_counts_once_when_the_last_member_has_it() -> Result<()> {
             .await?;
     }
     steadily(
-        "nothing is counted anew",
+        "nothing is counted again",
         Duration::from_secs(1),
         async || {
             let (count, _) = observed(&stage).await?;

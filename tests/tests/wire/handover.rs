@@ -195,7 +195,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
     );
     ensure!(all <= 2 + 2 * ROUNDS, "{all} payloads for {ROUNDS} rounds");
     let key = fingerprint(&credentials)?;
-    let retired = eventually("the older keys to be given up", SOON, async || {
+    let retired = eventually("the older keys to be retired", SOON, async || {
         let (kept, retired) = keys(&stage, cluster).await?;
         Ok((kept == [key.clone()]).then_some(retired))
     })
@@ -258,7 +258,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     let refused = Line::open(&old)
         .await
         .err()
-        .context("let in with a key that was given up")?;
+        .context("let in with a retired key")?;
     ensure!(reason_of(&refused) == Some("key-unknown"), "{refused:?}");
     let (kind, words, at) = eventually("PossibleKeyTheft", SOON, async || {
         Ok(condition(

@@ -201,7 +201,7 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
     for rule in ["deleted", "retained"] {
         stage.rules().delete(rule, &DeleteParams::default()).await?;
     }
-    eventually("the rules to be let go", SOON, async || {
+    eventually("the rules to be removed", SOON, async || {
         let left = stage.rules().list(&Default::default()).await?.items.len();
         Ok((left == 1).then_some(()))
     })

@@ -518,7 +518,7 @@ fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     assert!(world.admitted().contains(&"c6"));
     assert!(
         !world.admitted().contains(&"c1"),
-        "when it comes back it needs room anew"
+        "when it comes back it needs room again"
     );
     world.is("c6", Health::Applied);
     assert_eq!(world.step(), Phase::Completed);

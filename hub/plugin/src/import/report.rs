@@ -193,7 +193,7 @@ fn order(out: &mut String, import: &Import, around: &ReportContext) {
         4,
         "Let the copies that were there follow their sources: set conflictPolicy: Overwrite in the rules and policy.overwrite: \
          true in the agent's values. Until then an edit of a source leaves such a copy as it is (Conflict); one that you \
-         delete is made anew:",
+         delete is created again:",
     );
     step(out, 5, "Uninstall the old copier:");
     for copier in &used {
