@@ -44,15 +44,35 @@ pub enum CopyStatus {
     Planned(PlannedChange, CopyError),
 }
 
-/// A planned change of a copy whose rule is a dry run.
+/// A planned change of a copy, for a rule that is a dry run and for a preview.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlannedChange {
     /// The copy would be created.
     Create,
-    /// The copy would be changed, adopted or overwritten.
-    Update,
-    /// The copy would be deleted, or left without marks.
-    Delete,
+    /// The copy would be changed.
+    Change,
+    /// An object that is not ours would be adopted if it is equal.
+    AdoptIfEqual,
+    /// An object that is not ours would be overwritten.
+    Overwrite,
+    /// The copy would be deleted.
+    Remove,
+    /// The copy would be deleted once the hub has approved that.
+    Prune,
+    /// The copy would be left without marks.
+    Retain,
+}
+
+impl PlannedChange {
+    /// Whether an object that exists would be written.
+    pub fn is_update(self) -> bool {
+        matches!(self, Self::Change | Self::AdoptIfEqual | Self::Overwrite)
+    }
+
+    /// Whether the copy would be removed.
+    pub fn is_removal(self) -> bool {
+        matches!(self, Self::Remove | Self::Prune | Self::Retain)
+    }
 }
 
 /// The error of a copy.

@@ -189,52 +189,79 @@ pub enum Decision {
 /// Decides one copy. For a rule that is a dry run, no decision writes.
 pub fn decide(want: &DesiredCopy, observed: &Observed) -> Decision {
     match want {
-        DesiredCopy::Copy(wanted) if wanted.dry_run => plan_wanted(wanted, observed),
-        DesiredCopy::Absent(intent, _, order) if order.dry_run => {
-            plan_removal(intent, *order, observed)
+        DesiredCopy::Copy(wanted) if wanted.dry_run => dry_run(wanted, want, observed),
+        DesiredCopy::Absent(intent, rule, order) if order.dry_run => {
+            // The removal needs no approval while it is only reported.
+            let order = Order {
+                deferred: false,
+                asks: false,
+                ..*order
+            };
+            let want = DesiredCopy::Absent(intent.clone(), rule.clone(), order);
+            plan(&want, observed)
         }
         _ => decide_enforced(want, observed),
     }
 }
 
-/// Returns the planned change of a copy that a rule distributes. The only actions are reads: of the
-/// object with the copy's name, or of the fields that differ.
-fn plan_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
-    let planned = |change, message: &str| Decision::Noop(planned(change, message));
-    match decide_wanted(wanted, observed) {
-        Decision::Act(Action::CreateNamespace) => planned(
+/// Returns the change of a copy that an enforced rule would make, for a dry run and for a preview.
+/// The only actions are reads: of the object with the copy's name, or of the fields that differ.
+///
+/// The status does not disclose whether a foreign object is equal. It contains no more than a
+/// person with access to the rule may see.
+pub fn plan(want: &DesiredCopy, observed: &Observed) -> Decision {
+    let (change, message) = match decide_enforced(want, observed) {
+        Decision::Act(Action::CreateNamespace) => (
             PlannedChange::Create,
             "would be created, with its namespace",
         ),
-        Decision::Act(Action::Create) if *observed == Observed::Unknown => {
+        Decision::Act(Action::Create) => (PlannedChange::Create, "would be created"),
+        Decision::Act(Action::Change(_)) => (PlannedChange::Change, "would be updated"),
+        Decision::Act(Action::Adopt(_)) => (
+            PlannedChange::AdoptIfEqual,
+            "would be adopted if it is equal",
+        ),
+        Decision::Act(Action::Overwrite(_)) => (PlannedChange::Overwrite, "would be overwritten"),
+        Decision::Act(Action::Delete(_)) => (PlannedChange::Remove, "would be deleted"),
+        Decision::Noop(CopyStatus::PruneRequested) => (PlannedChange::Prune, "would be deleted"),
+        Decision::Act(Action::Retain(_)) => (PlannedChange::Retain, "would be left without marks"),
+        Decision::Act(Action::Demote(_)) => return Decision::Noop(CopyStatus::UnderWay),
+        read @ Decision::Act(Action::Read | Action::Compare(_)) => return read,
+        idle @ (Decision::Noop(_) | Decision::Forget) => return idle,
+    };
+    Decision::Noop(planned(change, message))
+}
+
+/// Adds to the plan of a copy what a dry run reads: whether an object exists, and the fields that
+/// differ.
+fn dry_run(wanted: &WantedCopy, want: &DesiredCopy, observed: &Observed) -> Decision {
+    let decision = plan(want, observed);
+    let Decision::Noop(CopyStatus::Planned(change, _)) = &decision else {
+        return decision;
+    };
+    match (change, observed) {
+        (PlannedChange::Create, Observed::Unknown) if wanted.place == TargetNamespace::Ready => {
             Decision::Act(Action::Read)
         }
-        Decision::Act(Action::Create) => planned(PlannedChange::Create, "would be created"),
-        Decision::Act(Action::Change(target)) => match &wanted.compared {
-            Some((version, copy_error)) if *version == target.version => planned(
-                PlannedChange::Update,
+        (PlannedChange::Change, Observed::Live(live)) => match &wanted.compared {
+            Some((version, copy_error)) if *version == live.version => Decision::Noop(planned(
+                *change,
                 &format!("would be updated: {}", copy_error.message),
-            ),
-            _ if is_of_this_intent(wanted, observed) => Decision::Act(Action::Compare(target)),
+            )),
+            _ if is_of_this_intent(wanted, observed) => {
+                Decision::Act(Action::Compare(ExpectedObject {
+                    uid: live.uid.clone(),
+                    version: live.version.clone(),
+                }))
+            }
             // The author of this rule may have no permission to read the content of another rule or
             // source.
-            _ => planned(
-                PlannedChange::Update,
+            _ => Decision::Noop(planned(
+                *change,
                 "would be updated: another rule or source wrote it",
-            ),
+            )),
         },
-        // No report discloses whether a foreign object is equal.
-        Decision::Act(Action::Adopt(_)) => {
-            planned(PlannedChange::Update, "would be adopted if it is equal")
-        }
-        Decision::Act(Action::Overwrite(_)) => {
-            planned(PlannedChange::Update, "would be overwritten")
-        }
-        Decision::Act(Action::Demote(_) | Action::Delete(_) | Action::Retain(_)) => {
-            Decision::Noop(CopyStatus::UnderWay)
-        }
-        read @ Decision::Act(Action::Read | Action::Compare(_)) => read,
-        idle @ (Decision::Noop(_) | Decision::Forget) => idle,
+        _ => decision,
     }
 }
 
@@ -247,27 +274,6 @@ pub fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
     live.sealed.as_ref().is_some_and(|seal| {
         seal.rule == intent.rule && seal.source.plain() == intent.source.plain()
     })
-}
-
-/// Returns the planned change of a copy that is to be removed.
-fn plan_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Decision {
-    let order = Order {
-        deferred: false,
-        asks: false,
-        ..order
-    };
-    match decide_removal(intent, order, observed) {
-        Decision::Act(Action::Retain(_)) => Decision::Noop(planned(
-            PlannedChange::Delete,
-            "would be left without marks",
-        )),
-        Decision::Act(Action::Delete(_)) => {
-            Decision::Noop(planned(PlannedChange::Delete, "would be deleted"))
-        }
-        Decision::Act(Action::Read) => Decision::Act(Action::Read),
-        Decision::Act(_) => Decision::Noop(CopyStatus::Removing(None)),
-        idle @ (Decision::Noop(_) | Decision::Forget) => idle,
-    }
 }
 
 /// The status of a copy for which a dry run plans a change.

@@ -1,8 +1,9 @@
 use super::*;
 use crate::live::Sealed;
 use crate::policy::Facts;
+use crate::preview::preview;
 use proptest::prelude::*;
-use runnel_proto::model::SourceRef;
+use runnel_proto::model::{PreviewOutcome, SourceRef};
 
 fn intent(rule: u8, source: u8) -> IntentKey {
     IntentKey {
@@ -394,6 +395,94 @@ proptest! {
             if let Some(sealed) = &live.sealed {
                 prop_assert_eq!((&sealed.rule, &sealed.source), (&intent.rule, &intent.source));
             }
+        }
+    }
+
+    #[test]
+    fn dry_run_preview_and_enforcement_agree(
+        mut want in wants(),
+        observed in observed_copies(),
+        is_equal in any::<bool>(),
+    ) {
+        use PlannedChange::{AdoptIfEqual, Change, Create, Overwrite, Prune, Remove, Retain};
+        let compared = CopyError::new(Reason::Drifted, "changed here");
+        // An order that waits is reported by a dry run, too; its fields are read.
+        match &mut want {
+            DesiredCopy::Copy(wanted) => wanted.compared = Some(("1".into(), compared)),
+            DesiredCopy::Absent(_, _, order) => order.deferred = false,
+            DesiredCopy::Kept(..) | DesiredCopy::Nothing => {}
+        }
+        let mut dry_run = want.clone();
+        match &mut dry_run {
+            DesiredCopy::Copy(wanted) => wanted.dry_run = true,
+            DesiredCopy::Absent(_, _, order) => order.dry_run = true,
+            DesiredCopy::Kept(..) | DesiredCopy::Nothing => {}
+        }
+        let enforced = decide(&want, &observed);
+        let previewed = preview(&want, &observed, is_equal);
+        let outcome = previewed.as_ref().map(|(outcome, _)| *outcome);
+        let copy_error = previewed.and_then(|(_, copy_error)| copy_error);
+        let status = match decide(&dry_run, &observed) {
+            Decision::Noop(status) => status,
+            Decision::Act(Action::Read) => {
+                prop_assert!(matches!(
+                    (enforced, outcome),
+                    (Decision::Act(Action::Read), None)
+                        | (Decision::Act(Action::Create), Some(PreviewOutcome::Create))
+                ));
+                return Ok(());
+            }
+            Decision::Forget => {
+                prop_assert_eq!((enforced, outcome), (Decision::Forget, None));
+                return Ok(());
+            }
+            Decision::Act(action) => panic!("a dry run of {want:?} does {action:?}"),
+        };
+        let outcome = outcome.unwrap();
+        match &enforced {
+            Decision::Act(_) => prop_assert!(matches!(status, CopyStatus::Planned(..))),
+            Decision::Noop(enforced) => prop_assert_eq!(&status, enforced),
+            Decision::Forget => panic!("a dry run of {want:?} reports {status:?}"),
+        }
+        match status {
+            CopyStatus::Planned(Create, _) => {
+                prop_assert!(matches!(enforced, Decision::Act(Action::Create | Action::CreateNamespace)));
+                prop_assert_eq!(outcome, PreviewOutcome::Create);
+            }
+            CopyStatus::Planned(Change, _) => {
+                prop_assert!(matches!(enforced, Decision::Act(Action::Change(_))));
+                prop_assert_eq!(outcome, PreviewOutcome::Change);
+            }
+            CopyStatus::Planned(AdoptIfEqual, _) => {
+                prop_assert!(matches!(enforced, Decision::Act(Action::Adopt(_))));
+                let expected = if is_equal { PreviewOutcome::Adopt } else { PreviewOutcome::Refused };
+                prop_assert_eq!(outcome, expected);
+            }
+            CopyStatus::Planned(Overwrite, _) => {
+                prop_assert!(matches!(enforced, Decision::Act(Action::Overwrite(_))));
+                let expected = if is_equal { PreviewOutcome::Adopt } else { PreviewOutcome::Overwrite };
+                prop_assert_eq!(outcome, expected);
+            }
+            CopyStatus::Planned(Remove | Prune, _) => {
+                prop_assert!(matches!(enforced, Decision::Act(Action::Delete(_))));
+                prop_assert_eq!(outcome, PreviewOutcome::Remove);
+            }
+            CopyStatus::Planned(Retain, _) => {
+                prop_assert!(matches!(enforced, Decision::Act(Action::Retain(_))));
+                prop_assert_eq!(outcome, PreviewOutcome::Retain);
+            }
+            CopyStatus::Applied => prop_assert_eq!(outcome, PreviewOutcome::Unchanged),
+            CopyStatus::Waiting => prop_assert_eq!(outcome, PreviewOutcome::Wait),
+            CopyStatus::Failed(failed) => {
+                prop_assert_eq!((outcome, copy_error), (PreviewOutcome::Refused, Some(failed)));
+            }
+            CopyStatus::Drifted(drifted) => {
+                prop_assert_eq!((outcome, copy_error), (PreviewOutcome::Unchanged, Some(drifted)));
+            }
+            CopyStatus::UnderWay | CopyStatus::Removing(_) => {
+                prop_assert_eq!(outcome, PreviewOutcome::Noop);
+            }
+            CopyStatus::PruneRequested => panic!("a dry run of {want:?} waits for an approval"),
         }
     }
 

@@ -16,8 +16,8 @@ use runnel_proto::model::{
     SourceRef,
 };
 
-use crate::copy::CopyStatus;
-use crate::decide::{Action, Decision, DesiredCopy, decide, differs, is_of_this_intent};
+use crate::copy::{CopyStatus, PlannedChange};
+use crate::decide::{Action, Decision, DesiredCopy, differs, is_of_this_intent, plan};
 use crate::diff;
 use crate::job::Decided;
 use crate::live::{Live, Sealed};
@@ -84,42 +84,42 @@ pub fn diff(
     }
 }
 
-/// Returns the outcome of a copy for an observed object.
+/// Returns the outcome of a copy for an observed object: the [`plan`] of a dry run, with details.
 ///
 /// `is_equal`: whether the object's fields equal those of the intent. It has no effect if the
 /// equality is [not disclosed](is_undisclosed).
 pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Option<Decided> {
-    let plain = |previewed| Some((previewed, None));
-    match decide(want, observed) {
-        Decision::Forget => None,
-        Decision::Noop(outcome) => match outcome {
-            CopyStatus::Applied => plain(PreviewOutcome::Unchanged),
-            CopyStatus::UnderWay => plain(PreviewOutcome::Noop),
-            CopyStatus::Failed(copy_error) => Some((PreviewOutcome::Refused, Some(copy_error))),
-            CopyStatus::Waiting => plain(PreviewOutcome::Wait),
-            CopyStatus::Drifted(copy_error) => Some((PreviewOutcome::Unchanged, Some(copy_error))),
-            CopyStatus::Removing(_) => plain(PreviewOutcome::Noop),
-            CopyStatus::Planned(..) => plain(PreviewOutcome::Noop),
-            CopyStatus::PruneRequested => plain(PreviewOutcome::Prune),
+    let status = match plan(want, observed) {
+        Decision::Forget | Decision::Act(Action::Read) => return None,
+        // The fields that differ stay as they are.
+        Decision::Act(_) => return Some((PreviewOutcome::Unchanged, None)),
+        Decision::Noop(status) => status,
+    };
+    let is_undisclosed = is_undisclosed(want, observed);
+    let previewed = match status {
+        CopyStatus::Failed(copy_error) => {
+            return Some((PreviewOutcome::Refused, Some(copy_error)));
+        }
+        CopyStatus::Drifted(copy_error) => {
+            return Some((PreviewOutcome::Unchanged, Some(copy_error)));
+        }
+        CopyStatus::Applied => PreviewOutcome::Unchanged,
+        CopyStatus::UnderWay | CopyStatus::Removing(_) => PreviewOutcome::Noop,
+        CopyStatus::Waiting => PreviewOutcome::Wait,
+        CopyStatus::PruneRequested => PreviewOutcome::Prune,
+        CopyStatus::Planned(change, _) => match change {
+            PlannedChange::Create => PreviewOutcome::Create,
+            PlannedChange::Change => PreviewOutcome::Change,
+            PlannedChange::AdoptIfEqual if is_undisclosed => PreviewOutcome::AdoptIfEqual,
+            PlannedChange::AdoptIfEqual if !is_equal => return refused(observed),
+            PlannedChange::Overwrite if is_undisclosed || !is_equal => PreviewOutcome::Overwrite,
+            PlannedChange::AdoptIfEqual | PlannedChange::Overwrite => PreviewOutcome::Adopt,
+            PlannedChange::Remove => PreviewOutcome::Remove,
+            PlannedChange::Prune => PreviewOutcome::Prune,
+            PlannedChange::Retain => PreviewOutcome::Retain,
         },
-        Decision::Act(action) => match action {
-            Action::CreateNamespace | Action::Create => plain(PreviewOutcome::Create),
-            Action::Read => None,
-            Action::Change(_) => plain(PreviewOutcome::Change),
-            Action::Adopt(_) if is_undisclosed(want, observed) => {
-                plain(PreviewOutcome::AdoptIfEqual)
-            }
-            Action::Adopt(_) if is_equal => plain(PreviewOutcome::Adopt),
-            Action::Adopt(_) => refused(observed),
-            Action::Overwrite(_) if is_equal && !is_undisclosed(want, observed) => {
-                plain(PreviewOutcome::Adopt)
-            }
-            Action::Overwrite(_) => plain(PreviewOutcome::Overwrite),
-            Action::Compare(_) | Action::Demote(_) => plain(PreviewOutcome::Unchanged),
-            Action::Delete(_) => plain(PreviewOutcome::Remove),
-            Action::Retain(_) => plain(PreviewOutcome::Retain),
-        },
-    }
+    };
+    Some((previewed, None))
 }
 
 fn refused(observed: &Observed) -> Option<Decided> {

@@ -7,7 +7,7 @@ use runnel_proto::model::{
 };
 
 use crate::copy::clip;
-use crate::copy::{CopyError, CopyStatus, PlannedChange};
+use crate::copy::{CopyError, CopyStatus};
 
 /// Time for which the report of an unsettled rule waits: it is usually settled by then.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -270,7 +270,8 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, exists: bool, add: bool) {
     };
     match outcome {
         CopyStatus::Removing(_) => step(&mut counts.removing),
-        CopyStatus::PruneRequested | CopyStatus::Planned(PlannedChange::Delete, _) => {}
+        CopyStatus::PruneRequested => {}
+        CopyStatus::Planned(change, _) if change.is_removal() => {}
         _ => {
             step(&mut counts.copies);
             if !exists {
@@ -283,9 +284,9 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, exists: bool, add: bool) {
         CopyStatus::Waiting => step(&mut counts.waiting),
         CopyStatus::Failed(_) => step(&mut counts.failed),
         CopyStatus::Drifted(_) => step(&mut counts.drifted),
-        CopyStatus::Planned(PlannedChange::Create, _) => step(&mut counts.to_create),
-        CopyStatus::Planned(PlannedChange::Update, _) => step(&mut counts.to_update),
-        CopyStatus::Planned(PlannedChange::Delete, _) => step(&mut counts.to_delete),
+        CopyStatus::Planned(change, _) if change.is_removal() => step(&mut counts.to_delete),
+        CopyStatus::Planned(change, _) if change.is_update() => step(&mut counts.to_update),
+        CopyStatus::Planned(..) => step(&mut counts.to_create),
         CopyStatus::UnderWay | CopyStatus::Removing(_) | CopyStatus::PruneRequested => {}
     }
 }
@@ -293,6 +294,7 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, exists: bool, add: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::copy::PlannedChange;
     use proptest::prelude::*;
     use runnel_proto::model::Reason;
 
@@ -376,8 +378,12 @@ mod tests {
     fn planned(change: usize) -> CopyStatus {
         let changes = [
             PlannedChange::Create,
-            PlannedChange::Update,
-            PlannedChange::Delete,
+            PlannedChange::Change,
+            PlannedChange::AdoptIfEqual,
+            PlannedChange::Overwrite,
+            PlannedChange::Remove,
+            PlannedChange::Prune,
+            PlannedChange::Retain,
         ];
         CopyStatus::Planned(
             changes[change],
@@ -392,7 +398,7 @@ mod tests {
             Just(CopyStatus::Waiting),
             Just(CopyStatus::Removing(None)),
             Just(CopyStatus::PruneRequested),
-            (0usize..3).prop_map(planned),
+            (0usize..7).prop_map(planned),
             (0usize..12).prop_map(|rank| failed(Reason::ALL[rank])),
         ]
     }
@@ -419,13 +425,13 @@ mod tests {
                     match outcome {
                         CopyStatus::Removing(_) => { expected.removing += 1; continue }
                         CopyStatus::PruneRequested => { namespace_prunes += 1; continue }
-                        CopyStatus::Planned(PlannedChange::Delete, _) => {
+                        CopyStatus::Planned(PlannedChange::Remove | PlannedChange::Prune | PlannedChange::Retain, _) => {
                             expected.to_delete += 1;
                             failures += 1;
                             continue;
                         }
                         CopyStatus::Planned(PlannedChange::Create, _) => { expected.to_create += 1; failures += 1 }
-                        CopyStatus::Planned(PlannedChange::Update, _) => { expected.to_update += 1; failures += 1 }
+                        CopyStatus::Planned(PlannedChange::Change | PlannedChange::AdoptIfEqual | PlannedChange::Overwrite, _) => { expected.to_update += 1; failures += 1 }
                         CopyStatus::Applied => expected.applied += 1,
                         CopyStatus::Waiting => expected.waiting += 1,
                         CopyStatus::Failed(_) => { expected.failed += 1; failures += 1 }

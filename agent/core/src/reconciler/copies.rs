@@ -240,7 +240,7 @@ impl Reconciler {
             self.hub.request_content(&wanted.intent);
             let outcome = match action {
                 Action::Compare(_) if wanted.dry_run => {
-                    planned(PlannedChange::Update, "would be updated")
+                    planned(PlannedChange::Change, "would be updated")
                 }
                 // The copy differs; without the content the fields are unknown.
                 Action::Compare(_) => {

@@ -1,4 +1,7 @@
 //! Rules that are a dry run: every copy is decided and reported, and nothing is written.
+use proptest::prelude::*;
+
+use super::preview::{answers, question};
 use super::world::*;
 use super::*;
 
@@ -176,4 +179,87 @@ fn dry_run_takes_no_copy_from_an_enforced_rule() {
         world.holds(&copy("a", "s0"), "r", "s0", 1),
         "the enforced rule goes on"
     );
+}
+
+/// Returns the counts of a preview's answer.
+fn previewed(answer: &PreviewResult) -> Counts {
+    let mut counts = Counts::default();
+    for copy in &answer.copies {
+        let count = match copy.previewed {
+            PreviewOutcome::Create => &mut counts.to_create,
+            PreviewOutcome::Change
+            | PreviewOutcome::Adopt
+            | PreviewOutcome::AdoptIfEqual
+            | PreviewOutcome::Overwrite => &mut counts.to_update,
+            PreviewOutcome::Remove | PreviewOutcome::Prune | PreviewOutcome::Retain => {
+                &mut counts.to_delete
+            }
+            PreviewOutcome::Unchanged => &mut counts.applied,
+            PreviewOutcome::Refused => &mut counts.failed,
+            PreviewOutcome::Wait => &mut counts.waiting,
+            PreviewOutcome::HandOver | PreviewOutcome::Blocked | PreviewOutcome::Noop => {
+                panic!("{copy:?}")
+            }
+        };
+        *count += 1;
+    }
+    counts.copies = u32::try_from(answer.copies.len()).unwrap() - counts.to_delete;
+    counts
+}
+
+proptest! {
+    /// The counts of a dry run are those of a plan of the same rule.
+    #[test]
+    fn dry_run_and_plan_report_the_same(
+        before in proptest::sample::subsequence(vec!["a", "b"], 0..=2),
+        after in proptest::sample::subsequence(vec!["a", "b", "c", "missing"], 1..=4),
+        revision in 1u8..3,
+        policy in 0usize..3,
+        foreign in any::<[bool; 3]>(),
+        damaged in any::<bool>(),
+    ) {
+        let conflict_policy = [
+            ConflictPolicy::Fail,
+            ConflictPolicy::AdoptIfEqual,
+            ConflictPolicy::Overwrite,
+        ][policy];
+        let mut world = World::new(&["team", "a", "b", "c"]);
+        world.connect();
+        if !before.is_empty() {
+            world.batch(vec![RuleDelta {
+                upserts: vec![intent("s0", 1), intent("s1", 1)],
+                ..with_terms("r", terms("r", &before))
+            }]);
+            world.settle();
+        }
+        for (namespace, _) in ["a", "b", "c"].iter().zip(foreign).filter(|(_, foreign)| *foreign) {
+            let there = copy(namespace, "s0");
+            world.make_foreign(&there);
+            world.edit(&there, |object| object.equal = true);
+        }
+        let dry = Terms {
+            enforcement: Enforcement::DryRun,
+            conflict_policy,
+            ..terms("r", &after)
+        };
+        let writes = world.writes;
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent("s0", revision), intent("s1", 1)],
+            ..with_terms("r", dry.clone())
+        }]);
+        if damaged {
+            world.edit(&copy("a", "s1"), |object| object.live.intact = false);
+        }
+        world.settle();
+        let asked = question("r", Some(dry), &[("s0", revision), ("s1", 1)], &[]);
+        let event = Event::Hub(HubFrame::PreviewRequest(Box::new(asked)), vec![]);
+        world.core.handle(event, world.now);
+        world.settle();
+        let reported = Counts {
+            absent: 0,
+            ..counts(&world)
+        };
+        prop_assert_eq!(reported, previewed(&answers(&world).pop().unwrap()));
+        prop_assert_eq!(world.writes, writes);
+    }
 }

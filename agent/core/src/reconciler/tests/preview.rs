@@ -4,7 +4,7 @@ use crate::reconciler::*;
 use runnel_proto::model::*;
 use std::collections::BTreeSet;
 
-fn question(
+pub(super) fn question(
     uid: &str,
     terms: Option<Terms>,
     names: &[(&str, u8)],
@@ -37,7 +37,7 @@ fn question(
     }
 }
 
-fn answers(world: &World) -> Vec<PreviewResult> {
+pub(super) fn answers(world: &World) -> Vec<PreviewResult> {
     let preview_result = |frame: &AgentFrame| match frame {
         AgentFrame::PreviewResult(preview_result) => Some(preview_result.clone()),
         _ => None,
