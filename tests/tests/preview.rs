@@ -6,6 +6,8 @@ mod cases;
 mod dry_run;
 #[path = "preview/edits.rs"]
 mod edits;
+#[path = "preview/enforcement.rs"]
+mod enforcement;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
