@@ -450,7 +450,7 @@ async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
             "{answer:?}: {printed}"
         );
         ensure!(
-            code == Some(1) && printed.contains("nothing was approved"),
+            code == Some(1) && printed.contains("nothing was changed"),
             "{answer:?}: {code:?} {printed}"
         );
     }

@@ -1,5 +1,4 @@
 //! `kubectl runnel approve`: approves pending removals exactly as listed.
-use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use runnel_api::{Fleet, PendingApproval};
@@ -8,11 +7,11 @@ use serde_json::json;
 
 use super::access::Cluster;
 use super::args::Approve;
+use super::confirm::confirm;
 use super::hub_query::{self, BlockedItems, RuleQuery};
 use super::objects::Rule;
 use super::parse;
 use super::read_cluster::{FLEET_PATH, rule_path};
-use super::wrap::printable;
 use super::{CommandContext, FAILED, TIMED_OUT, ended, note, say, status, usage};
 use runnel_api::APPROVE;
 
@@ -52,9 +51,10 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
     } else {
         format!("{} copies", pending.copies)
     };
-    if !options.yes && !is_confirmed(&format!("Remove these {copies} of {}?", pending.of))? {
-        return Err(ended(FAILED, "nothing was approved"));
-    }
+    confirm(
+        &format!("Remove these {copies} of {}?", pending.of),
+        options.yes,
+    )?;
     let patch = json!({"metadata": {"annotations": {APPROVE: pending.digests.join(",")}}});
     hub.patch("approve what waits", &pending.path, patch)
         .await?;
@@ -242,20 +242,6 @@ fn line([what, cluster, object]: &[String; 3]) -> String {
         "Source" => format!("  {object} everywhere: no longer selected\n"),
         other => format!("  {other} {object} {cluster}\n"),
     }
-}
-
-/// Asks the user for confirmation on the terminal.
-fn is_confirmed(question: &str) -> anyhow::Result<bool> {
-    if !std::io::stdin().is_terminal() {
-        return Err(usage(
-            "no terminal for the confirmation: approve what is listed with --yes",
-        ));
-    }
-    eprint!("{} [y/N] ", printable(question));
-    std::io::stderr().flush()?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
 #[cfg(test)]

@@ -267,6 +267,12 @@ pub struct Unjoin {
     /// Remove a cluster that cannot be reached; its copies stay where they are.
     #[arg(long)]
     pub force: bool,
+    /// Do not ask for confirmation.
+    #[arg(long)]
+    pub yes: bool,
+    /// Print what would be removed, and change nothing.
+    #[arg(long)]
+    pub dry_run: bool,
     /// Timeout.
     #[arg(long, default_value = "2m", value_name = "DURATION")]
     pub timeout: String,
@@ -290,6 +296,12 @@ pub struct Uninstall {
     /// Continue if a member is disconnected or the hub does not answer; lists what is not removed.
     #[arg(long)]
     pub force: bool,
+    /// Do not ask for confirmation.
+    #[arg(long)]
+    pub yes: bool,
+    /// Print what would be removed, and change nothing.
+    #[arg(long)]
+    pub dry_run: bool,
     /// Timeout of each step.
     #[arg(long, default_value = "2m", value_name = "DURATION")]
     pub timeout: String,

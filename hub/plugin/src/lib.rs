@@ -7,6 +7,7 @@ pub mod args;
 mod checks;
 mod clusters_output;
 mod complete;
+mod confirm;
 mod diagnose;
 mod discovery;
 mod doctor;

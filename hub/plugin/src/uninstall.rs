@@ -5,7 +5,9 @@ use serde_json::json;
 
 use super::access::Cluster;
 use super::args::{self, Copies};
+use super::confirm::confirm;
 use super::helm::{HUB, Helm};
+use super::hints::Endpoint;
 use super::objects::{Conditioned, Rule, member_name};
 use super::progress::Progress;
 use super::unjoin::remove;
@@ -47,6 +49,11 @@ pub(super) async fn run(
         );
         return Err(ended(FAILED, text));
     }
+    say(&summary(&hub, &rules, members.len(), options.copies))?;
+    if options.dry_run {
+        return say("Dry run: nothing was changed.\n");
+    }
+    confirm("Uninstall?", options.yes)?;
     let removing = Removing {
         hub: &hub,
         options,
@@ -102,6 +109,29 @@ pub(super) async fn run(
         }
     }
     Ok(())
+}
+
+/// Lists what `uninstall` removes.
+fn summary(hub: &Cluster, rules: &[Rule], members: usize, copies: Copies) -> String {
+    let count: i64 = rules
+        .iter()
+        .filter_map(|rule| rule.status()?.summary.as_ref())
+        .map(|summary| summary.copies_applied)
+        .sum();
+    let fate = match copies {
+        Copies::Keep => "are kept",
+        Copies::Delete => "are DELETED",
+    };
+    let Endpoint {
+        context, server, ..
+    } = &hub.place;
+    format!(
+        "This removes Runnel from the hub (context {context}, {server}):\n  \
+         {} rules; their {count} copies {fate}\n  \
+         {members} members\n  \
+         the hub, its CRDs and the keys of its CA: members must join again\n",
+        rules.len()
+    )
 }
 
 async fn any_definition(hub: &Cluster) -> anyhow::Result<bool> {
@@ -201,8 +231,8 @@ impl Removing<'_> {
         let names: Vec<String> = left.iter().map(Rule::full_name).collect();
         if !self.options.force {
             let text = format!(
-                "not gone within {}: {}. The hub removes the finalizer of a rule when its copies are gone: does it run \
-                 (`kubectl runnel doctor`)? With --force they are released without it, and their copies stay",
+                "not deleted within {}: {}. The hub removes the finalizer of a rule when its copies are removed: does it run \
+                 (`kubectl runnel doctor`)? With --force their finalizers are removed without it, and their copies stay",
                 parse::words(self.timeout),
                 names.join(", ")
             );

@@ -8,7 +8,9 @@ use serde_json::json;
 
 use super::access::Cluster;
 use super::args;
+use super::confirm::confirm;
 use super::helm::Helm;
+use super::hints::Endpoint;
 use super::join::{forget_agent, hub, member};
 use super::objects::{Conditioned, Rule};
 use super::progress::Progress;
@@ -62,6 +64,11 @@ pub(super) async fn run(
         );
         return Err(ended(FAILED, text));
     }
+    say(&summary(&hub, name, &object))?;
+    if options.dry_run {
+        return say("Dry run: nothing was changed.\n");
+    }
+    confirm(&format!("Remove {name}?"), options.yes)?;
     let left_behind = if options.force && !connected.holds() {
         Some(left_behind(&hub, name, &object).await)
     } else {
@@ -94,6 +101,23 @@ pub(super) async fn run(
             "The agent is still installed there: helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT\n"
         )),
     }
+}
+
+/// Lists what `unjoin` removes.
+fn summary(hub: &Cluster, name: &str, object: &MemberCluster) -> String {
+    let Endpoint {
+        context, server, ..
+    } = &hub.place;
+    let copies = if object.condition(ConditionType::Connected).holds() {
+        "its copies are removed or kept, by the deletionPolicy of each rule; blocked removals, too"
+    } else {
+        "it is not connected: its copies stay there and are managed no more"
+    };
+    format!(
+        "This removes {name} from the hub (context {context}, {server}):\n  \
+         {copies}\n  \
+         its MemberCluster is deleted, and its certificates are revoked\n"
+    )
 }
 
 /// Waits until the cluster is drained, and returns the hub's message; `None`: ended early by force.

@@ -278,7 +278,10 @@ async fn kubectl_explains_every_field_it_is_asked_for() -> Result<()> {
             "At least one of selector, names and all",
         ),
         ("cdrule.spec.sources.namespaces", "namespaces to read"),
-        ("drule.status.conditions", "Reconciling"),
+        (
+            "drule.status.conditions",
+            "See the reference of conditions.",
+        ),
         ("member.spec.join", "runnel-hub token create"),
     ];
     for (path, words) in cases {

@@ -88,7 +88,7 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
             .runnel("install --show-values")
             .await?
             .ok()?
-            .contains("# How many hub processes run.")
+            .contains("# The number of hub processes.")
     );
 
     // Rights, and a hub that is not there.
@@ -168,7 +168,7 @@ async fn each_obstacle_is_named_with_a_hint() -> Result<()> {
         ],
     )?;
     let output = stage
-        .runnel("unjoin eu-1 --force --context member --hub-context hub")
+        .runnel("unjoin eu-1 --force --yes --context member --hub-context hub")
         .await?
         .ok()?;
     ensure!(
@@ -241,10 +241,26 @@ async fn nothing_hangs(
     cluster
         .kubectl_stdin(&["apply", "--server-side", "-f", "-"], rule)
         .await?;
-    let output = stage.runnel("uninstall --copies=keep --timeout 1s").await?;
+    // Without a terminal it asks nobody, and a dry run changes nothing.
+    stage
+        .runnel("uninstall --copies=keep")
+        .await?
+        .refused(2, &["no terminal", "--yes"])?;
+    let output = stage
+        .runnel("uninstall --copies=keep --dry-run")
+        .await?
+        .ok()?;
+    ensure!(
+        output.contains("1 rules; their 0 copies are kept")
+            && output.contains("nothing was changed"),
+        "{output}"
+    );
+    let output = stage
+        .runnel("uninstall --copies=keep --timeout 1s --yes")
+        .await?;
     output.refused(3, &["not deleted within", "default/stuck", "--force"])?;
     let output = stage
-        .runnel("uninstall --copies=keep --timeout 1s --force")
+        .runnel("uninstall --copies=keep --timeout 1s --force --yes")
         .await?;
     ensure!(
         output.code == 0
@@ -261,7 +277,7 @@ async fn nothing_hangs(
     );
     ensure!(
         stage
-            .runnel("uninstall --copies=keep")
+            .runnel("uninstall --copies=keep --yes")
             .await?
             .ok()?
             .contains("There was no release runnel-hub")

@@ -149,11 +149,11 @@ async fn hub_and_member_are_installed_and_removed() -> Result<()> {
 
     // It leaves in order, and its copies with it.
     let output = stage
-        .runnel("unjoin eu-1 --context member --hub-context hub")
+        .runnel("unjoin eu-1 --yes --context member --hub-context hub")
         .await?
         .ok()?;
     ensure!(
-        output.contains("eu-1 has left") && output.contains("The agent is uninstalled"),
+        output.contains("eu-1 is removed") && output.contains("The agent is uninstalled"),
         "{output}"
     );
     drop(agent);
@@ -173,7 +173,7 @@ async fn hub_and_member_are_installed_and_removed() -> Result<()> {
     // Only the copies stay, as objects without an owner.
     let (_, agent) = all.join().await?;
     all.copy(Some("runnel")).await?;
-    let output = stage.runnel("uninstall --copies=keep").await?.ok()?;
+    let output = stage.runnel("uninstall --copies=keep --yes").await?.ok()?;
     ensure!(
         output.contains("1 rules are deleted; their copies in connected clusters are kept"),
         "{output}"
@@ -384,7 +384,10 @@ async fn blocked_removal_ends_with_an_uninstall(all: &Clusters) -> Result<()> {
     ensure!(there().await?, "what is blocked is gone");
 
     let mark = hub.mark();
-    let output = stage.runnel("uninstall --copies=delete").await?.ok()?;
+    let output = stage
+        .runnel("uninstall --copies=delete --yes")
+        .await?
+        .ok()?;
     ensure!(
         output.contains("2 rules are deleted; their copies in connected clusters are deleted"),
         "{output}"
