@@ -218,7 +218,10 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
         let looks = desired.take(batch, refused, &records).looks;
         let to_create = |copy: &&SourceRef| {
             matches!(
-                decide(&desired.desired_copy(copy, None), &Observed::Absent),
+                decide(
+                    &desired.owners().desired_copy(copy, None),
+                    &Observed::Absent
+                ),
                 Decision::Act(Action::Create)
             )
         };

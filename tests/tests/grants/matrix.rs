@@ -301,6 +301,7 @@ impl Member {
         let uid = RuleUid::from("r");
         let keys = self
             .desired
+            .rules()
             .pairs(&uid)
             .into_iter()
             .map(|copies_there| IntentKey {
@@ -311,7 +312,7 @@ impl Member {
         copies
             .map(|copy| {
                 let makes = matches!(
-                    self.desired.desired_copy(&copy, None),
+                    self.desired.owners().desired_copy(&copy, None),
                     DesiredCopy::Copy(wanted) if matches!(wanted.place, TargetNamespace::ToCreate(_))
                 );
                 (format!("{}/{}", copy.resource, copy.namespace), makes)

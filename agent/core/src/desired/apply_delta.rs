@@ -87,14 +87,15 @@ impl Desired {
             ..
         } = delta;
         taken.rules.insert(uid.clone());
-        if removal && !self.rules.contains_key(&uid) && terms.is_none() && upserts.is_empty() {
+        if removal && self.rules.get(&uid).is_none() && terms.is_none() && upserts.is_empty() {
             return;
         }
-        let rule = self.rules.entry(uid.clone()).or_default();
-        if terms.is_some() || !upserts.is_empty() {
-            rule.leaving = false;
-            self.gone.retain(|gone| gone.uid != uid);
+        let is_selected = terms.is_some() || !upserts.is_empty();
+        if is_selected {
+            self.rules.reopen(&uid);
         }
+        let rule = self.rules.get_or_default(&uid);
+        rule.leaving &= !is_selected;
         if rule.orphaned != orphaned {
             rule.orphaned = orphaned;
             self.mark_changed();
@@ -143,11 +144,7 @@ impl Desired {
             .map(|source| self.cluster.copies_of(rule, source))
             .collect();
         let targets = self.cluster.targets(&terms);
-        if is_broad(&terms) {
-            self.broad.insert(uid.clone());
-        } else {
-            self.broad.remove(uid);
-        }
+        self.rules.set_broad(uid, is_broad(&terms));
         let mut dropped = BTreeSet::new();
         if let Some(rule) = self.rules.get_mut(uid) {
             dropped = dropped_names(rule, &terms);
@@ -292,7 +289,7 @@ impl Desired {
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
             self.mark_changed();
         }
-        self.set_intent(
+        self.rules.set_intent(
             key,
             Some(IntentState {
                 facts,
@@ -329,7 +326,7 @@ impl Desired {
                 (intent_state.in_force, intent_state.facts.clone())
             });
             let copy_error = CopyError::new(refusal.reason, refusal.message.as_str());
-            self.set_intent(
+            self.rules.set_intent(
                 &key,
                 Some(IntentState {
                     in_force,
@@ -353,13 +350,13 @@ impl Desired {
         taken: &mut Taken,
     ) {
         let mut copies: BTreeSet<_> = self.copies_of_intent(key).into_iter().collect();
-        self.set_intent(key, None);
+        self.rules.set_intent(key, None);
         for copy in &copies {
             self.unclaim(key, copy);
         }
         copies.extend(records.holders(key).map(|(copy, _)| copy.clone()));
         for copy in &copies {
-            self.order(key, copy, self.order_for(key, copy, policy));
+            self.order(key, copy, self.owners().order_for(key, copy, policy));
         }
         self.order_versions(key, policy, records, &mut copies);
         taken.looks.append(&mut copies);
@@ -377,16 +374,16 @@ impl Desired {
     ) {
         // A copy may have been found after the rule was forgotten: the policy hid it when its
         // removal was ordered.
-        if !self.rules.contains_key(uid) && records.intents_of(uid).next().is_none() {
+        if self.rules.get(uid).is_none() && records.intents_of(uid).next().is_none() {
             let targets = None;
-            self.gone.push(FinishedRule {
+            self.rules.finish(FinishedRule {
                 uid: uid.clone(),
                 rule: RuleName::default(),
                 targets,
             });
             return;
         }
-        let rule = self.rules.entry(uid.clone()).or_default();
+        let rule = self.rules.get_or_default(uid);
         rule.leaving = true;
         let intent_state = rule.intents.keys().map(|source| IntentKey {
             rule: uid.clone(),
@@ -408,7 +405,7 @@ impl Desired {
         if !has_twins {
             self.mark_changed();
         }
-        self.drop_if_finished(uid);
+        self.rules.drop_if_finished(uid);
     }
 }
 

@@ -251,7 +251,7 @@ impl Desired {
         if let Some(rule) = self.rules.get_mut(uid) {
             rule.orders.remove(copy);
         }
-        self.drop_if_finished(uid);
+        self.rules.drop_if_finished(uid);
     }
 
     /// Orders the removal of a copy in a namespace that the terms of its rule no longer name, unless

@@ -1,19 +1,26 @@
 //! The desired state of one copy, and the rule that owns it.
-use std::collections::BTreeSet;
-
 use runnel_proto::model::{
     ConflictPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms,
 };
 
-use super::{Desired, Rule};
+use super::rule::Rule;
+use super::{Cluster, Copies, Rules};
 use crate::copy::IntentKey;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{DesiredCopy, Order, Policies, Takeover, WantedCopy};
 use crate::live::{Live, Ownership};
 
-impl Desired {
+/// The rules that own the copies: which rule wins each copy, and what the copy must become.
+#[derive(Clone, Copy)]
+pub struct Owners<'a> {
+    pub(super) rules: &'a Rules,
+    pub(super) copies: &'a Copies,
+    pub(super) cluster: &'a Cluster,
+}
+
+impl<'a> Owners<'a> {
     /// Returns the desired state of a copy. `live`: the existing object, if it is known.
-    pub fn desired_copy(&self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
+    pub fn desired_copy(self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
         let ordered = self.ordered(copy, live);
         let Some((key, other)) = self.winner(copy) else {
             return ordered;
@@ -42,7 +49,7 @@ impl Desired {
 
     /// Returns the rule that wins a copy, with its terms, also while an order for the copy comes
     /// first.
-    pub fn idle_winner(&self, copy: &SourceRef) -> Option<(RuleUid, Option<WantedCopy>)> {
+    pub fn idle_winner(self, copy: &SourceRef) -> Option<(RuleUid, Option<WantedCopy>)> {
         self.winner(copy)
             .map(|(key, other)| (key.rule.clone(), self.wanted(copy, key, other)))
     }
@@ -51,7 +58,7 @@ impl Desired {
     /// namespace, with those copies. The order waits until they exist, so that one of the two names
     /// exists at any moment of a rename.
     pub fn successors(
-        &self,
+        self,
         key: &IntentKey,
         copy: &SourceRef,
     ) -> Vec<(IntentKey, Revision, SourceRef)> {
@@ -80,7 +87,7 @@ impl Desired {
     }
 
     /// Returns the copies that are removed only after this one exists.
-    pub fn predecessors(&self, key: &IntentKey, copy: &SourceRef) -> Vec<SourceRef> {
+    pub fn predecessors(self, key: &IntentKey, copy: &SourceRef) -> Vec<SourceRef> {
         let Some(rule) = self.rules.get(&key.rule) else {
             return vec![];
         };
@@ -97,7 +104,7 @@ impl Desired {
     }
 
     /// The rule that wins a copy, or that ordered its removal.
-    pub fn rule_of(&self, copy: &SourceRef) -> Option<&RuleUid> {
+    pub fn rule_of(self, copy: &SourceRef) -> Option<&'a RuleUid> {
         let ordered = self.copies.orders(copy).next().map(|(key, _)| key);
         self.winner(copy)
             .map(|(key, _)| key)
@@ -106,7 +113,7 @@ impl Desired {
     }
 
     /// The intent that wins a copy, and another source of the same rule that claims it too.
-    fn winner(&self, copy: &SourceRef) -> Option<(&IntentKey, Option<&IntentKey>)> {
+    fn winner(self, copy: &SourceRef) -> Option<(&'a IntentKey, Option<&'a IntentKey>)> {
         let first = self
             .copies
             .claims(copy)
@@ -119,7 +126,7 @@ impl Desired {
     }
 
     /// The precedence of a rule, smallest first; the uid makes it total. A dry run blocks no rule.
-    fn rank<'a>(&'a self, uid: &'a RuleUid) -> impl Ord + 'a {
+    fn rank(self, uid: &'a RuleUid) -> impl Ord + 'a {
         let rule = self.rules.get(uid);
         let terms = rule.and_then(|rule| rule.terms.as_ref());
         let writes_nothing = rule.is_some_and(Rule::is_dry_run);
@@ -132,7 +139,7 @@ impl Desired {
     }
 
     fn wanted(
-        &self,
+        self,
         copy: &SourceRef,
         key: &IntentKey,
         other: Option<&IntentKey>,
@@ -162,7 +169,7 @@ impl Desired {
         })
     }
 
-    fn policies(&self, rule: &Rule, copy: &SourceRef) -> Policies {
+    fn policies(self, rule: &Rule, copy: &SourceRef) -> Policies {
         let Some((terms, _)) = &rule.terms else {
             return Policies::default();
         };
@@ -177,20 +184,15 @@ impl Desired {
 
     /// How a rule may take over an object that Runnel did not create. In the hub's cluster the
     /// sources of other rules are never taken over.
-    fn takeover(&self, terms: &Terms, copy: &SourceRef) -> Takeover {
+    fn takeover(self, terms: &Terms, copy: &SourceRef) -> Takeover {
         if terms.conflict_policy != ConflictPolicy::Fail && self.is_any_source(copy) {
             return Takeover::Never;
         }
         self.cluster.takeover(terms, copy)
     }
 
-    /// How many bytes the values of an intent's copies have, if that is known.
-    pub fn bytes(&self, key: &IntentKey) -> Option<u64> {
-        Some(self.intent_of(key)?.facts.as_ref()?.bytes)
-    }
-
     /// The most copies and bytes that are granted to the rules of a rule's namespace, where a copy should be.
-    pub fn granted_limits(&self, uid: &RuleUid, copy: &SourceRef) -> (Option<u64>, Option<u64>) {
+    pub fn granted_limits(self, uid: &RuleUid, copy: &SourceRef) -> (Option<u64>, Option<u64>) {
         let terms = self
             .rules
             .get(uid)
@@ -202,30 +204,12 @@ impl Desired {
             .unwrap_or_default()
     }
 
-    /// The rules of the same namespace of the hub, a rule itself included, and that namespace.
-    pub fn rules_beside(&self, uid: &RuleUid) -> (String, BTreeSet<RuleUid>) {
-        let namespace = |rule: &Rule| {
-            rule.terms
-                .as_ref()
-                .map(|(terms, _)| terms.rule.namespace.clone())
-        };
-        let Some(own) = self.rules.get(uid).and_then(namespace) else {
-            return Default::default();
-        };
-        let beside = self
-            .rules
-            .iter()
-            .filter(|(_, rule)| namespace(rule).as_ref() == Some(&own));
-        let beside = beside.map(|(uid, _)| uid.clone()).collect();
-        (own, beside)
-    }
-
     /// Whether the rule, its grant and the member's policy allow overwriting foreign objects.
-    fn overwrites(&self, terms: &Terms, copy: &SourceRef) -> bool {
+    fn overwrites(self, terms: &Terms, copy: &SourceRef) -> bool {
         self.takeover(terms, copy) == Takeover::Always
     }
 
-    fn ordered(&self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
+    fn ordered(self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
         let Some((key, order)) = self.copies.order_for(copy, live) else {
             return DesiredCopy::Nothing;
         };
@@ -258,7 +242,7 @@ impl Desired {
     }
 
     /// Returns the rules that cannot have a copy, with the reason, and those that still remove it.
-    pub fn others(&self, copy: &SourceRef) -> Vec<(RuleUid, CopyStatus)> {
+    pub fn others(self, copy: &SourceRef) -> Vec<(RuleUid, CopyStatus)> {
         let mut outcomes: Vec<(RuleUid, CopyStatus)> = vec![];
         let claimed = |uid: &RuleUid| self.copies.claims(copy).any(|key| key.rule == *uid);
         for (key, _) in self.copies.orders(copy) {
@@ -280,7 +264,7 @@ impl Desired {
         outcomes
     }
 
-    fn superseded(&self, winner: &RuleUid, loser: &RuleUid) -> CopyError {
+    fn superseded(self, winner: &RuleUid, loser: &RuleUid) -> CopyError {
         let rule = |uid| {
             self.rules
                 .get(uid)
@@ -312,6 +296,23 @@ impl Desired {
             _ => "it has precedence",
         };
         CopyError::new(Reason::Superseded, format!("{name} wins this copy: {why}"))
+    }
+
+    /// Whether the object is the source of a rule. Only the hub's own cluster has sources.
+    fn is_any_source(self, object: &SourceRef) -> bool {
+        // A renamed source sorts right behind the plain one.
+        let first = |rule: &Rule| {
+            rule.intents
+                .range(object.plain()..)
+                .next()
+                .map(|(source, _)| source.plain())
+        };
+        self.cluster.is_hub()
+            && self
+                .rules
+                .iter()
+                .map(|(_, rule)| rule)
+                .any(|rule| first(rule).as_ref() == Some(object))
     }
 }
 

@@ -9,11 +9,12 @@
 //! - `apply_delta`: takes in a batch of the hub.
 //! - `cluster`: namespaces, policy and grants of the member.
 //! - `copies`: which intents claim a copy, and which ordered its removal.
-//! - `desired_copy`: the desired state of one copy, and the rule that owns it.
+//! - `desired_copy`: `Owners`, the rule that owns a copy and the desired state by that.
 //! - `namespaces`: changes of namespaces.
 //! - `preview`: applies a preview to a clone.
 //! - `restore`: restores the set after a restart.
 //! - `rule`: the acked state of one rule, and the digests of its copies.
+//! - `rules`: all rules, and those that have ended.
 //! - `tombstones`: tombstones that survive a restart.
 //! - `versions`: versioned names.
 mod apply_delta;
@@ -24,15 +25,16 @@ mod namespaces;
 mod preview;
 mod restore;
 mod rule;
+mod rules;
 #[cfg(test)]
 mod tests;
 mod tombstones;
 mod versions;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{AckedIntent, Revision, RuleName, RuleUid, SetDigest, SourceRef};
+use runnel_proto::model::{RuleUid, Shown, SourceRef};
 
 use crate::copy::IntentKey;
 use crate::policy::Policy;
@@ -41,9 +43,11 @@ pub use apply_delta::Taken;
 pub use cluster::{Cluster, Home, Namespace};
 pub use copies::Copies;
 use copies::Ordered;
+pub use desired_copy::Owners;
 pub use restore::StoredRule;
 pub use rule::{AckedRule, Shows};
 use rule::{IntentState, Rule};
+pub use rules::{FinishedRule, Rules};
 pub use tombstones::Tombstones;
 
 /// The desired set of this cluster.
@@ -51,24 +55,9 @@ pub use tombstones::Tombstones;
 pub struct Desired {
     cluster: Cluster,
     copies: Copies,
-    rules: BTreeMap<RuleUid, Rule>,
-    /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may change their targets.
-    broad: BTreeSet<RuleUid>,
-    /// Finished rules since the last call.
-    gone: Vec<FinishedRule>,
+    rules: Rules,
     /// The number of changes of the state to store.
     generation: u64,
-}
-
-/// A rule without remaining copies, as far as the agent knows.
-#[derive(Clone, Debug)]
-pub struct FinishedRule {
-    /// The rule.
-    pub uid: RuleUid,
-    /// The display name.
-    pub rule: RuleName,
-    /// The namespaces of its copies, if the rule named any.
-    pub targets: Option<BTreeSet<Arc<str>>>,
 }
 
 impl Desired {
@@ -77,9 +66,7 @@ impl Desired {
         Self {
             cluster: Cluster::new(home, policy),
             copies: Copies::default(),
-            rules: BTreeMap::new(),
-            broad: BTreeSet::new(),
-            gone: vec![],
+            rules: Rules::default(),
             generation: 0,
         }
     }
@@ -99,58 +86,45 @@ impl Desired {
         self.generation = self.generation.saturating_add(1);
     }
 
+    /// The rules with any state.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Returns the rules without any remaining state since the last call, see
+    /// [`Rules::take_finished`].
+    pub fn take_finished(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<FinishedRule> {
+        self.rules.take_finished(unseen)
+    }
+
+    /// Marks the digests of an intent's copies as outdated.
+    pub fn show_again(&mut self, key: &IntentKey) {
+        if let Some(rule) = self.rules.get_mut(&key.rule) {
+            rule.show_again(&key.source);
+        }
+    }
+
+    /// The sum of the digests of a rule's intents, given the state of its copies; `None` if it is
+    /// unknown.
+    pub fn shown(&mut self, uid: &RuleUid, shows: impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
+        let cluster = &self.cluster;
+        self.rules
+            .get_mut(uid)?
+            .shown(|rule, source| cluster.copies_of(rule, source), shows)
+    }
+
+    /// The rules that own the copies.
+    pub fn owners(&self) -> Owners<'_> {
+        Owners {
+            rules: &self.rules,
+            copies: &self.copies,
+            cluster: &self.cluster,
+        }
+    }
+
     /// The copies that are claimed or ordered to be removed.
     pub fn copies(&self) -> &Copies {
         &self.copies
-    }
-
-    /// The rules with any state.
-    pub fn rules(&self) -> impl Iterator<Item = &RuleUid> {
-        self.rules.keys()
-    }
-
-    /// The acked state of a rule.
-    pub fn acked(&self, uid: &RuleUid) -> Option<AckedRule> {
-        self.rules.get(uid).map(|rule| rule.acked(uid))
-    }
-
-    /// The intents of a rule.
-    pub fn intents_of<'a>(&'a self, uid: &'a RuleUid) -> impl Iterator<Item = IntentKey> + 'a {
-        self.rules
-            .get(uid)
-            .into_iter()
-            .flat_map(|rule| rule.keys(uid))
-    }
-
-    /// The (source, revision) pairs of a rule.
-    pub fn pairs(&self, uid: &RuleUid) -> Vec<AckedIntent> {
-        self.rules.get(uid).map(Rule::pairs).unwrap_or_default()
-    }
-
-    /// The number of intents of all rules except orphaned ones, and the sum of their digests.
-    pub fn sum(&self) -> (u64, SetDigest) {
-        let known = self
-            .rules
-            .values()
-            .filter(|rule| !rule.orphaned && !rule.leaving);
-        known.fold((0, SetDigest::default()), |(count, mut digest), rule| {
-            digest.merge(rule.digest);
-            (count + rule.intents.len() as u64, digest)
-        })
-    }
-
-    /// The revision of an intent that is in force.
-    pub fn in_force(&self, key: &IntentKey) -> Option<&Revision> {
-        self.intent_of(key)?.in_force.as_ref()
-    }
-
-    /// Whether an intent is acked.
-    pub fn has(&self, key: &IntentKey) -> bool {
-        self.intent_of(key).is_some()
-    }
-
-    fn intent_of(&self, key: &IntentKey) -> Option<&IntentState> {
-        self.rules.get(&key.rule)?.intents.get(&key.source)
     }
 
     /// The copies that an intent claims.
@@ -159,21 +133,6 @@ impl Desired {
             .get(&key.rule)
             .map(|rule| self.cluster.copies_of(rule, &key.source))
             .unwrap_or_default()
-    }
-
-    /// The rules without any remaining state since the last call, except those that may have copies
-    /// in a namespace of `unseen`; a rule without named namespaces may have copies in any.
-    pub fn take_finished(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<FinishedRule> {
-        let hidden = |gone: &FinishedRule| match &gone.targets {
-            _ if unseen.contains(&None) => true,
-            Some(targets) => targets
-                .iter()
-                .any(|target| unseen.contains(&Some(target.clone()))),
-            None => !unseen.is_empty(),
-        };
-        let (kept, reported) = std::mem::take(&mut self.gone).into_iter().partition(hidden);
-        self.gone = kept;
-        reported
     }
 
     /// Puts another policy in force. Copies that it no longer watches need no orders.
@@ -202,12 +161,6 @@ impl Desired {
         }
     }
 
-    fn set_intent(&mut self, key: &IntentKey, intent: Option<IntentState>) {
-        if let Some(rule) = self.rules.get_mut(&key.rule) {
-            rule.set_intent(&key.source, intent);
-        }
-    }
-
     fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
         self.show_again(key);
         self.copies.claim(key, copy);
@@ -225,7 +178,7 @@ impl Desired {
     #[cfg(test)]
     pub fn wrong_claims(&self) -> Vec<(IntentKey, SourceRef)> {
         let kept: BTreeSet<_> = self.copies.all_claims().collect();
-        let keys = self.rules.keys().flat_map(|uid| self.intents_of(uid));
+        let keys = self.rules.uids().flat_map(|uid| self.rules.intents_of(uid));
         let wanted = keys.flat_map(|key| {
             self.copies_of_intent(&key)
                 .into_iter()
@@ -234,30 +187,5 @@ impl Desired {
         kept.symmetric_difference(&wanted.collect())
             .cloned()
             .collect()
-    }
-
-    /// Whether the terms of a rule are only remembered.
-    pub fn is_unconfirmed(&self, uid: &RuleUid) -> bool {
-        self.rules.get(uid).is_some_and(|rule| rule.unconfirmed)
-    }
-
-    fn drop_if_finished(&mut self, uid: &RuleUid) {
-        let Some(rule) = self.rules.get(uid) else {
-            return;
-        };
-        if rule.is_removed_completely() {
-            let targets = rule
-                .terms
-                .as_ref()
-                .and_then(|(terms, _)| terms.namespaces.as_ref());
-            let targets = targets.map(|_| rule.targets.clone());
-            self.gone.push(FinishedRule {
-                uid: uid.clone(),
-                rule: rule.name(uid),
-                targets,
-            });
-            self.rules.remove(uid);
-            self.broad.remove(uid);
-        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{Grant, KINDS, NamespaceChoice, RuleUid, SourceRef, Terms};
 
-use super::{Desired, Namespace, Rule};
+use super::{Desired, Namespace};
 use crate::copy::IntentKey;
 use crate::records::Records;
 
@@ -27,7 +27,7 @@ impl Desired {
             self.drop_orders_in(&name);
         }
         let mut looks = BTreeSet::new();
-        for uid in self.broad.clone() {
+        for uid in self.rules.broad().cloned().collect::<Vec<_>>() {
             self.retarget(&uid, &name, records, &mut looks);
         }
         self.add_copies_in(&name, records, &mut looks);
@@ -104,22 +104,6 @@ impl Desired {
         for kind in KINDS {
             looks.extend(records.names(kind.resource, Some(name)).cloned());
         }
-    }
-
-    /// Whether the object is the source of a rule. Only the hub's own cluster has sources.
-    pub(super) fn is_any_source(&self, object: &SourceRef) -> bool {
-        // A renamed source sorts right behind the plain one.
-        let first = |rule: &Rule| {
-            rule.intents
-                .range(object.plain()..)
-                .next()
-                .map(|(source, _)| source.plain())
-        };
-        self.cluster.is_hub()
-            && self
-                .rules
-                .values()
-                .any(|rule| first(rule).as_ref() == Some(object))
     }
 }
 

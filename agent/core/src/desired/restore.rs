@@ -55,7 +55,7 @@ impl Desired {
     /// The terms to store, while these removals are under way.
     pub fn stored(&mut self, removals: &BTreeSet<IntentKey>) -> Vec<StoredRule> {
         let mut room = STORED_LIMIT;
-        for (uid, rule) in &mut self.rules {
+        for (uid, rule) in self.rules.iter_mut() {
             rule.renew_tombstones(uid, removals, &mut room);
         }
         let rules = self.rules.iter().filter(|(_, rule)| !rule.leaving);
@@ -134,9 +134,7 @@ impl Desired {
         } in stored
         {
             let targets = self.cluster.targets(&terms);
-            if is_broad(&terms) {
-                self.broad.insert(uid.clone());
-            }
+            self.rules.set_broad(&uid, is_broad(&terms));
             let terms = Some((Arc::new(terms), digest));
             let removals = Removals::restored(tombstones);
             let rule = Rule {
@@ -157,7 +155,8 @@ impl Desired {
         // The unsent rest of a removal under way is removed.
         if self
             .rules
-            .values()
+            .iter()
+            .map(|(_, rule)| rule)
             .any(|rule| rule.unconfirmed && !rule.removals.stored().is_empty())
         {
             self.mark_changed();
@@ -205,7 +204,7 @@ impl Desired {
             if ordered {
                 continue;
             }
-            let rule = self.rules.entry(key.rule.clone()).or_default();
+            let rule = self.rules.get_or_default(&key.rule);
             touched.insert(key.rule.clone());
             if rule.leaving || rule.intents.contains_key(&key.source) {
                 continue;
@@ -226,7 +225,7 @@ impl Desired {
                 continue;
             };
             let facts = facts(key, &revision, records);
-            self.set_intent(
+            self.rules.set_intent(
                 key,
                 Some(IntentState {
                     facts,
@@ -262,7 +261,7 @@ impl Desired {
         if copies.is_empty() {
             return false;
         }
-        let rule = self.rules.entry(key.rule.clone()).or_default();
+        let rule = self.rules.get_or_default(&key.rule);
         match rule.intents.get(&key.source) {
             // Also of a rule that is being removed: the hub names the removals.
             None => {
@@ -296,19 +295,18 @@ impl Desired {
             .filter(|key| records.holders(key).next().is_none())
             .collect();
         for key in &deleted {
-            self.set_intent(key, None);
+            self.rules.set_intent(key, None);
         }
         let is_empty =
             |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
         if self.rules.get(uid).is_some_and(is_empty) {
-            self.rules.remove(uid);
-            self.broad.remove(uid);
+            self.rules.forget(uid);
         }
-        self.drop_if_finished(uid);
+        self.rules.drop_if_finished(uid);
     }
 
     fn keep_found(&mut self, key: &IntentKey) {
-        self.set_intent(
+        self.rules.set_intent(
             key,
             Some(IntentState {
                 restored: true,

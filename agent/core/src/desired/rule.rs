@@ -9,7 +9,6 @@ use runnel_proto::model::{
     TermsDigest,
 };
 
-use super::Desired;
 use super::tombstones::Removals;
 use crate::copy::{CopyError, IntentKey};
 use crate::policy::Facts;
@@ -257,63 +256,50 @@ impl Rule {
         );
         self.removals = renewed;
     }
-}
 
-/// What one copy shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shows {
-    /// It is not applied: it waits for its namespace.
-    Nothing,
-    /// The copy is applied, with this digest; `None` if it is unknown.
-    Content(Option<ContentDigest>),
-}
-
-impl Desired {
-    /// Marks the digests of an intent's copies as outdated.
-    pub fn show_again(&mut self, key: &IntentKey) {
-        if let Some(rule) = self.rules.get_mut(&key.rule) {
-            rule.show_again(&key.source);
-        }
-    }
-
-    /// The sum of the digests of a rule's intents, given the state of its copies; `None` if it is
+    /// The sum of the digests of the intents, given the state of their copies; `None` if it is
     /// unknown.
-    pub fn shown(&mut self, uid: &RuleUid, shows: impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
-        let rule = self.rules.get(uid)?;
-        if rule.shown.1 {
-            let unknown = rule
+    pub fn shown(
+        &mut self,
+        copies_of: impl Fn(&Self, &SourceRef) -> Vec<SourceRef>,
+        shows: impl Fn(&SourceRef) -> Shows,
+    ) -> Option<Shown> {
+        if self.shown.1 {
+            let unknown = self
                 .intents
                 .iter()
                 .filter(|(_, intent)| intent.shown.is_none());
             let parts: Option<Vec<_>> = unknown
-                .map(|(source, _)| Some((source.clone(), self.part(rule, source, &shows)?)))
+                .map(|(source, _)| {
+                    let part = self.part(source, copies_of(self, source), &shows)?;
+                    Some((source.clone(), part))
+                })
                 .collect();
-            let (parts, rule) = (parts?, self.rules.get_mut(uid)?);
-            for (source, part) in parts {
-                if let Some(intent) = rule.intents.get_mut(&source) {
+            for (source, part) in parts? {
+                if let Some(intent) = self.intents.get_mut(&source) {
                     intent.shown = Some(part);
-                    rule.shown.0.merge(part);
+                    self.shown.0.merge(part);
                 }
             }
-            rule.shown.1 = false;
+            self.shown.1 = false;
         }
-        self.rules.get(uid).map(|rule| rule.shown.0)
+        Some(self.shown.0)
     }
 
     /// Returns the digests of one intent's copies, each content once. An intent without a copy
     /// counts as it was sent.
     fn part(
         &self,
-        rule: &Rule,
         source: &SourceRef,
+        copies: Vec<SourceRef>,
         shows: &impl Fn(&SourceRef) -> Shows,
     ) -> Option<Shown> {
-        let intent = rule
+        let intent = self
             .intents
             .get(source)
             .filter(|intent| intent.refused.is_none())?;
         let mut contents = vec![];
-        for copy in self.cluster.copies_of(rule, source) {
+        for copy in copies {
             match shows(&copy) {
                 Shows::Nothing => {}
                 Shows::Content(content) => contents.push(content?),
@@ -321,7 +307,7 @@ impl Desired {
         }
         if contents.is_empty() {
             // The sent content, with the ignored fields.
-            let ignores = rule
+            let ignores = self
                 .terms
                 .as_ref()
                 .is_none_or(|(terms, _)| !terms.ignore_fields.is_empty());
@@ -335,4 +321,13 @@ impl Desired {
             .for_each(|content| part.insert(source, content));
         Some(part)
     }
+}
+
+/// What one copy shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// It is not applied: it waits for its namespace.
+    Nothing,
+    /// The copy is applied, with this digest; `None` if it is unknown.
+    Content(Option<ContentDigest>),
 }

@@ -157,12 +157,12 @@ fn an_event_costs_its_own_copies_and_no_more() {
 fn the_digest_follows_every_change() {
     let mut desired = ten_thousand();
     let check = |desired: &Desired| {
-        let pairs = desired.pairs(&"r".into());
+        let pairs = desired.rules().pairs(&"r".into());
         let whole: SetDigest = pairs
             .iter()
             .map(|intent_state| (&intent_state.source, &intent_state.revision))
             .collect();
-        let intent_state = desired.acked(&"r".into()).unwrap();
+        let intent_state = desired.rules().acked(&"r".into()).unwrap();
         assert_eq!(
             (intent_state.digest, intent_state.intents as usize),
             (whole, pairs.len())
@@ -212,8 +212,8 @@ fn stored_state_restores() {
         desired.stored(&BTreeSet::new())
     );
     assert_eq!(
-        restored.acked(&"r".into()).unwrap().terms,
-        desired.acked(&"r".into()).unwrap().terms
+        restored.rules().acked(&"r".into()).unwrap().terms,
+        desired.rules().acked(&"r".into()).unwrap().terms
     );
 }
 

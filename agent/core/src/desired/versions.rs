@@ -12,24 +12,17 @@
 //! the current one, and the others are its older versions.
 use std::collections::BTreeSet;
 
-use runnel_proto::model::{DeletionPolicy, RuleUid, SourceRef};
+use runnel_proto::model::{DeletionPolicy, SourceRef};
 
-use super::{Desired, Ordered};
+use super::{Desired, Ordered, Owners};
 use crate::copy::IntentKey;
 use crate::live::Live;
 use crate::records::Records;
 
-impl Desired {
-    /// Whether a rule keeps versions.
-    pub fn has_versions(&self, uid: &RuleUid) -> bool {
-        self.rules
-            .get(uid)
-            .is_some_and(|rule| rule.versions().is_some())
-    }
-
+impl Owners<'_> {
     /// Whether a copy with an ordered removal stays as an older version. Nothing is removed while
     /// no newer one is in force, or by unconfirmed terms.
-    pub fn keeps(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
+    pub fn keeps(self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
         let Some(rule) = self.rules.get(&key.rule).filter(|rule| !rule.leaving) else {
             return false;
         };
@@ -71,7 +64,7 @@ impl Desired {
 
     /// Returns the minimum version number of an intent's copy; `None` without versions. While the
     /// rule has two intents of the source, existing copies do not compete for the newest version.
-    pub fn version(&self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
+    pub fn version(self, key: &IntentKey, copy: &SourceRef, records: &Records) -> Option<u64> {
         let rule = self.rules.get(&key.rule)?;
         rule.versions().filter(|_| key.source.is_version())?;
         let stands = records.live(copy).is_some_and(|live| live.number > 0);
@@ -90,6 +83,57 @@ impl Desired {
         )
     }
 
+    /// Returns the order for a copy of a deleted intent. If the rule has another version of the
+    /// source, that is an edit.
+    pub(super) fn order_for(
+        self,
+        key: &IntentKey,
+        copy: &SourceRef,
+        policy: DeletionPolicy,
+    ) -> Ordered {
+        let mut rule = self
+            .rules
+            .get(&key.rule)
+            .into_iter()
+            .filter(|rule| rule.versions().is_some() && !rule.leaving);
+        if rule.any(|rule| rule.beside(key).next().is_some()) {
+            self.version_order(key, copy, policy)
+        } else {
+            Ordered::by_message(policy)
+        }
+    }
+
+    /// Returns the order for a copy that is not the newest version: it is removed by order of the
+    /// hub only if it has a successor in its namespace.
+    fn version_order(self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
+        let by_message = Ordered::by_message(policy);
+        let Some(rule) = self.rules.get(&key.rule) else {
+            return by_message;
+        };
+        let goes = self
+            .copies
+            .order_of(key, copy)
+            .is_some_and(|known| !known.needs_approval());
+        let has_place = || match &rule.terms {
+            Some((terms, _)) if terms.namespaces.is_some() => {
+                rule.targets.contains(&copy.namespace)
+            }
+            _ => key.source.namespace == copy.namespace,
+        };
+        let granted = || {
+            rule.terms
+                .as_ref()
+                .is_some_and(|(terms, _)| self.cluster.is_granted(terms, copy))
+        };
+        let stays = has_place() && granted();
+        Ordered {
+            namespace_prunes: !(goes || stays),
+            ..by_message
+        }
+    }
+}
+
+impl Desired {
     /// Orders the removal of other live versions without an intent. Versions to keep are deferred.
     /// If the rule has no intent of the source any more, they are removed with the last one.
     pub(super) fn order_versions(
@@ -122,57 +166,8 @@ impl Desired {
             .flat_map(|source| self.cluster.copies_of(rule, source));
         looks.extend(rest);
         for (one, copy) in older {
-            self.order(&one, &copy, self.order_for(&one, &copy, policy));
+            self.order(&one, &copy, self.owners().order_for(&one, &copy, policy));
             looks.insert(copy);
-        }
-    }
-
-    /// Returns the order for a copy of a deleted intent. If the rule has another version of the
-    /// source, that is an edit.
-    pub(super) fn order_for(
-        &self,
-        key: &IntentKey,
-        copy: &SourceRef,
-        policy: DeletionPolicy,
-    ) -> Ordered {
-        let mut rule = self
-            .rules
-            .get(&key.rule)
-            .into_iter()
-            .filter(|rule| rule.versions().is_some() && !rule.leaving);
-        if rule.any(|rule| rule.beside(key).next().is_some()) {
-            self.version_order(key, copy, policy)
-        } else {
-            Ordered::by_message(policy)
-        }
-    }
-
-    /// Returns the order for a copy that is not the newest version: it is removed by order of the
-    /// hub only if it has a successor in its namespace.
-    fn version_order(&self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
-        let by_message = Ordered::by_message(policy);
-        let Some(rule) = self.rules.get(&key.rule) else {
-            return by_message;
-        };
-        let goes = self
-            .copies
-            .order_of(key, copy)
-            .is_some_and(|known| !known.needs_approval());
-        let has_place = || match &rule.terms {
-            Some((terms, _)) if terms.namespaces.is_some() => {
-                rule.targets.contains(&copy.namespace)
-            }
-            _ => key.source.namespace == copy.namespace,
-        };
-        let granted = || {
-            rule.terms
-                .as_ref()
-                .is_some_and(|(terms, _)| self.cluster.is_granted(terms, copy))
-        };
-        let stays = has_place() && granted();
-        Ordered {
-            namespace_prunes: !(goes || stays),
-            ..by_message
         }
     }
 
@@ -274,12 +269,13 @@ impl Desired {
                 self.unclaim(&older, &copy);
                 looks.insert(copy);
             }
-            self.set_intent(&older, None);
+            self.rules.set_intent(&older, None);
             for (copy, _) in records.holders(&older) {
                 self.order(
                     &older,
                     copy,
-                    self.version_order(&older, copy, terms.deletion_policy),
+                    self.owners()
+                        .version_order(&older, copy, terms.deletion_policy),
                 );
                 looks.insert(copy.clone());
             }

@@ -145,7 +145,7 @@ impl Reconciler {
             self.records.forget(copy);
         }
         if let (DesiredCopy::Copy(wanted), Some(CopyStatus::Applied)) = (want, &outcome) {
-            for before in self.desired.predecessors(&wanted.intent, copy) {
+            for before in self.desired.owners().predecessors(&wanted.intent, copy) {
                 self.reconcile_copy(&before, now);
             }
         }
@@ -334,7 +334,7 @@ impl Reconciler {
         want: &DesiredCopy,
         outcome: Option<CopyStatus>,
     ) {
-        let mut outcomes = self.desired.others(copy);
+        let mut outcomes = self.desired.owners().others(copy);
         match (want, outcome) {
             (DesiredCopy::Copy(wanted), Some(outcome)) => {
                 let before = self.report.outcome(copy, &wanted.intent.rule);
@@ -386,7 +386,7 @@ impl Reconciler {
         copy: &SourceRef,
         removing: &CopyStatus,
     ) -> Option<(RuleUid, CopyStatus)> {
-        let (rule, wanted) = self.desired.idle_winner(copy)?;
+        let (rule, wanted) = self.desired.owners().idle_winner(copy)?;
         // The removal may wait for an approval. Nothing is under way until then.
         let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
         let decision = wanted.map(|wanted| {

@@ -82,7 +82,11 @@ impl Decider<'_> {
         if self.purges {
             return Computed::alone(self.purged(copy), Loss::Over);
         }
-        match self.desired.desired_copy(copy, self.records.live(copy)) {
+        match self
+            .desired
+            .owners()
+            .desired_copy(copy, self.records.live(copy))
+        {
             DesiredCopy::Copy(wanted) => {
                 let wanted = self.with_namespace_failure(copy, *wanted);
                 let wanted = self.with_version(copy, wanted);
@@ -90,16 +94,16 @@ impl Decider<'_> {
                 let wanted = self.with_quota(copy, wanted);
                 let (wanted, loss) = self.with_loss(copy, wanted);
                 Computed {
-                    depends_on_others: self.desired.has_versions(&wanted.intent.rule),
+                    depends_on_others: self.desired.rules().has_versions(&wanted.intent.rule),
                     ..Computed::alone(DesiredCopy::Copy(Box::new(wanted)), loss)
                 }
             }
             DesiredCopy::Absent(key, rule, order) => {
-                let successors = self.desired.successors(&key, copy);
+                let successors = self.desired.owners().successors(&key, copy);
                 let depends_on_others =
-                    !successors.is_empty() || self.desired.has_versions(&key.rule);
+                    !successors.is_empty() || self.desired.rules().has_versions(&key.rule);
                 let order = self.with_successors(&successors, order);
-                let want = if self.desired.keeps(&key, copy, self.records) {
+                let want = if self.desired.owners().keeps(&key, copy, self.records) {
                     DesiredCopy::Kept(key, !order.deferred)
                 } else {
                     let order = self.with_approval(copy, &key, order);
@@ -124,7 +128,10 @@ impl Decider<'_> {
 
     /// Adds the version number, if the rule keeps versions.
     fn with_version(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
-        wanted.policies.version = self.desired.version(&wanted.intent, copy, self.records);
+        wanted.policies.version = self
+            .desired
+            .owners()
+            .version(&wanted.intent, copy, self.records);
         wanted
     }
 
@@ -201,6 +208,7 @@ impl Decider<'_> {
         };
         let name = self
             .desired
+            .rules()
             .acked(rule)
             .map(|acked_rule| acked_rule.rule)
             .unwrap_or_default();

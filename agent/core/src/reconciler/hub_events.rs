@@ -15,7 +15,7 @@ use crate::desired::Shows;
 impl Reconciler {
     /// Opens a stream. Its first frames report all rules.
     pub(super) fn connected(&mut self, now: Instant) {
-        let rules: Vec<_> = self.desired.rules().cloned().collect();
+        let rules: Vec<_> = self.desired.rules().uids().cloned().collect();
         // Approvals of an earlier stream are void in a new one.
         self.disconnected(now);
         let states = self.states(&rules);
@@ -46,7 +46,7 @@ impl Reconciler {
 
     /// Returns the state of a rule.
     fn state(&mut self, uid: &RuleUid) -> Option<RuleState> {
-        let acked_rule = self.desired.acked(uid)?;
+        let acked_rule = self.desired.rules().acked(uid)?;
         let proof = self.proof(uid);
         Some(RuleState {
             uid: uid.clone(),
@@ -93,7 +93,7 @@ impl Reconciler {
             _ if self.revoked => {}
             HubFrame::WantDetail(uids) => {
                 for uid in uids {
-                    let pairs = self.desired.pairs(&uid);
+                    let pairs = self.desired.rules().pairs(&uid);
                     self.hub.send(AgentFrame::Detail(uid, pairs, true));
                 }
             }
@@ -116,7 +116,10 @@ impl Reconciler {
         }
         if self.hub.proof_key != begin.proof_key {
             self.hub.proof_key.clone_from(&begin.proof_key);
-            self.desired.rules().for_each(|uid| self.report.touch(uid));
+            self.desired
+                .rules()
+                .uids()
+                .for_each(|uid| self.report.touch(uid));
         }
         let accepted = std::mem::take(&mut self.revoked);
         let moved = self.desired.set_hub_cluster(&begin.hub_cluster_uid);
@@ -133,13 +136,13 @@ impl Reconciler {
         for copy in self.desired.confirm(&self.records) {
             self.reconcile_now(&copy, now);
         }
-        for uid in self.desired.rules().cloned().collect::<Vec<_>>() {
+        for uid in self.desired.rules().uids().cloned().collect::<Vec<_>>() {
             // The approval may have arrived before the terms were confirmed.
             self.apply_approval(&uid, now);
             // The hub waits for a report of the complete snapshot.
             self.report.touch(&uid);
         }
-        let (intents, digest) = self.desired.sum();
+        let (intents, digest) = self.desired.rules().sum();
         tracing::info!(
             intents = end.intents,
             "the hub's snapshot is applied to the desired set"

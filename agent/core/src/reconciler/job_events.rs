@@ -49,7 +49,7 @@ impl Reconciler {
             let desired = &self.desired;
             let key = self
                 .jobs
-                .pop(now, limit, |copy| desired.rule_of(copy).cloned())?;
+                .pop(now, limit, |copy| desired.owners().rule_of(copy).cloned())?;
             let work = match &key {
                 Key::Namespace(name) => self.namespace_work(name).ok_or(Idle::Settled),
                 Key::Copy(copy) => self.copy_work(copy, now),

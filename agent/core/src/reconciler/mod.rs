@@ -382,7 +382,7 @@ impl Reconciler {
                 assert_eq!(reported, Some(&outcome), "{copy}: the outcome is outdated");
             }
             (DesiredCopy::Nothing, Decision::Forget) => {
-                let others = self.desired.others(copy);
+                let others = self.desired.owners().others(copy);
                 assert_eq!(self.report.of_copy(copy), others, "{copy} is of no rule");
             }
             // The end of a removal may have begun another change of the copy.
@@ -396,6 +396,6 @@ impl Reconciler {
 
     #[cfg(test)]
     fn acked_pairs(&self, uid: &str) -> Vec<runnel_proto::model::AckedIntent> {
-        self.desired.pairs(&uid.into())
+        self.desired.rules().pairs(&uid.into())
     }
 }

@@ -44,7 +44,7 @@ impl Reconciler {
         for copy in known {
             self.reconcile_now(&copy, now);
         }
-        for uid in self.desired.rules().cloned().collect::<Vec<_>>() {
+        for uid in self.desired.rules().uids().cloned().collect::<Vec<_>>() {
             self.report.touch(&uid);
         }
     }

@@ -151,8 +151,9 @@ impl Preview<'_> {
             }
             DesiredCopy::Absent(key, rule, mut order) if key.rule == *uid => {
                 let live = records.live(&copy);
-                let suspended = matches!(desired.desired_copy(&copy, live), DesiredCopy::Absent(_, _, plain) if plain.deferred);
+                let suspended = matches!(desired.owners().desired_copy(&copy, live), DesiredCopy::Absent(_, _, plain) if plain.deferred);
                 let successors = desired
+                    .owners()
                     .successors(&key, &copy)
                     .into_iter()
                     .map(|(.., copy)| copy);
@@ -182,7 +183,7 @@ impl Preview<'_> {
                 }
                 (None, Some(source)) => outcome(
                     source.clone(),
-                    match desired.idle_winner(&copy) {
+                    match desired.owners().idle_winner(&copy) {
                         Some(_) => (PreviewOutcome::HandOver, None),
                         None => (PreviewOutcome::Unchanged, None),
                     },
@@ -211,6 +212,7 @@ impl Preview<'_> {
     fn loss(&self, uid: &RuleUid, copy: &SourceRef) -> Option<CopyError> {
         self.decider
             .desired
+            .owners()
             .others(copy)
             .into_iter()
             .find_map(|(rule, outcome)| match outcome {

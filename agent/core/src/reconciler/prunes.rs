@@ -147,7 +147,7 @@ impl Reconciler {
     /// Removes the copies that the hub has approved, if exactly these copies wait. Terms that the
     /// hub has not confirmed remove nothing.
     pub(super) fn apply_approval(&mut self, rule: &RuleUid, now: Instant) {
-        if !self.prunes.has_offer(rule) || self.desired.is_unconfirmed(rule) {
+        if !self.prunes.has_offer(rule) || self.desired.rules().is_unconfirmed(rule) {
             return;
         }
         let waiting = self.waiting_prunes(rule);

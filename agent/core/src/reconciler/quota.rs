@@ -17,7 +17,7 @@ impl Decider<'_> {
             .records
             .live(copy)
             .filter(|live| live.ownership == Ownership::Ours && live.sealed.is_some());
-        let bytes = self.desired.bytes(intent).unwrap_or_default();
+        let bytes = self.desired.rules().bytes(intent).unwrap_or_default();
         match live {
             Some(live) => Usage {
                 copies: 0,
@@ -58,11 +58,14 @@ impl Decider<'_> {
                  rules"
             )));
         }
-        let (max_copies, max_bytes) = self.desired.granted_limits(&wanted.intent.rule, copy);
+        let (max_copies, max_bytes) = self
+            .desired
+            .owners()
+            .granted_limits(&wanted.intent.rule, copy);
         if max_copies.is_none() && max_bytes.is_none() {
             return None;
         }
-        let (namespace, rules) = self.desired.rules_beside(&wanted.intent.rule);
+        let (namespace, rules) = self.desired.rules().beside(&wanted.intent.rule);
         let used = rules
             .iter()
             .map(|rule| self.records.usage(rule))

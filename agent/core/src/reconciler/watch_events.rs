@@ -360,7 +360,7 @@ impl Reconciler {
     /// Reports all rules when no watch is lost any more. The agent proves nothing before.
     fn prove_again(&mut self) {
         if self.watches.lost().is_empty() {
-            self.report.report_all(self.desired.rules().cloned());
+            self.report.report_all(self.desired.rules().uids().cloned());
         }
     }
 }

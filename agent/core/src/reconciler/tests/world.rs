@@ -323,7 +323,7 @@ impl World {
 
     /// Delivers the end of the hub's snapshot.
     pub fn confirm(&mut self) {
-        let (intents, digest) = self.core.desired.sum();
+        let (intents, digest) = self.core.desired.rules().sum();
         self.handle(Event::Hub(
             HubFrame::SnapshotEnd(SnapshotEnd { intents, digest }),
             vec![],
