@@ -409,6 +409,8 @@ pub struct Settings {
     pub render_budget: u64,
     /// The key for revisions.
     pub revision_key: RevisionKey,
+    /// Whether this process serves the view API.
+    pub serves_views: bool,
 }
 
 #[cfg(test)]
@@ -425,6 +427,7 @@ impl Settings {
             removal_ceiling: Limit::NONE,
             render_budget: RENDER_BUDGET,
             revision_key: RevisionKey::new(b"key"),
+            serves_views: false,
         }
     }
 }

@@ -293,6 +293,7 @@ async fn start(
         },
         render_budget: options.render_budget.0,
         revision_key: identity.revision_key.clone(),
+        serves_views: options.view_listen.is_some(),
     };
     let (hub_state, object_cache) = (HubState::new(settings), Arc::new(ObjectCache::default()));
     let lives = CertificateLifetimes {
@@ -321,7 +322,6 @@ async fn start(
         certificate_life: lives.certificate,
     }));
     let registrar = Registrar::new(client.clone(), authorities.clone(), lives);
-    let reviewer = Arc::new(Reviewer::new(client.clone()));
     let server = Server::new(
         hub_state.clone(),
         object_cache.clone(),
@@ -337,7 +337,7 @@ async fn start(
     let (connection_router, accepted, views) =
         ConnectionRouter::new(listeners, hub_state.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", connection_router.run());
-    if options.view_listen.is_some() {
+    if hub_state.settings.serves_views {
         let mut names = options.view_names.clone();
         if names.is_empty() {
             names.push(format!("runnel-hub-view.{}.svc", options.access.namespace));
@@ -345,7 +345,7 @@ async fn start(
         let server = ViewServer::new(
             hub_state.clone(),
             object_cache.clone(),
-            reviewer.clone(),
+            Reviewer::new(client.clone()),
             client.clone(),
             authorities,
             names,
@@ -355,7 +355,7 @@ async fn start(
     let questions = Questions::new(
         hub_state.clone(),
         object_cache.clone(),
-        reviewer,
+        Reviewer::new(client.clone()),
         options.plan_account.clone(),
     );
     let serve = serve(

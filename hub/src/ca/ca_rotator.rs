@@ -446,8 +446,7 @@ fn pairs(
     Ok(pairs)
 }
 
-/// Returns the time at half of the validity of the first certificate, which starts now.
+/// Returns when the first certificate, which starts now, is renewed.
 fn half_way(now: SystemTime, pairs: &[ServingPair]) -> SystemTime {
-    let end = pairs.first().map_or(now, |pair| pair.not_after);
-    now + end.duration_since(now).unwrap_or_default() / 2
+    pairs.first().map_or(now, |pair| pair.renew_at(now))
 }

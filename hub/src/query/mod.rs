@@ -47,7 +47,7 @@ const RULE_KINDS: [(&str, &str); 2] = [
 pub struct Questions {
     hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
-    reviewer: Arc<Reviewer>,
+    reviewer: Reviewer,
     /// The ServiceAccount in the hub's namespace that has the rights of an administrator in plans.
     planner: Option<String>,
     /// Limits the queries that need more than the hub's memory.
@@ -60,7 +60,7 @@ impl Questions {
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
-        reviewer: Arc<Reviewer>,
+        reviewer: Reviewer,
         planner: Option<String>,
     ) -> Self {
         Self {

@@ -75,13 +75,15 @@ impl Row {
 
     pub(super) fn is_selected(&self, selection: &Selection) -> bool {
         let state = state_name(self.status.state);
-        selection.takes(&Fields {
-            namespace: &self.rule.namespace,
-            rule: &self.rule.name,
-            cluster: self.cluster.as_str(),
-            state: &state,
-            reason: &self.status.reason,
-        })
+        let labels = self.metadata.labels.as_ref();
+        labels.is_none_or(|labels| selection.takes_labels(labels))
+            && selection.takes(&Fields {
+                namespace: &self.rule.namespace,
+                rule: &self.rule.name,
+                cluster: self.cluster.as_str(),
+                state: &state,
+                reason: &self.status.reason,
+            })
     }
 
     /// Returns the object.
@@ -188,7 +190,6 @@ impl Reader<'_> {
             }
             let row = self.row(uid, &only)?;
             let row = row.filter(|row| row.is_selected(selection));
-            let row = row.filter(|row| selection.takes_labels(&labels(&row.metadata)));
             return Ok(row.is_some_and(take));
         }
         loop {
@@ -297,10 +298,6 @@ fn labels_of(index: &Index, view: &View<'_>, cluster: &ClusterName) -> BTreeMap<
     }
     labels.insert(CLUSTER_LABEL.to_owned(), cluster.as_str().to_owned());
     labels
-}
-
-fn labels(metadata: &ObjectMeta) -> BTreeMap<String, String> {
-    metadata.labels.clone().unwrap_or_default()
 }
 
 fn metadata(rule: &RuleName, uid: &RuleUid, cluster: &ClusterName) -> ObjectMeta {

@@ -1,7 +1,7 @@
 //! Errors of the view API, as the `Status` objects of Kubernetes.
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
+use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
 /// Why a request is refused.
@@ -64,6 +64,28 @@ impl ViewError {
 
 impl IntoResponse for ViewError {
     fn into_response(self) -> Response {
-        (self.code().0, Json(self.status())).into_response()
+        let mut response = (self.code().0, Json(self.status())).into_response();
+        if matches!(self, Self::Unavailable(_)) {
+            // The API server keeps connections. A new one leads to the replica that leads now.
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(header::CONNECTION, close);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replica_that_cannot_answer_ends_the_connection() {
+        let closes = |error: ViewError| {
+            let response = error.into_response();
+            response.headers().contains_key(header::CONNECTION)
+        };
+        assert!(closes(ViewError::Unavailable("starting".to_owned())));
+        assert!(!closes(ViewError::NotFound("a delivery".to_owned())));
+        assert!(!closes(ViewError::Expired));
     }
 }

@@ -1,6 +1,5 @@
 //! The front proxy of the API server: its certificate, and the user that it names.
 use std::collections::BTreeMap;
-use std::time::SystemTime;
 
 use http::HeaderMap;
 use k8s_openapi::api::authentication::v1::UserInfo;
@@ -119,11 +118,6 @@ impl FrontProxy {
         }
         extra
     }
-}
-
-/// When a serving certificate is renewed: at half of its validity.
-pub(super) fn renew_at(now: SystemTime, serving: &ServingPair) -> SystemTime {
-    now + serving.not_after.duration_since(now).unwrap_or_default() / 2
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ use self::changes::{Changes, digest};
 use self::delivery::{Reader, Row, Scope};
 use self::discovery::{GROUP_PATH, RESOURCES, Resource, document};
 use self::error::ViewError;
-use self::front_proxy::{FrontProxy, renew_at};
+use self::front_proxy::FrontProxy;
 use self::request::{Query, Selection, token};
 use crate::ca::Authorities;
 use crate::hub_state::HubState;
@@ -72,7 +72,8 @@ const QUEUE: usize = 64;
 pub struct ViewServer {
     hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
-    reviewer: Arc<Reviewer>,
+    /// Of its own: clients of another port must not delay these requests.
+    reviewer: Reviewer,
     client: Client,
     authorities: Arc<Authorities>,
     /// The host names under which the API server reaches the hub.
@@ -89,7 +90,7 @@ impl ViewServer {
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
-        reviewer: Arc<Reviewer>,
+        reviewer: Reviewer,
         client: Client,
         authorities: Arc<Authorities>,
         names: Vec<String>,
@@ -197,7 +198,7 @@ impl ViewServer {
                 now,
                 SERVING_LIFE,
             )?;
-            *renew = renew_at(now, &serving);
+            *renew = serving.renew_at(now);
             let tls = front_proxy.tls(serving)?;
             self.front_proxy.store(Some(Arc::new((front_proxy, tls))));
             *served = Some(authority);

@@ -50,12 +50,6 @@ pub(super) struct Fields<'a> {
     pub(super) reason: &'a str,
 }
 
-impl Fields<'_> {
-    fn name(&self) -> String {
-        object_name(self.rule, self.cluster)
-    }
-}
-
 /// Returns the name of a delivery. Names of rules and clusters have no colon, so it is unambiguous.
 pub(super) fn object_name(rule: &str, cluster: &str) -> String {
     format!("{rule}:{cluster}")
@@ -99,16 +93,16 @@ impl Selection {
     /// Whether an object with these fields matches.
     pub(super) fn takes(&self, fields: &Fields<'_>) -> bool {
         self.fields.iter().all(|requirement| {
-            let name = fields.name();
-            let value = match requirement.field {
-                Field::Name => name.as_str(),
-                Field::Namespace => fields.namespace,
-                Field::Rule => fields.rule,
-                Field::Cluster => fields.cluster,
-                Field::State => fields.state,
-                Field::Reason => fields.reason,
+            let value = requirement.value.as_str();
+            let equals = match requirement.field {
+                Field::Name => value.split_once(':') == Some((fields.rule, fields.cluster)),
+                Field::Namespace => fields.namespace == value,
+                Field::Rule => fields.rule == value,
+                Field::Cluster => fields.cluster == value,
+                Field::State => fields.state == value,
+                Field::Reason => fields.reason == value,
             };
-            (value == requirement.value) == requirement.equal
+            equals == requirement.equal
         })
     }
 

@@ -1,5 +1,6 @@
 //! Tables: what `kubectl get` prints.
 use jiff::Timestamp;
+use runnel_hub_core::now::age;
 use serde_json::{Value, json};
 
 use super::delivery::{Row, state_name};
@@ -88,11 +89,8 @@ pub(super) fn table(
 
 fn table_row(row: &Row, include: IncludeObject, now: Timestamp) -> Value {
     let status = &row.status;
-    let age = row
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .map_or_else(|| "<unknown>".to_owned(), |created| age(created.0, now));
+    let created = row.metadata.creation_timestamp.as_ref();
+    let age = age(created.map(|created| created.0), now);
     let object = match include {
         IncludeObject::None => None,
         IncludeObject::Metadata => Some(partial(row)),
@@ -128,61 +126,4 @@ pub(super) fn partial(row: &Row) -> Value {
         "apiVersion": "meta.k8s.io/v1",
         "metadata": row.metadata,
     })
-}
-
-/// Returns an age as kubectl prints it, such as `5m` or `3d4h`.
-fn age(created: Timestamp, now: Timestamp) -> String {
-    let seconds = now.as_second().saturating_sub(created.as_second()).max(0);
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-    if seconds < 120 {
-        format!("{seconds}s")
-    } else if minutes < 10 {
-        parts(minutes, "m", seconds % 60, "s")
-    } else if minutes < 180 {
-        format!("{minutes}m")
-    } else if hours < 8 {
-        parts(hours, "h", minutes % 60, "m")
-    } else if hours < 48 {
-        format!("{hours}h")
-    } else if days < 8 {
-        parts(days, "d", hours % 24, "h")
-    } else if days < 730 {
-        format!("{days}d")
-    } else {
-        parts(days / 365, "y", days % 365, "d")
-    }
-}
-
-fn parts(one: i64, unit: &str, rest: i64, rest_unit: &str) -> String {
-    if rest == 0 {
-        format!("{one}{unit}")
-    } else {
-        format!("{one}{unit}{rest}{rest_unit}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_are_those_of_kubectl() {
-        let now = Timestamp::from_second(1_800_000_000).unwrap();
-        let of = |seconds: i64| {
-            age(
-                Timestamp::from_second(1_800_000_000 - seconds).unwrap(),
-                now,
-            )
-        };
-        let ages = [
-            0, 119, 120, 150, 600, 10_800, 11_400, 172_800, 180_000, 691_200,
-        ];
-        assert_eq!(
-            ages.map(of),
-            [
-                "0s", "119s", "2m", "2m30s", "10m", "3h", "3h10m", "2d", "2d2h", "8d"
-            ]
-        );
-        assert_eq!(of(-5), "0s");
-    }
 }

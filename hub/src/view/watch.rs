@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::changes::{Change, Kind};
 use super::delivery::Row;
 use super::error::ViewError;
-use super::request::{Position, Query, Selection};
+use super::request::{Position, Query};
 use super::{Form, Target, ViewServer, aside, body, versioned};
 
 /// The interval of bookmarks, and of checks whether this replica still leads.
@@ -168,7 +168,7 @@ impl Watch {
                 read.ok().flatten()
             }
         };
-        let selected = row.filter(|row| is_selected(row, &self.query.selection));
+        let selected = row.filter(|row| row.is_selected(&self.query.selection));
         let (was, kind) = match &mut self.matching {
             None => (true, change.kind),
             Some(matching) => {
@@ -227,9 +227,4 @@ impl Watch {
         line.push(b'\n');
         self.ready.push_back(line);
     }
-}
-
-fn is_selected(row: &Row, selection: &Selection) -> bool {
-    let labels = row.metadata.labels.clone().unwrap_or_default();
-    row.is_selected(selection) && selection.takes_labels(&labels)
 }

@@ -227,10 +227,13 @@ impl Writer {
             self.silent.insert(cluster);
         }
         let dirty = self.hub_state.queues.dirty_rules.take();
-        self.hub_state
-            .queues
-            .viewed_rules
-            .add(dirty.iter().cloned());
+        // Without the view API no task would take them out.
+        if self.hub_state.settings.serves_views {
+            self.hub_state
+                .queues
+                .viewed_rules
+                .add(dirty.iter().cloned());
+        }
         for uid in dirty {
             self.paces.entry(uid).or_default().mark(now);
         }

@@ -45,6 +45,13 @@ pub struct ServingPair {
     pub not_after: SystemTime,
 }
 
+impl ServingPair {
+    /// When the certificate is renewed: at half of its remaining validity.
+    pub fn renew_at(&self, now: SystemTime) -> SystemTime {
+        now + self.not_after.duration_since(now).unwrap_or_default() / 2
+    }
+}
+
 /// A certificate authority with its key. Without `Debug`.
 pub struct Authority {
     certificate: CertificateDer<'static>,
