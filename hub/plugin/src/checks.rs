@@ -10,9 +10,10 @@ use serde_json::{Value, json};
 use super::diagnose::{Finding, Reachability, Workload, address, wanted_replicas, workload};
 use super::objects::{Conditioned, Rule, member_name};
 use super::rights::Right;
-use super::table::{Tone, age, span};
+use super::table::Tone;
 use runnel_api::MemberCluster;
 use runnel_api::conditions::{ConditionType, Reason};
+use runnel_hub_core::now::{age, span};
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

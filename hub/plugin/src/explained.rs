@@ -8,8 +8,9 @@ use runnel_proto::words::ExplainedState;
 use serde_json::{Value, json};
 
 use super::parse::ArgumentError;
-use super::table::{Tone, age};
+use super::table::Tone;
 use super::wrap::wrapped;
+use runnel_hub_core::now::age;
 
 /// The line width.
 const WIDTH: usize = 76;

@@ -64,7 +64,7 @@ pub fn words(duration: Duration) -> String {
     if duration < Duration::from_secs(10) {
         return format!("{:.1} s", duration.as_secs_f64());
     }
-    super::table::span(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
+    runnel_hub_core::now::span(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// A rule on the command line.

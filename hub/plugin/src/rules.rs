@@ -6,9 +6,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::clusters_output::tone;
 use super::objects::{Conditioned, Rule, created, labels_text, member_name};
-use super::table::{Cell, Table, Tone, age};
+use super::table::{Cell, Table, Tone};
 use runnel_api::conditions::{ConditionStatus, ConditionType, Reason};
 use runnel_api::{MemberCluster, RolloutPhase, RolloutStatus, RuleStatus};
+use runnel_hub_core::now::{age, span};
 
 /// The rules as a table.
 pub fn rules(objects: &[Rule], namespaces: bool, wide: bool, now: Timestamp) -> Table {
@@ -309,7 +310,7 @@ fn certificate(object: &MemberCluster, now: Timestamp) -> Cell {
     if end <= now {
         return Cell::toned(format!("expired {} ago", age(Some(end), now)), Tone::Bad);
     }
-    Cell::from(super::table::span(end.as_second() - now.as_second()))
+    Cell::from(span(end.as_second() - now.as_second()))
 }
 
 fn status_cell(status: &str) -> Cell {

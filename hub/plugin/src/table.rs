@@ -1,6 +1,5 @@
-//! Tables as kubectl prints them, ages, and colors.
+//! Tables as kubectl prints them, and colors.
 use comfy_table::Color;
-use jiff::Timestamp;
 
 use super::wrap::on_one_line;
 
@@ -144,32 +143,6 @@ impl Table {
     }
 }
 
-/// How long ago `then` was, as kubectl writes it: `4s`, `5m10s`, `3h`, `2d`.
-pub fn age(then: Option<Timestamp>, now: Timestamp) -> String {
-    let Some(then) = then else {
-        return "<unknown>".to_owned();
-    };
-    span(now.as_second().saturating_sub(then.as_second()).max(0))
-}
-
-/// A number of seconds, in the words of [`age`].
-pub fn span(seconds: i64) -> String {
-    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
-    let two = |large: i64, unit: &str, small: i64, small_unit: &str| match small {
-        0 => format!("{large}{unit}"),
-        _ => format!("{large}{unit}{small}{small_unit}"),
-    };
-    match seconds {
-        ..120 => format!("{seconds}s"),
-        120..600 => two(minutes, "m", seconds % 60, "s"),
-        600..10_800 => format!("{minutes}m"),
-        10_800..28_800 => two(hours, "h", minutes % 60, "m"),
-        28_800..172_800 => format!("{hours}h"),
-        172_800..691_200 => two(days, "d", hours % 24, "h"),
-        _ => format!("{days}d"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -195,25 +168,5 @@ mod tests {
             coloured.contains("\u{1b}[38;5;1m<none>\u{1b}[39m   2d"),
             "{coloured:?}"
         );
-    }
-
-    #[test]
-    fn ages_read_as_kubectl_writes_them() {
-        let message: Vec<String> = [
-            0, 119, 120, 310, 599, 600, 7199, 10_800, 11_100, 90_000, 180_000, 864_000,
-        ]
-        .into_iter()
-        .map(span)
-        .collect();
-        assert_eq!(
-            message,
-            [
-                "0s", "119s", "2m", "5m10s", "9m59s", "10m", "119m", "3h", "3h5m", "25h", "2d2h",
-                "10d"
-            ]
-        );
-        let now = Timestamp::from_second(100).unwrap();
-        assert_eq!(age(Timestamp::from_second(160).ok(), now), "0s");
-        assert_eq!(age(None, now), "<unknown>");
     }
 }

@@ -14,11 +14,11 @@ use super::hints::Endpoint;
 use super::join::{forget_agent, hub, member};
 use super::objects::{Conditioned, Rule};
 use super::progress::Progress;
-use super::table::age;
 use super::{
     CommandContext, FAILED, TIMED_OUT, ended, note, parse, read_cluster, rights, say, usage,
 };
 use runnel_api::conditions::ConditionType;
+use runnel_hub_core::now::age;
 
 const BETWEEN: Duration = Duration::from_millis(250);
 
