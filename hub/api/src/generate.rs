@@ -178,6 +178,36 @@ fn rule_columns() -> Vec<CustomResourceColumnDefinition> {
             ".metadata.creationTimestamp",
             "How long the rule has existed.",
         ),
+        wide(column(
+            "Applied",
+            "string",
+            &of_condition("Applied", "status"),
+            "As Ready, for the connected clusters alone.",
+        )),
+        wide(column(
+            "Waiting",
+            "integer",
+            ".status.summary.copiesWaiting",
+            "Copies for namespaces that do not exist yet.",
+        )),
+        wide(column(
+            "Drifted",
+            "integer",
+            ".status.summary.copiesDrifted",
+            "Copies that another client changed, and that are left so.",
+        )),
+        wide(column(
+            "Suspended",
+            "boolean",
+            ".spec.suspend",
+            "Whether the rule is suspended.",
+        )),
+        wide(column(
+            "Message",
+            "string",
+            &of_condition("Ready", "message"),
+            "What is wrong.",
+        )),
     ]
 }
 
@@ -308,6 +338,14 @@ fn column(
         json_path: path.to_owned(),
         description: Some(description.to_owned()),
         ..CustomResourceColumnDefinition::default()
+    }
+}
+
+/// A column of `kubectl get -o wide` alone.
+fn wide(column: CustomResourceColumnDefinition) -> CustomResourceColumnDefinition {
+    CustomResourceColumnDefinition {
+        priority: Some(1),
+        ..column
     }
 }
 

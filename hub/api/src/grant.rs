@@ -68,6 +68,7 @@ pub struct GrantedNamespaces {
     /// of Runnel itself; an exact name may. At most 128.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("namespaces.names", limits::NAMESPACES, Item::NamespacePattern))]
+    #[schemars(transform = schema::no_reserved_glob("namespaces.names"))]
     pub names: Vec<String>,
     /// Chooses namespaces by their labels. Never matches `kube-*` or the namespace of Runnel itself. It may not be empty;
     /// for every namespace write `all: true`.

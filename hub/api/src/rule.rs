@@ -93,6 +93,7 @@ pub struct ClusterSource {
     /// The hub's namespaces to read: exact names, and globs in which `*` matches any run of characters. Globs never
     /// match `kube-*` or the namespace of Runnel itself; an exact name may. 1 to 128.
     #[schemars(transform = schema::filled_set("namespaces", limits::NAMESPACES, Item::NamespacePattern, "name the hub's namespaces to read; for all of them write namespaces: [\"*\"]"))]
+    #[schemars(transform = schema::no_reserved_glob("namespaces"))]
     pub namespaces: Vec<String>,
     /// The selection in those namespaces.
     #[serde(flatten)]

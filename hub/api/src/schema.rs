@@ -159,6 +159,21 @@ pub(super) fn filled_set(
     }
 }
 
+/// Refuses globs that match nothing: none matches a namespace of Kubernetes.
+pub(super) fn no_reserved_glob(field: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        if let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) {
+            add(
+                items,
+                "!self.startsWith('kube-') || !self.contains('*')",
+                &format!(
+                    "{field}: no glob matches a namespace kube-*: write the exact names, such as kube-system"
+                ),
+            );
+        }
+    }
+}
+
 /// A list of objects that is replaced as a whole.
 pub(super) fn list(max: usize) -> impl FnMut(&mut Schema) {
     move |schema| {

@@ -115,6 +115,7 @@ pub fn targets() -> Vec<Case> {
         ("only an exclude of namespaces", namespaces(json!({"exclude": ["a"]})), &["spec.namespaces", "chooses nothing", "set names or selector"]),
         ("empty names of namespaces", namespaces(json!({"names": []})), &["spec.namespaces", "chooses nothing", "remove namespaces"]),
         ("an empty namespace selector", namespaces(json!({"selector": {"matchLabels": {}}})), &["spec.namespaces.selector", "is empty", "names: [\"*\"]"]),
+        ("a glob of namespaces of Kubernetes", namespaces(json!({"names": ["kube-*"]})), &["spec.namespaces.names[0]", "namespaces.names: no glob matches a namespace kube-*", "kube-system"]),
         ("a bad name of a namespace", namespaces(json!({"names": ["a.b"]})), &["spec.namespaces.names[0]", "namespaces.names: write a namespace name", "team-*"]),
         ("a namespace name that is too long", namespaces(json!({"names": ["a".repeat(64)]})), &["spec.namespaces.names[0]", "63"]),
         ("too many names of namespaces", namespaces(json!({"names": names(129)})), &["spec.namespaces.names", "at most 128"]),
