@@ -272,6 +272,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
     for name in &names {
         report_store.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
     }
+    let members = BTreeMap::new();
     let (previous, started) = (RuleStatus::default(), Instant::now());
     let now = Now {
         instant: started + Duration::from_secs(60),
@@ -283,6 +284,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
             plan: &plan,
             cluster_plans: &cluster_plans,
             target_clusters: &target_clusters,
+            members: &members,
             unreadable: BTreeMap::new(),
             pending: None,
             blocks_removals: false,

@@ -10,13 +10,14 @@ closed_list! {
     /// first.
     pub enum ConditionType {
         /// Rule: True when every copy is applied in every chosen cluster and all reports are
-        /// current. False when something failed, or nothing is selected or chosen. Unknown when the
-        /// only problem is that clusters are unreachable.
+        /// current. False when something failed, an exact name of the spec matches nothing, or nothing is selected or
+        /// chosen. Unknown when the only problem is that clusters are unreachable. Clusters that never connected do not
+        /// count.
         Ready,
-        /// Rule: as Ready, for the connected clusters alone, so that one offline site does not hide
-        /// the rest.
+        /// Rule: as Ready, for the connected clusters and the existing copies alone, so that one offline site does not
+        /// hide the rest.
         Applied,
-        /// Rule: the hub or the agents are at work on it. Present only while true.
+        /// Rule: the hub or the agents are at work on it, as in a rollout. Present only while true.
         Reconciling,
         /// Rule: it cannot make progress without a user. Present only while true.
         Stalled,
@@ -114,6 +115,14 @@ closed_list! {
         NoSources,
         /// The rule chooses no cluster.
         NoClusters,
+        /// No namespace of any chosen cluster is a target, so there are no copies.
+        NoNamespaces,
+        /// The spec names clusters without MemberCluster, or overrides name clusters that the rule does not choose.
+        UnknownClusters,
+        /// `spec.sources` names objects that do not exist.
+        MissingSources,
+        /// `spec.substitute` or `spec.overrides` names keys that no source has.
+        MissingKeys,
         /// Nothing failed, but clusters are unreachable. The counts of their copies are the last
         /// reported values.
         ClustersUnreachable,

@@ -38,6 +38,7 @@ pub(crate) fn view<'a>(
         plan: &entry.plan,
         cluster_plans,
         target_clusters,
+        members: index.members(),
         unreadable: index.unreadable_scopes(entry),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
             rollout,

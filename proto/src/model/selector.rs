@@ -1,5 +1,6 @@
 //! Label selectors, name patterns and the choice of namespaces by both, with Kubernetes' meaning.
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +35,28 @@ pub struct Requirement {
 pub struct Selector {
     /// The requirements.
     pub requirements: Vec<Requirement>,
+}
+
+impl fmt::Display for Requirement {
+    /// Writes the requirement as kubectl reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (key, values) = (&self.key, self.values.join(", "));
+        match self.operator {
+            Operator::In if self.values.len() == 1 => write!(f, "{key}={values}"),
+            Operator::In => write!(f, "{key} in ({values})"),
+            Operator::NotIn => write!(f, "{key} notin ({values})"),
+            Operator::Exists => write!(f, "{key}"),
+            Operator::DoesNotExist => write!(f, "!{key}"),
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    /// Writes the requirements with commas between them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<_> = self.requirements.iter().map(ToString::to_string).collect();
+        f.write_str(&all.join(","))
+    }
 }
 
 impl Selector {

@@ -77,7 +77,8 @@ fn expected(reason: &str) -> (&'static str, &'static str) {
     match reason {
         "AllApplied" => ("Healthy", "current"),
         "RolloutPaused" | "Cordoned" => ("Suspended", "current"),
-        "RollingOut" => ("Progressing", "inProgress"),
+        "NoSources" | "NoClusters" | "NoNamespaces" | "UnknownClusters" | "MissingSources"
+        | "MissingKeys" | "RollingOut" => ("Progressing", "inProgress"),
         _ => ("Degraded", "failed"),
     }
 }
@@ -105,7 +106,18 @@ fn gitops_tools_judge_recorded_rules_as_documented() -> Result<()> {
         );
         reasons.insert(reason.to_owned(), name);
     }
-    for reason in ["AllApplied", "Cordoned", "RollingOut", "RolloutPaused"] {
+    for reason in [
+        "AllApplied",
+        "Cordoned",
+        "MissingKeys",
+        "MissingSources",
+        "NoClusters",
+        "NoNamespaces",
+        "NoSources",
+        "RollingOut",
+        "RolloutPaused",
+        "UnknownClusters",
+    ] {
         ensure!(reasons.contains_key(reason), "no status has {reason}");
     }
     Ok(())

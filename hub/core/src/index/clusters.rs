@@ -97,6 +97,12 @@ impl Index {
             for uid in uids {
                 self.choose(&uid, name, None, false, &mut effect);
             }
+            // Their statuses name the missing cluster.
+            let naming = self
+                .rules
+                .iter()
+                .filter(|(_, entry)| entry.rule.names_cluster(name));
+            effect.rules.extend(naming.map(|(uid, _)| uid.clone()));
             effect.clusters.insert(name.clone());
         }
         effect

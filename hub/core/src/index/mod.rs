@@ -236,6 +236,11 @@ impl Index {
         self.clusters.get(name)
     }
 
+    /// Every cluster, by its name.
+    pub fn members(&self) -> &BTreeMap<ClusterName, Cluster> {
+        &self.clusters
+    }
+
     /// Every cluster.
     pub fn clusters(&self) -> impl Iterator<Item = (&ClusterName, &Cluster)> {
         self.clusters.iter()

@@ -15,6 +15,7 @@ use runnel_proto::model::{ClusterName, SetDigest, SourceRef};
 
 use super::render::{Contents, Renderer, RevisionHasher};
 use super::rendered_plan::{OutcomeKey, RenderOutcome, RenderedPlan};
+use super::shape::NamedKey;
 use super::{Rule, RulePlan, WatchScope};
 
 /// The former plan of several clusters, and the new one.
@@ -366,6 +367,22 @@ impl ClusterPlans {
             self.exceed(rule, selection, revision_hasher);
         }
         changed
+    }
+
+    /// Returns the exact keys of `spec.substitute` and `spec.overrides` that no selected source has. Empty while that is
+    /// not known.
+    pub fn missing_keys<'r>(&self, rule: &'r Rule, selection: &RulePlan) -> Vec<NamedKey<'r>> {
+        let named = rule.shape.named_keys();
+        if named.is_empty() {
+            return named;
+        }
+        let sources = selection.intents.keys();
+        let missing = self.contents.lock().missing_keys(named.len(), sources);
+        missing
+            .into_iter()
+            .flatten()
+            .map(|position| named[position])
+            .collect()
     }
 
     fn cluster_plan(&self, cluster: &ClusterName) -> Option<&ClusterPlan> {

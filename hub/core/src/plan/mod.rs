@@ -61,7 +61,7 @@ pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{RemovalTerms, Rule, SourceChoice};
 pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
-pub use shape::Shape;
+pub use shape::{NamedKey, Shape};
 pub use watch_scope::{Scope, WatchScope};
 
 /// The content of a source, encoded for the wire. One allocation, shared by every plan and every

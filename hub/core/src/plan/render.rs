@@ -1,7 +1,7 @@
 //! Renders the contents of copies: once for each source and each combination of cluster values that
 //! the rule reads, independent of the number of clusters with equal values.
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 
 use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef};
@@ -67,6 +67,8 @@ struct OfSource {
     of: Arc<SourceContent>,
     /// The cluster properties that the rule uses.
     reads: Reads,
+    /// The positions of the named keys that it has.
+    keys: Vec<usize>,
     /// Rendered contents by those properties.
     rendered: BTreeMap<Box<str>, Rendered>,
     /// Equal ones are one.
@@ -106,6 +108,25 @@ impl Contents {
             self.bytes = self.bytes.saturating_add(of.bytes);
         }
         self.bytes
+    }
+
+    /// Returns the positions of named keys, of this number, that none of the sources has; `None` if the content of a
+    /// source is not known.
+    pub(super) fn missing_keys<'s>(
+        &self,
+        named: usize,
+        sources: impl Iterator<Item = &'s SourceRef>,
+    ) -> Option<BTreeSet<usize>> {
+        let mut missing: BTreeSet<usize> = (0..named).collect();
+        for source in sources {
+            for key in &self.sources.get(source)?.keys {
+                missing.remove(key);
+            }
+            if missing.is_empty() {
+                break;
+            }
+        }
+        Some(missing)
     }
 
     #[cfg(test)]
@@ -256,6 +277,7 @@ impl<'a> Renderer<'a> {
             let fresh = OfSource {
                 of: content.clone(),
                 reads: self.rule.shape.reads(self.source, plain),
+                keys: self.rule.shape.found_keys(plain),
                 rendered: BTreeMap::new(),
                 contents: BTreeMap::new(),
                 bytes: 0,

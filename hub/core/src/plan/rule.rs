@@ -189,6 +189,18 @@ impl Rule {
             .any(|entry| entry.selects(source, labels, &self.runnel_namespace))
     }
 
+    /// Whether an entry of the rule selects an object whose labels match.
+    pub(crate) fn selects_by(&self, entry: &SourceChoice, source: &SourceRef) -> bool {
+        let is_named = entry.selector.is_some() || matches_any(&entry.names, &source.name);
+        entry
+            .kinds
+            .iter()
+            .any(|kind| kind.resource == &*source.resource)
+            && entry.reads(&source.namespace, &self.runnel_namespace)
+            && is_named
+            && !matches_any(&entry.exclude, &source.name)
+    }
+
     /// Whether the rule needs an object's content, as a source or for its values.
     pub fn needs(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
         self.selects(source, labels) || self.reads_secret(source)
@@ -257,6 +269,13 @@ impl Rule {
     /// Whether the rule selects a cluster.
     pub fn chooses(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         self.clusters.chooses(cluster, labels)
+    }
+
+    /// Whether its spec has the name of this cluster, in its choice or in an override.
+    pub fn names_cluster(&self, cluster: &ClusterName) -> bool {
+        let name = cluster.as_str();
+        self.clusters.names.iter().any(|known| known == name)
+            || self.shape.named_clusters().any(|(_, known)| known == name)
     }
 
     /// Runnel's own namespace on the hub.

@@ -8,6 +8,7 @@ use runnel_proto::model::{self, ClusterName};
 use super::granted::{granted, lacks_copies};
 use super::rollout_view::{rolling_out, rollout_reverted, rollout_stopped, went_wrong};
 use super::rule_cluster_state::{RuleClusterState, from_any, is_awaited, is_reading, standing};
+use super::unmatched::{no_clusters, no_namespaces, no_sources, unmatched};
 use super::view::{ConditionValue, View, counted};
 use super::{Now, ReportStore, SETTLING};
 use crate::plan::{Rule, RulePlan, UnsupportedSource};
@@ -41,8 +42,8 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
     status.pending_approval.clone_from(&view.pending);
-    let ready = set_conditions(&mut status, view, &standings, now);
-    if ready {
+    let is_everywhere = set_conditions(&mut status, view, &standings, now);
+    if is_everywhere {
         status.revision = Some(revision(view));
     }
     list_clusters(&mut status, view, standings, now);
@@ -133,7 +134,7 @@ fn revision(view: &View<'_>) -> String {
     data_encoding::HEXLOWER.encode(&context.finish().as_ref()[..8])
 }
 
-/// Returns whether the rule is ready.
+/// Returns whether every copy is applied in every chosen cluster.
 fn set_conditions(
     status: &mut RuleStatus,
     view: &View<'_>,
@@ -162,15 +163,20 @@ fn set_conditions(
         .filter(|(_, standing)| standing.fresh)
         .collect();
     let all: Vec<_> = standings.iter().collect();
-    let ready = verdict(view, &all);
-    let is_ready = ready.status == ConditionStatus::True;
+    let applied = verdict(view, &all, None);
+    // Names that match nothing need no other content.
+    let is_ready = applied.status == ConditionStatus::True;
+    let ready = match unmatched(view) {
+        Some(unmatched) => verdict(view, &all, Some(unmatched)),
+        None => applied,
+    };
     set(ConditionType::Ready, ready);
     set(
         ConditionType::Applied,
         if fresh.is_empty() && !all.is_empty() {
             unreachable(&all)
         } else {
-            verdict(view, &fresh)
+            verdict(view, &fresh, None)
         },
     );
     let progressing = is_reading(view)
@@ -211,16 +217,27 @@ fn set_conditions(
 }
 
 fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
-    let busy = view.rule.deleting || (view.overdue && !view.rule.terms.is_frozen() && progressing);
-    let reason = if view.rule.deleting {
-        Reason::Deleting
-    } else {
-        Reason::Progressing
-    };
-    busy.then(|| {
+    let at_work =
+        |reason, message: String| Some(ConditionValue::new(ConditionStatus::True, reason, message));
+    if view.rule.deleting {
+        let message = "the copies of the deleted rule are being removed";
+        return at_work(Reason::Deleting, message.to_owned());
+    }
+    if view.rule.terms.is_frozen() {
+        return None;
+    }
+    // A rollout that a person paused, or that failed, makes no progress.
+    let is_rolling = |rollout: &ConditionValue| rollout.reason == Reason::RollingOut;
+    if let Some(rollout) = rolling_out(view)
+        .filter(is_rolling)
+        .filter(|_| stalled(view).is_none())
+    {
+        return at_work(rollout.reason, rollout.message);
+    }
+    (view.overdue && progressing).then(|| {
         ConditionValue::new(
             ConditionStatus::True,
-            reason,
+            Reason::Progressing,
             "changes are being sent to the clusters",
         )
     })
@@ -318,7 +335,13 @@ fn approval_required(view: &View<'_>) -> Option<ConditionValue> {
     ))
 }
 
-fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
+/// Returns the value of Ready or Applied. `unmatched` are names that match nothing: more urgent than copies that wait,
+/// less urgent than copies that failed or are on their way.
+fn verdict(
+    view: &View<'_>,
+    standings: &[&(&ClusterName, RuleClusterState)],
+    unmatched: Option<ConditionValue>,
+) -> ConditionValue {
     use ConditionStatus::{False, True};
     if let Some(ConditionValue {
         reason, message, ..
@@ -349,14 +372,17 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         );
     }
     if view.plan.sources() == 0 {
-        return ConditionValue::new(False, Reason::NoSources, no_sources(view.plan));
+        return ConditionValue::new(
+            False,
+            Reason::NoSources,
+            with_refused(view.plan, &no_sources(view)),
+        );
     }
     if standings.is_empty() && !view.target_clusters.not_granted.is_empty() {
         return granted(view).unwrap_or_else(|| ConditionValue::new(False, Reason::NotGranted, ""));
     }
     if standings.is_empty() {
-        let message = "spec.clusters matches no accepted cluster; list the clusters with `kubectl get member --show-labels`";
-        return ConditionValue::new(False, Reason::NoClusters, message);
+        return ConditionValue::new(False, Reason::NoClusters, no_clusters(view));
     }
     let in_state = |state| {
         standings
@@ -408,6 +434,9 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         };
         let message = format!("{copies} drifted {place}: {}", worst.message);
         return ConditionValue::new(False, model::Reason::Drifted, message);
+    }
+    if let Some(unmatched) = unmatched {
+        return unmatched;
     }
     if let Some((first, waits)) =
         in_state(ClusterState::Waiting).find(|(_, s)| s.reason == Reason::Unconfirmed)
@@ -472,7 +501,10 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
         let message = format!("{copies} waiting in {clusters}: the namespaces do not exist there");
         return ConditionValue::new(False, Reason::CopiesWaiting, message);
     }
-    if count(ClusterState::Unreachable) > 0 {
+    let (absent, away): (Vec<_>, Vec<_>) = in_state(ClusterState::Unreachable)
+        .copied()
+        .partition(|(_, standing)| standing.reason == Reason::NeverConnected);
+    if !away.is_empty() || absent.len() == standings.len() {
         return unreachable(standings);
     }
     if lacks_copies(view)
@@ -480,18 +512,35 @@ fn verdict(view: &View<'_>, standings: &[&(&ClusterName, RuleClusterState)]) -> 
     {
         return missing;
     }
-    ConditionValue::new(
-        True,
-        Reason::AllApplied,
-        with_refused(view.plan, "every copy is applied"),
-    )
+    if standings.iter().all(|(_, standing)| standing.copies == 0) {
+        let message = no_namespaces(view, standings.len() - absent.len());
+        return ConditionValue::new(False, Reason::NoNamespaces, message);
+    }
+    let message = match absent.as_slice() {
+        [] => "every copy is applied".to_owned(),
+        [(one, _)] => format!("every copy is applied; {one} has never connected"),
+        [(one, _), ..] => format!(
+            "every copy is applied; {} clusters have never connected, among them {one}",
+            absent.len()
+        ),
+    };
+    ConditionValue::new(True, Reason::AllApplied, with_refused(view.plan, &message))
 }
 
 fn unreachable(standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
-    let silent: Vec<_> = standings
-        .iter()
-        .filter(|(_, standing)| standing.state == ClusterState::Unreachable)
+    let all = || {
+        standings
+            .iter()
+            .filter(|(_, standing)| standing.state == ClusterState::Unreachable)
+    };
+    let away: Vec<_> = all()
+        .filter(|(_, standing)| standing.reason != Reason::NeverConnected)
         .collect();
+    let silent = if away.is_empty() {
+        all().collect()
+    } else {
+        away
+    };
     let Some((first, _)) = silent.first() else {
         return ConditionValue::new(
             ConditionStatus::False,
@@ -522,9 +571,14 @@ fn unreachable(standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValu
             message,
         );
     }
-    let message = match silent.len() {
-        1 => format!("cluster {first} is not connected"),
-        more => format!("{more} clusters are not connected, among them {first}"),
+    let is_absent = silent
+        .iter()
+        .all(|(_, standing)| standing.reason == Reason::NeverConnected);
+    let message = match (silent.len(), is_absent) {
+        (1, false) => format!("cluster {first} is not connected"),
+        (1, true) => format!("cluster {first} has never connected"),
+        (more, false) => format!("{more} clusters are not connected, among them {first}"),
+        (more, true) => format!("{more} clusters have never connected, among them {first}"),
     };
     ConditionValue::new(
         ConditionStatus::Unknown,
@@ -538,10 +592,6 @@ fn rank(reason: Reason) -> usize {
         Reason::Copy(reason) => reason.rank(),
         _ => usize::MAX,
     }
-}
-
-fn no_sources(plan: &RulePlan) -> String {
-    with_refused(plan, "spec.sources selects nothing that can be distributed")
 }
 
 fn with_refused(plan: &RulePlan, message: &str) -> String {

@@ -18,6 +18,7 @@
 //! - `report_store`: the last reports of the agents.
 //! - `rollout_view`: the state of a rollout, and its part of the status.
 //! - `rule_cluster_state`: the state of one rule in one cluster.
+//! - `unmatched`: what a rule names or looks for and does not find.
 //! - `view`: all that is known of a rule and its clusters.
 //! - `write_pace`: when a status is written.
 mod deliveries;
@@ -33,6 +34,7 @@ mod rollout_view;
 mod rule_cluster_state;
 #[cfg(test)]
 mod tests;
+mod unmatched;
 mod view;
 mod write_pace;
 

@@ -65,7 +65,15 @@ pub(super) fn is_reading(view: &View<'_>) -> bool {
 
 /// Whether the hub started so recently that a missing connection of the cluster proves nothing.
 pub(super) fn is_awaited(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> bool {
-    !cluster.has_connected() && now.saturating_duration_since(view.hub_started) < SETTLING
+    !cluster.has_connected()
+        && !is_absent(view, cluster)
+        && now.saturating_duration_since(view.hub_started) < SETTLING
+}
+
+/// Whether no agent has ever joined as this cluster.
+fn is_absent(view: &View<'_>, cluster: &ClusterView<'_>) -> bool {
+    let member = view.members.get(cluster.name);
+    member.is_some_and(|member| !member.was_connected)
 }
 
 /// The state alone, which is read far more often than the whole entry.
@@ -189,7 +197,10 @@ pub(super) fn standing(
             (Reason::MemberAPIUnavailable, without_watch(watch))
         }
         ClusterState::Unreachable => {
-            silent(cluster.has_connected() || before().is_some_and(was_connected))
+            let has_joined = view.members.contains_key(name) && !is_absent(view, cluster);
+            silent(
+                cluster.has_connected() || has_joined || before().is_some_and(was_connected),
+            )
         }
         ClusterState::Waiting
             if view.awaits(name) && !view.target_clusters.cordoned.contains(name) =>

@@ -10,6 +10,7 @@ use runnel_proto::model::{
 use serde_json::json;
 
 use super::*;
+use crate::index::Cluster;
 use crate::plan::{
     ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters, WatchScope,
 };
@@ -20,12 +21,14 @@ mod pages;
 mod proof;
 mod rollouts;
 mod snapshots;
+mod unmatched;
 
 struct World {
     rule: Rule,
     plan: RulePlan,
     cluster_plans: ClusterPlans,
     target_clusters: TargetClusters,
+    members: BTreeMap<ClusterName, Cluster>,
     report_store: ReportStore,
     status: RuleStatus,
     started: Instant,
@@ -43,6 +46,10 @@ fn rule(spec: serde_json::Value) -> Rule {
     let mut spec = spec;
     spec["sources"] = json!([{"resources": ["configmaps"], "names": ["*"]}]);
     spec["clusters"] = json!({"all": true});
+    whole_rule(spec)
+}
+
+fn whole_rule(spec: serde_json::Value) -> Rule {
     let object = json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
         "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 3}, "spec": spec,
@@ -90,6 +97,7 @@ impl World {
             plan,
             cluster_plans: ClusterPlans::default(),
             target_clusters,
+            members: BTreeMap::new(),
             report_store,
             status,
             started: Instant::now(),
@@ -128,6 +136,7 @@ impl World {
             plan: &self.plan,
             cluster_plans: &self.cluster_plans,
             target_clusters: &self.target_clusters,
+            members: &self.members,
             unreadable: BTreeMap::new(),
             pending: self.pending.clone(),
             blocks_removals: self.blocks_removals,

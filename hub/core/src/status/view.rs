@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-use crate::index::Former;
+use crate::index::{Cluster, Former};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, WatchScope};
 use crate::rollout::{Gate, Progress, Rollout};
 use runnel_api::conditions::{ConditionStatus, Reason};
@@ -21,6 +21,8 @@ pub struct View<'a> {
     pub cluster_plans: &'a ClusterPlans,
     /// The chosen clusters, by their grants.
     pub target_clusters: &'a TargetClusters,
+    /// The member clusters of the hub.
+    pub members: &'a BTreeMap<ClusterName, Cluster>,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<WatchScope, String>,
     /// What waits for approval.
@@ -47,6 +49,13 @@ impl<'a> View<'a> {
         self.cluster_plans
             .plan_of(cluster)
             .map_or(self.plan, |made| made)
+    }
+
+    /// Returns the plans of the newest state, also during a rollback.
+    pub(super) fn newest_plans(&self) -> &'a ClusterPlans {
+        self.rolling
+            .as_ref()
+            .map_or(self.cluster_plans, |rolling| rolling.newest.0)
     }
 }
 

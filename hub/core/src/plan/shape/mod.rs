@@ -9,7 +9,7 @@ mod template;
 mod tests;
 mod valid;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use data_encoding::{BASE64, HEXLOWER};
@@ -41,6 +41,15 @@ pub struct Shape {
     secret_type: Option<String>,
     substitute: Vec<Pattern>,
     overrides: Vec<Override>,
+}
+
+/// An exact key in the spec of a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedKey<'a> {
+    /// The override that removes it; `None`: `spec.substitute.keys` names it.
+    pub removed_by: Option<usize>,
+    /// The key, as copies call it.
+    pub key: &'a str,
 }
 
 /// The transformation of labels, or of annotations.
@@ -144,6 +153,66 @@ impl Shape {
             .as_deref()
             .is_some_and(template::depends_on_cluster);
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
+    }
+
+    /// Returns the exact keys that the rule names to change their values or to remove them.
+    pub fn named_keys(&self) -> Vec<NamedKey<'_>> {
+        let substituted = self
+            .substitute
+            .iter()
+            .filter(|pattern| pattern.is_literal())
+            .map(|pattern| NamedKey {
+                removed_by: None,
+                key: pattern.as_str(),
+            });
+        let removed = self
+            .overrides
+            .iter()
+            .enumerate()
+            .flat_map(|(number, entry)| {
+                entry.removed_keys().map(move |key| NamedKey {
+                    removed_by: Some(number),
+                    key,
+                })
+            })
+            .filter(|named| !self.overrides.iter().any(|entry| entry.adds(named.key)));
+        substituted.chain(removed).collect()
+    }
+
+    /// Returns the positions in [`Shape::named_keys`] of the keys that copies of this content have.
+    pub fn found_keys(&self, content: &Content) -> Vec<usize> {
+        let named = self.named_keys();
+        if named.is_empty() {
+            return Vec::new();
+        }
+        let keys = |field: &str| -> BTreeSet<&str> {
+            let map = content.fields.get(field).and_then(Value::as_object);
+            map.into_iter()
+                .flat_map(Map::keys)
+                .filter(|key| self.is_copied(key))
+                .map(|key| self.rename.get(key).unwrap_or(key).as_str())
+                .collect()
+        };
+        let (texts, bytes) = (keys("data"), keys("binaryData"));
+        let is_found = |named: &NamedKey<'_>| {
+            texts.contains(named.key) || (named.removed_by.is_some() && bytes.contains(named.key))
+        };
+        let found = named.iter().enumerate().filter(|(_, key)| is_found(key));
+        found.map(|(position, _)| position).collect()
+    }
+
+    /// Whether copies get this key of their source.
+    fn is_copied(&self, key: &str) -> bool {
+        (self.include.is_empty() || matches_any(&self.include, key))
+            && !matches_any(&self.exclude, key)
+    }
+
+    /// Returns the names of clusters that each override names, with its position.
+    pub fn named_clusters(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.overrides
+            .iter()
+            .enumerate()
+            .flat_map(|(number, entry)| entry.named_clusters().map(move |name| (number, name)))
     }
 
     /// Returns the cluster properties that the copies of a source depend on.
@@ -295,11 +364,7 @@ impl Shape {
                 continue;
             };
             let mut kept = Map::new();
-            let chosen = |key: &str| {
-                (self.include.is_empty() || matches_any(&self.include, key))
-                    && !matches_any(&self.exclude, key)
-            };
-            for (key, value) in map.into_iter().filter(|(key, _)| chosen(key)) {
+            for (key, value) in map.into_iter().filter(|(key, _)| self.is_copied(key)) {
                 let name = self.rename.get(&key).unwrap_or(&key).clone();
                 if let Some(other) = taken.insert(name.clone(), key.clone()) {
                     let message = format!(

@@ -52,6 +52,23 @@ impl Override {
             .map(|entry| entry.value_from.secret_key_ref.name.as_str())
     }
 
+    /// Returns the names of clusters in its choice.
+    pub(super) fn named_clusters(&self) -> impl Iterator<Item = &str> {
+        self.clusters.names.iter().map(String::as_str)
+    }
+
+    /// Returns the keys that it removes.
+    pub(super) fn removed_keys(&self) -> impl Iterator<Item = &str> {
+        self.remove.iter().map(String::as_str)
+    }
+
+    /// Whether it may add this key.
+    pub(super) fn adds(&self, key: &str) -> bool {
+        self.data.contains_key(key)
+            || self.secret_data.iter().any(|entry| entry.key == key)
+            || !self.patch.is_empty()
+    }
+
     /// Whether the override applies to this cluster.
     pub(super) fn chooses(&self, about: About<'_>) -> bool {
         self.clusters.chooses(about.cluster, about.labels)

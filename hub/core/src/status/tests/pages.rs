@@ -15,7 +15,7 @@ pub(super) fn page(world: &mut World) -> String {
 }
 
 /// A rule for these objects of its namespace, and two clusters, of which `eu-1` has the label `tier=gold`.
-fn shaped(spec: Value, sources: &[(&str, &str, Value)]) -> World {
+pub(super) fn shaped(spec: Value, sources: &[(&str, &str, Value)]) -> World {
     let mut world = World::new(&["eu-1", "eu-2"]);
     let mut spec = spec;
     spec["sources"] = json!([{"resources": ["configmaps", "secrets"], "names": ["*"]}]);

@@ -1,0 +1,261 @@
+//! What a rule names or looks for and does not find.
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{ClusterName, Pattern, SourceRef, matches_any};
+
+use super::view::{ConditionValue, View, counted};
+use crate::plan::{ClusterChoice, NamedKey, SourceChoice};
+use runnel_api::conditions::{ConditionStatus, Reason};
+
+/// The number of names that a sentence lists.
+const LISTED: usize = 3;
+
+/// Returns why the rule is not ready although its copies are applied: exact names in its spec match nothing.
+pub(super) fn unmatched(view: &View<'_>) -> Option<ConditionValue> {
+    let parts = [
+        (Reason::UnknownClusters, unknown_clusters(view)),
+        (Reason::UnknownClusters, unchosen_clusters(view)),
+        (Reason::MissingSources, missing_sources(view)),
+        (Reason::MissingKeys, missing_keys(view)),
+    ];
+    let (reason, _) = parts.iter().find(|(_, part)| part.is_some())?;
+    let reason = *reason;
+    let message: Vec<_> = parts.into_iter().filter_map(|(_, part)| part).collect();
+    Some(ConditionValue::new(
+        ConditionStatus::False,
+        reason,
+        message.join("; "),
+    ))
+}
+
+/// Returns the message about a rule that selects nothing.
+pub(super) fn no_sources(view: &View<'_>) -> String {
+    let rule = view.rule;
+    let is_refused = |entry: &SourceChoice| {
+        view.plan
+            .refused
+            .keys()
+            .any(|source| rule.selects_by(entry, source))
+    };
+    let entries: Vec<_> = rule
+        .sources
+        .iter()
+        .filter(|entry| !is_refused(entry))
+        .map(|entry| match &entry.selector {
+            Some(selector) => format!(
+                "no {} with the labels {selector} {}",
+                kinds(entry),
+                within(entry)
+            ),
+            None if entry.names.iter().any(|name| name.as_str() == "*") => {
+                format!("no {} {}", kinds(entry), within(entry))
+            }
+            None => absent(entry, &quoted(entry.names.iter().map(Pattern::as_str))),
+        })
+        .collect();
+    let found_nothing = "spec.sources selects nothing that can be distributed";
+    if entries.is_empty() {
+        return found_nothing.to_owned();
+    }
+    format!("{found_nothing}: {}", listed(&entries, "; "))
+}
+
+/// Returns the message about a rule that chooses no cluster.
+pub(super) fn no_clusters(view: &View<'_>) -> String {
+    let choice = &view.rule.clusters;
+    let mut parts: Vec<_> = unknown_clusters(view).into_iter().collect();
+    let known: Vec<_> = choice
+        .names
+        .iter()
+        .filter(|name| view.members.contains_key(&ClusterName::from(name.as_str())))
+        .collect();
+    if !known.is_empty() {
+        let verb = if known.len() == 1 { "is" } else { "are" };
+        parts.push(format!(
+            "{} {verb} excluded, not accepted or leaving",
+            listed(&known, ", ")
+        ));
+    }
+    if let Some(selector) = &choice.selector {
+        parts.push(format!("no accepted cluster has the labels {selector}"));
+    }
+    if choice.all {
+        let all = match choice.exclude.as_slice() {
+            [] => "no cluster is accepted",
+            _ => "spec.clusters.exclude matches every accepted cluster",
+        };
+        parts.push(all.to_owned());
+    }
+    format!(
+        "spec.clusters matches no accepted cluster: {}; list the clusters with `kubectl get member --show-labels`",
+        parts.join("; ")
+    )
+}
+
+/// Returns the message about a rule without copies, because no namespace is a target in any of its clusters.
+pub(super) fn no_namespaces(view: &View<'_>, clusters: usize) -> String {
+    let place = match i64::try_from(clusters) {
+        Ok(1) => "in its cluster".to_owned(),
+        _ => format!("in any of its {clusters} clusters"),
+    };
+    let Some(choice) = &view.rule.terms.namespaces else {
+        return format!("there are no copies: the namespaces of the sources take none {place}");
+    };
+    let names: Vec<_> = choice.names.iter().map(Pattern::as_str).collect();
+    let mut looked_for = Vec::new();
+    if !names.is_empty() {
+        looked_for.push(format!("is called {}", listed(&names, ", ")));
+    }
+    if let Some(selector) = &choice.selector {
+        looked_for.push(format!("has the labels {selector}"));
+    }
+    format!(
+        "there are no copies, because spec.namespaces matches nothing: no namespace {place} {}",
+        looked_for.join(" or ")
+    )
+}
+
+/// Returns the text about clusters in `spec.clusters.names` without MemberCluster.
+fn unknown_clusters(view: &View<'_>) -> Option<String> {
+    let choice = &view.rule.clusters;
+    let unknown: Vec<_> = choice
+        .names
+        .iter()
+        .filter(|name| !view.members.contains_key(&ClusterName::from(name.as_str())))
+        .filter(|name| !matches_any(&choice.exclude, name))
+        .collect();
+    (!unknown.is_empty()).then(|| format!("no MemberCluster is called {}", listed(&unknown, ", ")))
+}
+
+/// Returns the text about clusters that overrides name and that the rule does not choose.
+fn unchosen_clusters(view: &View<'_>) -> Option<String> {
+    let choice: &ClusterChoice = &view.rule.clusters;
+    let is_chosen = |name: &str| {
+        let name = ClusterName::from(name);
+        let labels = view.members.get(&name).map(|member| &member.labels);
+        // A name of spec.clusters that has no MemberCluster is listed there.
+        labels.map_or_else(
+            || choice.names.iter().any(|known| known == name.as_str()),
+            |labels| choice.chooses(&name, labels),
+        )
+    };
+    let unchosen: Vec<_> = view
+        .rule
+        .shape
+        .named_clusters()
+        .filter(|(_, name)| !is_chosen(name))
+        .map(|(number, name)| format!("{name} (spec.overrides[{number}])"))
+        .collect();
+    (!unchosen.is_empty()).then(|| {
+        format!(
+            "spec.overrides names clusters that the rule does not choose: {}",
+            listed(&unchosen, ", ")
+        )
+    })
+}
+
+/// Returns the text about exact names of `spec.sources` without an object.
+fn missing_sources(view: &View<'_>) -> Option<String> {
+    let missing: Vec<_> = view
+        .rule
+        .sources
+        .iter()
+        .filter_map(|entry| {
+            let names = missing_in(view, entry);
+            (!names.is_empty()).then(|| absent(entry, &quoted(names.into_iter())))
+        })
+        .collect();
+    (!missing.is_empty()).then(|| listed(&missing, "; "))
+}
+
+/// Returns the exact names of an entry that no object of its kinds and namespaces has.
+fn missing_in<'v>(view: &'v View<'_>, entry: &'v SourceChoice) -> Vec<&'v str> {
+    let names = entry
+        .names
+        .iter()
+        .filter(|name| name.is_literal() && !matches_any(&entry.exclude, name.as_str()))
+        .map(Pattern::as_str);
+    if entry.selector.is_some() {
+        return Vec::new();
+    }
+    if let [namespace] = entry.namespaces.as_slice()
+        && namespace.is_literal()
+    {
+        let exists = |name: &str| {
+            entry.kinds.iter().any(|kind| {
+                let source = SourceRef::new(kind.resource, namespace.as_str(), name);
+                view.plan.wants(&source) || view.plan.refused.contains_key(&source)
+            })
+        };
+        return names.filter(|name| !exists(name)).collect();
+    }
+    let mut missing: BTreeSet<&str> = names.collect();
+    if missing.is_empty() {
+        return Vec::new();
+    }
+    for source in view.plan.selected() {
+        if view.rule.selects_by(entry, source) {
+            missing.remove(&*source.name);
+        }
+    }
+    missing.into_iter().collect()
+}
+
+/// Returns the text about exact keys that no source has.
+fn missing_keys(view: &View<'_>) -> Option<String> {
+    let missing: Vec<_> = view
+        .newest_plans()
+        .missing_keys(view.rule, view.plan)
+        .into_iter()
+        .map(|NamedKey { removed_by, key }| match removed_by {
+            None => format!("{key} (spec.substitute.keys)"),
+            Some(number) => format!("{key} (spec.overrides[{number}].remove)"),
+        })
+        .collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "no source has the {} {}",
+            if missing.len() == 1 { "key" } else { "keys" },
+            listed(&missing, ", ")
+        )
+    })
+}
+
+fn absent(entry: &SourceChoice, names: &str) -> String {
+    format!("no {} {names} {}", kinds(entry), within(entry))
+}
+
+/// Returns the kinds of an entry, as in `configmap or secret`.
+fn kinds(entry: &SourceChoice) -> String {
+    let kinds: Vec<_> = entry
+        .kinds
+        .iter()
+        .map(|kind| kind.kind.to_lowercase())
+        .collect();
+    kinds.join(" or ")
+}
+
+/// Returns the namespaces of an entry.
+fn within(entry: &SourceChoice) -> String {
+    let namespaces: Vec<_> = entry.namespaces.iter().map(Pattern::as_str).collect();
+    let noun = match namespaces.len() {
+        1 => "namespace",
+        _ => "namespaces",
+    };
+    format!("in {noun} {}", listed(&namespaces, ", "))
+}
+
+fn quoted<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+    listed(&names, ", ")
+}
+
+/// Returns the first names, and the number of the others.
+fn listed(names: &[impl ToString], separator: &str) -> String {
+    let first: Vec<_> = names.iter().take(LISTED).map(ToString::to_string).collect();
+    let first = first.join(separator);
+    match i64::try_from(names.len().saturating_sub(LISTED)).unwrap_or(i64::MAX) {
+        0 => first,
+        more => format!("{first} and {}", counted(more, "other", "others")),
+    }
+}

@@ -1,0 +1,112 @@
+//! The status of a rule says what it does not deliver, and why.
+
+use anyhow::{Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+static FLEET: OnceCell<Fleet> = OnceCell::const_new();
+
+async fn fleet() -> Result<&'static Fleet> {
+    FLEET
+        .get_or_try_init(|| {
+            Fleet::start(FleetOptions {
+                members: 1,
+                ..FleetOptions::default()
+            })
+        })
+        .await
+}
+
+fn message_of<'a>(object: &'a Value, kind: &str) -> Result<&'a str> {
+    Ok(condition(object, kind)?["message"]
+        .as_str()
+        .unwrap_or_default())
+}
+
+/// The message of the rule's condition Ready, once it has this reason.
+async fn says(scene: &Scene, rule: &Id, status: &str, reason: &str) -> Result<String> {
+    let observed = scene.hub.wait_ready(rule, status, reason).await?;
+    Ok(message_of(&observed, "Ready")?.to_owned())
+}
+
+#[tokio::test]
+async fn name_that_matches_nothing_is_named_until_it_exists() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let (hub, home) = (&scene.hub, "names");
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    let settings = Draft::config_map(home, "settings").data("app.yaml", "a");
+    hub.make(&settings.json()).await?;
+    let rule = Id::rule(home, "names");
+    let draft = RuleDraft::new(home, "names")
+        .named(&["settings", "not-there"])
+        .to(&["member-1", "ghost"])
+        .with("substitute", json!({"keys": ["app.yaml", "nokey"]}));
+    hub.make(&draft.json()).await?;
+
+    let message = says(&scene, &rule, "False", "UnknownClusters").await?;
+    for part in [
+        "no MemberCluster is called ghost",
+        "no configmap or secret `not-there` in namespace names",
+        "no source has the key nokey (spec.substitute.keys)",
+    ] {
+        ensure!(message.contains(part), "{message}");
+    }
+    let observed = hub.get(&rule).await?;
+    ensure!(condition(&observed, "Applied")?["status"] == "True");
+
+    // A cluster that never connected is no error of the rule.
+    let ghost = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster", "metadata": {"name": "ghost"}, "spec": {}});
+    hub.make(&ghost).await?;
+    says(&scene, &rule, "False", "MissingSources").await?;
+    let missing = Draft::config_map(home, "not-there").data("nokey", "n");
+    hub.make(&missing.json()).await?;
+    let message = says(&scene, &rule, "True", "AllApplied").await?;
+    ensure!(message.contains("ghost has never connected"), "{message}");
+    let shown = fleet()
+        .await?
+        .hub()
+        .kubectl(&["-n", home, "get", "drule", "-o", "wide"])
+        .await?;
+    let header: Vec<_> = shown
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace()
+        .collect();
+    ensure!(
+        header[7..] == ["APPLIED", "WAITING", "DRIFTED", "SUSPENDED", "MESSAGE"],
+        "{shown}"
+    );
+
+    hub.delete(&Id::of(&missing.json())?).await?;
+    says(&scene, &rule, "False", "MissingSources").await?;
+    hub.delete(&Id::member("ghost")).await?;
+    says(&scene, &rule, "False", "UnknownClusters").await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn rule_without_target_namespaces_is_not_ready() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let (hub, home) = (&scene.hub, "no-targets");
+    scene.hub_namespaces(&[home]).await?;
+    hub.make(&Draft::config_map(home, "settings").json())
+        .await?;
+    let rule = Id::rule(home, "typo");
+    let draft = RuleDraft::new(home, "typo")
+        .named(&["*"])
+        .to(&["member-1"])
+        .into(&["taem-*"]);
+    hub.make(&draft.json()).await?;
+    let message = says(&scene, &rule, "False", "NoNamespaces").await?;
+    ensure!(message.contains("is called taem-*"), "{message}");
+    scene
+        .member(1)
+        .make(&Draft::namespace("taem-a").json())
+        .await?;
+    says(&scene, &rule, "True", "AllApplied").await?;
+    Ok(())
+}
