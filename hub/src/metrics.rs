@@ -233,6 +233,7 @@ impl HubMetrics {
             HubFrame::Authorities(_) => "authorities",
             HubFrame::Inspect(_) => "inspect",
             HubFrame::PreviewRequest(_) => "preview",
+            HubFrame::ListCopies(_) => "list_copies",
         };
         self.frames
             .get_or_create(&FrameLabels { frame: name })

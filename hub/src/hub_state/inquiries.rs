@@ -1,4 +1,4 @@
-//! Requests to an agent on its stream: to inspect a copy, and to preview copies.
+//! Requests to an agent on its stream: to inspect a copy, to list copies, and to preview them.
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
@@ -6,8 +6,8 @@ use crate::ordered_lock::LeafMutex;
 use runnel_proto::FRAME_LIMIT;
 use runnel_proto::convert::question_bytes;
 use runnel_proto::model::{
-    HubFrame, Inspect, Inspected, PREVIEW_LIMIT, PreviewRequest, PreviewResult, PreviewedCopy,
-    SourceRef,
+    COPIES_LIMIT, CopyList, HubFrame, Inspect, Inspected, ListCopies, ListedCopy, PREVIEW_LIMIT,
+    PreviewRequest, PreviewResult, PreviewedCopy, SourceRef,
 };
 use tokio::sync::oneshot;
 
@@ -32,6 +32,8 @@ pub enum Unasked {
 pub enum Asked {
     /// Inspects a copy.
     Inspect(Inspect),
+    /// Lists the copies of a rule.
+    ListCopies(Box<ListCopies>),
     /// Previews the copies of a rule.
     PreviewRequest(Box<PreviewRequest>),
 }
@@ -40,6 +42,7 @@ impl Asked {
     fn number(&self) -> u64 {
         match self {
             Asked::Inspect(inspect) => inspect.question,
+            Asked::ListCopies(list) => list.question,
             Asked::PreviewRequest(preview) => preview.question,
         }
     }
@@ -49,6 +52,7 @@ impl From<Asked> for HubFrame {
     fn from(asked: Asked) -> Self {
         match asked {
             Asked::Inspect(inspect) => HubFrame::Inspect(inspect),
+            Asked::ListCopies(list) => HubFrame::ListCopies(list),
             Asked::PreviewRequest(preview) => HubFrame::PreviewRequest(preview),
         }
     }
@@ -57,6 +61,8 @@ impl From<Asked> for HubFrame {
 /// The caller that waits for the answer.
 enum Asker {
     Inspected(oneshot::Sender<Inspected>),
+    /// With the copies that were received.
+    CopyList(oneshot::Sender<CopyList>, Vec<ListedCopy>),
     /// With the parts of the answer that were received.
     PreviewResult(oneshot::Sender<PreviewResult>, Vec<PreviewedCopy>),
 }
@@ -65,6 +71,7 @@ impl Asker {
     fn waits(&self) -> bool {
         match self {
             Asker::Inspected(asker) => !asker.is_closed(),
+            Asker::CopyList(asker, _) => !asker.is_closed(),
             Asker::PreviewResult(asker, _) => !asker.is_closed(),
         }
     }
@@ -124,6 +131,18 @@ impl Inquiries {
         Some(answered)
     }
 
+    /// Requests a page of the copies of a rule; the caller must wake the session. Returns `None` if
+    /// too many requests are open.
+    pub fn list(&self, mut asked: Box<ListCopies>) -> Option<oneshot::Receiver<CopyList>> {
+        let mut open = self.0.lock();
+        asked.question = open.begin()?;
+        let (answer, answered) = oneshot::channel();
+        open.waiting
+            .insert(asked.question, Asker::CopyList(answer, vec![]));
+        open.to_send.push_back(Asked::ListCopies(asked));
+        Some(answered)
+    }
+
     /// Requests a preview of copies.
     ///
     /// # Errors
@@ -176,6 +195,21 @@ impl Inquiries {
         {
             // The caller may have stopped waiting.
             let _ = asker.send(answer);
+        }
+    }
+
+    /// Delivers a part of a list. Copies beyond the limit are dropped.
+    pub fn copy_list(&self, mut part: CopyList) {
+        let mut open = self.0.lock();
+        let Some(Asker::CopyList(_, listed)) = open.waiting.get_mut(&part.question) else {
+            return;
+        };
+        let room = COPIES_LIMIT.saturating_sub(listed.len());
+        listed.extend(part.copies.drain(..).take(room));
+        if part.last
+            && let Some(Asker::CopyList(asker, copies)) = open.waiting.remove(&part.question)
+        {
+            let _ = asker.send(CopyList { copies, ..part });
         }
     }
 
@@ -251,6 +285,37 @@ mod tests {
         assert_eq!(numbers(&Inquiries::after(u64::MAX)), [0, 1]);
         let (one, other) = (Inquiries::of_a_session(), Inquiries::of_a_session());
         assert_ne!(numbers(&one), numbers(&other));
+    }
+
+    #[test]
+    fn parts_of_a_list_are_put_together_up_to_the_limit() {
+        let inquiries = Inquiries::after(0);
+        let asked = ListCopies {
+            question: 0,
+            rule: "r".into(),
+            after: None,
+            only: None,
+            limit: 9,
+        };
+        let mut answered = inquiries.list(Box::new(asked)).unwrap();
+        let copy = ListedCopy {
+            copy: SourceRef::new("configmaps", "a", "b"),
+            source: None,
+            outcome: runnel_proto::model::CopyOutcome::Applied,
+            copy_error: None,
+            applied_at: 0,
+        };
+        let part = |last: bool| CopyList {
+            question: 1,
+            copies: vec![copy.clone(); COPIES_LIMIT - 1],
+            more: last,
+            last,
+        };
+        inquiries.copy_list(part(false));
+        assert!(answered.try_recv().is_err());
+        inquiries.copy_list(part(true));
+        let answer = answered.try_recv().unwrap();
+        assert_eq!((answer.copies.len(), answer.more), (COPIES_LIMIT, true));
     }
 
     #[test]

@@ -28,6 +28,7 @@ fn cost_of(frame: &AgentFrame) -> usize {
         AgentFrame::Detail(_, pairs, _) => pairs.len() / PAIRS,
         AgentFrame::Want(_, sources) => sources.len() / PAIRS,
         AgentFrame::PreviewResult(answer) => answer.copies.len() / PAIRS,
+        AgentFrame::CopyList(answer) => answer.copies.len() / PAIRS,
         AgentFrame::Hello(_)
         | AgentFrame::Handover
         | AgentFrame::Inspected(_)
@@ -106,6 +107,9 @@ impl Running {
             }
             (AgentFrame::PreviewResult(answer), _, true) => {
                 self.context.live.inquiries.preview_result(answer)
+            }
+            (AgentFrame::CopyList(answer), _, true) => {
+                self.context.live.inquiries.copy_list(answer)
             }
             (AgentFrame::Handover, _, true) => self.out.hand_over(Instant::now()),
             (AgentFrame::Alive, true, _) => {}

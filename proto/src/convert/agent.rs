@@ -2,6 +2,7 @@
 use prost::Message;
 use prost::encoding::encoded_len_varint;
 
+use super::copies::{copy_list, copy_list_to_wire, listed_copy_to_wire};
 use super::inspect::{inspected, inspected_to_wire};
 use super::parts::{
     Unreadable, message, named_source, no_source, reason, reason_to_wire, revision, rule_name,
@@ -10,9 +11,9 @@ use super::parts::{
 use super::preview::{preview_result, preview_result_to_wire, previewed_copy_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, AskedDigest, Counts, FAILURES_LIMIT, Failure,
-    Hello, KINDS, LostWatch, NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof,
-    Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, AskedDigest, CopyList, Counts, FAILURES_LIMIT,
+    Failure, Hello, KINDS, LostWatch, NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult,
+    Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -63,6 +64,7 @@ fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
         }
         Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
         Frame::PreviewResult(wire) => AgentFrame::PreviewResult(preview_result(wire)),
+        Frame::CopyList(wire) => AgentFrame::CopyList(copy_list(wire, refused)),
         Frame::Alive(_) => AgentFrame::Alive,
     })
 }
@@ -240,6 +242,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
         }),
         AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
         AgentFrame::PreviewResult(answer) => Frame::PreviewResult(preview_result_to_wire(answer)),
+        AgentFrame::CopyList(answer) => Frame::CopyList(copy_list_to_wire(answer)),
         AgentFrame::Alive => Frame::Alive(wire::Alive {}),
     };
     wire::AgentFrame { frame: Some(frame) }
@@ -369,6 +372,24 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
                 more,
                 last,
                 unanswered,
+            })
+        })
+        .collect(),
+        AgentFrame::CopyList(CopyList {
+            question,
+            copies,
+            more,
+            last,
+        }) => with_last(
+            pack(copies, |copy| listed_copy_to_wire(copy).encoded_len()),
+            last,
+        )
+        .map(|(copies, last)| {
+            AgentFrame::CopyList(CopyList {
+                question,
+                copies,
+                more,
+                last,
             })
         })
         .collect(),

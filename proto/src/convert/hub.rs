@@ -1,4 +1,5 @@
 //! Frames of the hub, read by an agent.
+use super::copies::{list_copies, list_copies_to_wire};
 use super::inspect::{inspect, inspect_to_wire};
 use super::intent::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
@@ -70,6 +71,9 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
         Frame::PreviewRequest(wire) => {
             HubFrame::PreviewRequest(Box::new(preview_request(wire, &mut refused)))
+        }
+        Frame::ListCopies(wire) => {
+            HubFrame::ListCopies(Box::new(list_copies(wire).map_err(malformed)?))
         }
         Frame::Alive(_) => HubFrame::Alive,
         Frame::Revoked(wire) => HubFrame::Revoked(plain_text(&wire.reason, NAME_LIMIT)),
@@ -188,6 +192,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
         HubFrame::PreviewRequest(question) => {
             Frame::PreviewRequest(preview_request_to_wire(question))
         }
+        HubFrame::ListCopies(question) => Frame::ListCopies(list_copies_to_wire(question)),
         HubFrame::Revoked(reason) => Frame::Revoked(wire::Revoked {
             reason: reason.clone(),
         }),

@@ -47,8 +47,18 @@ pub(super) fn inspected(wire: wire::Inspected) -> Result<Inspected, Unreadable> 
 }
 
 fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
+    let outcome = copy_outcome(wire.outcome());
+    let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
+    Ok(CopyState {
+        rule: rule_uid(wire.rule_uid)?,
+        outcome,
+        copy_error,
+    })
+}
+
+pub(super) fn copy_outcome(wire: wire::CopyOutcome) -> CopyOutcome {
     use wire::CopyOutcome as Wire;
-    let outcome = match wire.outcome() {
+    match wire {
         Wire::Unspecified | Wire::UnderWay => CopyOutcome::UnderWay,
         Wire::Applied => CopyOutcome::Applied,
         Wire::Failed => CopyOutcome::Failed,
@@ -56,13 +66,7 @@ fn state(wire: wire::CopyState) -> Result<CopyState, Unreadable> {
         Wire::Drifted => CopyOutcome::Drifted,
         Wire::Removing => CopyOutcome::Removing,
         Wire::PruneRequested => CopyOutcome::PruneRequested,
-    };
-    let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
-    Ok(CopyState {
-        rule: rule_uid(wire.rule_uid)?,
-        outcome,
-        copy_error,
-    })
+    }
 }
 
 fn live(wire: wire::LiveObject) -> Result<LiveObject, Unreadable> {
@@ -107,16 +111,7 @@ pub(super) fn inspected_to_wire(inspected: &Inspected) -> wire::Inspected {
 }
 
 fn state_to_wire(state: &CopyState) -> wire::CopyState {
-    use wire::CopyOutcome as Wire;
-    let outcome = match state.outcome {
-        CopyOutcome::UnderWay => Wire::UnderWay,
-        CopyOutcome::Applied => Wire::Applied,
-        CopyOutcome::Failed => Wire::Failed,
-        CopyOutcome::Waiting => Wire::Waiting,
-        CopyOutcome::Drifted => Wire::Drifted,
-        CopyOutcome::Removing => Wire::Removing,
-        CopyOutcome::PruneRequested => Wire::PruneRequested,
-    };
+    let outcome = copy_outcome_to_wire(state.outcome);
     let copy_error = state.copy_error.as_ref();
     wire::CopyState {
         rule_uid: state.rule.to_string(),
@@ -125,6 +120,19 @@ fn state_to_wire(state: &CopyState) -> wire::CopyState {
         message: copy_error
             .map(|(_, text)| message(text))
             .unwrap_or_default(),
+    }
+}
+
+pub(super) fn copy_outcome_to_wire(outcome: CopyOutcome) -> wire::CopyOutcome {
+    use wire::CopyOutcome as Wire;
+    match outcome {
+        CopyOutcome::UnderWay => Wire::UnderWay,
+        CopyOutcome::Applied => Wire::Applied,
+        CopyOutcome::Failed => Wire::Failed,
+        CopyOutcome::Waiting => Wire::Waiting,
+        CopyOutcome::Drifted => Wire::Drifted,
+        CopyOutcome::Removing => Wire::Removing,
+        CopyOutcome::PruneRequested => Wire::PruneRequested,
     }
 }
 

@@ -3,6 +3,7 @@
 //! An incomplete item of a batch is refused alone. Kinds are not checked here: a
 //! [`SourceRef`](crate::model::SourceRef) contains any text.
 mod agent;
+mod copies;
 mod hub;
 mod inspect;
 mod intent;

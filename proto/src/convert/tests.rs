@@ -697,6 +697,66 @@ proptest! {
     }
 }
 
+fn copy_list() -> impl Strategy<Value = CopyList> {
+    let outcome = prop::sample::select(vec![
+        CopyOutcome::UnderWay,
+        CopyOutcome::Applied,
+        CopyOutcome::Failed,
+        CopyOutcome::Waiting,
+        CopyOutcome::Drifted,
+        CopyOutcome::Removing,
+        CopyOutcome::PruneRequested,
+    ]);
+    let copy_error = prop::option::of((reason(), "[ a-zö]{0,300}"));
+    let plain = || source().prop_map(|source| source.plain());
+    let copy = (
+        plain(),
+        prop::option::of(plain()),
+        outcome,
+        copy_error,
+        any::<i64>(),
+    );
+    let copy = copy.prop_map(
+        |(copy, source, outcome, copy_error, applied_at)| ListedCopy {
+            copy,
+            source,
+            outcome,
+            copy_error,
+            applied_at,
+        },
+    );
+    (any::<u64>(), vec(copy, 0..40), any::<[bool; 2]>()).prop_map(
+        |(question, copies, [more, last])| CopyList {
+            question,
+            copies,
+            more,
+            last,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_question_about_copies_and_its_answer_read_back(
+        question: u64, rule in uid(), after in prop::option::of(source()), limit: u32, answer in copy_list(),
+    ) {
+        let after = after.map(|after| after.plain());
+        let asked = ListCopies { question, rule, after: after.clone(), only: after, limit };
+        let read = hub_frame(hub_frame_to_wire(&HubFrame::ListCopies(Box::new(asked.clone())))).ok().unwrap().0;
+        prop_assert!(matches!(read, HubFrame::ListCopies(read) if *read == asked));
+        let frame = AgentFrame::CopyList(answer.clone());
+        prop_assert_eq!(agent_frame(agent_frame_to_wire(&frame)).ok().unwrap(), (frame.clone(), 0));
+        let mut together = CopyList { question, ..CopyList::default() };
+        for part in split(frame) {
+            prop_assert!(agent_frame_to_wire(&part).encoded_len() <= AGENT_FRAME_LIMIT);
+            let AgentFrame::CopyList(part) = part else { unreachable!("another frame") };
+            together.copies.extend(part.copies);
+            (together.more, together.last) = (part.more, part.last);
+        }
+        prop_assert_eq!(together, CopyList { question, ..answer });
+    }
+}
+
 /// The bytes of a field of protobuf: a key with a small number, and a value of that kind, which may be a message itself.
 fn field() -> impl Strategy<Value = Vec<u8>> {
     let key = |kind: u8| (1_u8..16).prop_map(move |number| number << 3 | kind);

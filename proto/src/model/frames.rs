@@ -3,9 +3,9 @@
 use bytes::Bytes;
 
 use super::{
-    AskedDigest, DeletionPolicy, Inspect, Inspected, Intent, PreviewRequest, PreviewResult,
-    ProofKey, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
-    Tombstone,
+    AskedDigest, CopyList, DeletionPolicy, Inspect, Inspected, Intent, ListCopies, PreviewRequest,
+    PreviewResult, ProofKey, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms,
+    TermsDigest, Tombstone,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -88,6 +88,8 @@ pub enum AgentFrame {
     Inspected(Box<Inspected>),
     /// The answer to a preview request.
     PreviewResult(PreviewResult),
+    /// The answer to a list request.
+    CopyList(CopyList),
     /// The agent is there: a sign of life on a slow link.
     Alive,
 }
@@ -185,6 +187,8 @@ pub enum HubFrame {
     Inspect(Inspect),
     /// Requests the outcome of a rule's copies.
     PreviewRequest(Box<PreviewRequest>),
+    /// Requests the copies of a rule.
+    ListCopies(Box<ListCopies>),
     /// The hub is there: a sign of life on a slow link.
     Alive,
 }

@@ -1,5 +1,6 @@
 //! The words of the domain, shared by hub and agent. Pure: nothing here does I/O or reads a clock.
 mod content;
+mod copies;
 mod fields;
 mod frames;
 mod grants;
@@ -16,6 +17,7 @@ mod terms;
 pub use content::{
     Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey, is_mark,
 };
+pub use copies::{COPIES_LIMIT, CopyList, ListCopies, ListedCopy};
 pub use fields::{FieldMap, FieldPath};
 pub use frames::{
     AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, Hello, HubFrame, LostWatch, NAMESPACES,

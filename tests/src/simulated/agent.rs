@@ -220,6 +220,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         | HubFrame::Revoked(_)
         | HubFrame::Inspect(_)
         | HubFrame::PreviewRequest(_)
+        | HubFrame::ListCopies(_)
         | HubFrame::Authorities(_) => Vec::new(),
     }
 }

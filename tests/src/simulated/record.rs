@@ -149,6 +149,7 @@ pub fn sketch(frame: &HubFrame) -> String {
         HubFrame::Alive => "Alive".to_owned(),
         HubFrame::Authorities(all) => format!("Authorities, {}", all.len()),
         HubFrame::Inspect(question) => format!("Inspect {}", question.copy),
+        HubFrame::ListCopies(question) => format!("ListCopies of {}", question.rule),
         HubFrame::PreviewRequest(question) => format!("Suppose {}", question.uid),
         HubFrame::Revoked(reason) => format!("Revoked {reason}"),
     }

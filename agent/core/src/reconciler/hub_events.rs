@@ -103,6 +103,10 @@ impl Reconciler {
                 let answer = self.inspected(&question);
                 self.hub.send(AgentFrame::Inspected(Box::new(answer)));
             }
+            HubFrame::ListCopies(question) => {
+                let answer = self.listed(&question);
+                self.hub.send(AgentFrame::CopyList(answer));
+            }
             HubFrame::PreviewRequest(asked) => self.preview(&asked, &refused),
             // The connection handles these frames.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => {}

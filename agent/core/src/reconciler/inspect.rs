@@ -1,7 +1,9 @@
-//! Answers the hub's request for the state of one copy from the records, without a read.
+//! Answers the hub's requests for the states of copies from the records, without a read.
+use std::ops::Bound;
+
 use runnel_proto::model::{
-    CopyOutcome, CopyState, Inspect, Inspected, LiveObject, NamespaceState, RuleUid, STATES_LIMIT,
-    SourceRef,
+    COPIES_LIMIT, CopyList, CopyOutcome, CopyState, Inspect, Inspected, ListCopies, ListedCopy,
+    LiveObject, NamespaceState, Reason, RuleUid, STATES_LIMIT, SourceRef,
 };
 
 use super::Reconciler;
@@ -21,6 +23,47 @@ impl Reconciler {
         }
     }
 
+    /// Returns a page of the copies of a rule.
+    pub(super) fn listed(&self, question: &ListCopies) -> CopyList {
+        let all = self.desired.copies_of(&question.rule);
+        let after = question
+            .after
+            .as_ref()
+            .map_or(Bound::Unbounded, Bound::Excluded);
+        let limit = usize::try_from(question.limit)
+            .unwrap_or(COPIES_LIMIT)
+            .min(COPIES_LIMIT);
+        let mut copies = all
+            .range((after, Bound::Unbounded))
+            .filter(|copy| question.only.as_ref().is_none_or(|only| only == *copy))
+            .filter_map(|copy| self.listed_copy(&question.rule, copy));
+        let page = copies.by_ref().take(limit).collect();
+        CopyList {
+            question: question.question,
+            copies: page,
+            more: copies.next().is_some(),
+            last: true,
+        }
+    }
+
+    /// Returns a copy as the agent reports it to a rule; `None` if it reports nothing.
+    fn listed_copy(&self, rule: &RuleUid, copy: &SourceRef) -> Option<ListedCopy> {
+        let (outcome, copy_error) = outcome_of(self.report.outcome(copy, rule)?);
+        let source = self.desired.copies().source_of(rule, copy);
+        let live = self.records.live(copy);
+        let live = live.filter(|live| {
+            let sealed = live.sealed.as_ref();
+            sealed.is_some_and(|sealed| sealed.rule == *rule)
+        });
+        Some(ListedCopy {
+            copy: copy.clone(),
+            source: source.map(|source| source.plain()),
+            outcome,
+            copy_error,
+            applied_at: live.map_or(0, |live| live.applied_at),
+        })
+    }
+
     fn namespace_of(&self, copy: &SourceRef) -> NamespaceState {
         let name = &*copy.namespace;
         if self.desired.cluster().denies_namespace(name).is_some() {
@@ -38,6 +81,15 @@ impl Reconciler {
 }
 
 fn state(rule: &RuleUid, outcome: &CopyStatus) -> CopyState {
+    let (outcome, copy_error) = outcome_of(outcome);
+    CopyState {
+        rule: rule.clone(),
+        outcome,
+        copy_error,
+    }
+}
+
+fn outcome_of(outcome: &CopyStatus) -> (CopyOutcome, Option<(Reason, String)>) {
     let (outcome, copy_error) = match outcome {
         CopyStatus::UnderWay => (CopyOutcome::UnderWay, None),
         CopyStatus::Applied => (CopyOutcome::Applied, None),
@@ -50,11 +102,7 @@ fn state(rule: &RuleUid, outcome: &CopyStatus) -> CopyState {
     };
     let copy_error =
         copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
-    CopyState {
-        rule: rule.clone(),
-        outcome,
-        copy_error,
-    }
+    (outcome, copy_error)
 }
 
 fn live(live: &Live) -> LiveObject {

@@ -63,3 +63,86 @@ fn agent_explains_each_copy_as_it_reports_it() {
         }
     );
 }
+
+fn listed(world: &mut World, after: Option<SourceRef>, limit: u32) -> CopyList {
+    let question = ListCopies {
+        question: 9,
+        rule: "r".into(),
+        after,
+        only: None,
+        limit,
+    };
+    let frame = HubFrame::ListCopies(Box::new(question));
+    world.core.handle(Event::Hub(frame, vec![]), world.now);
+    let mut all = CopyList::default();
+    while let Some(frame) = world.core.next_frame(world.now) {
+        let AgentFrame::CopyList(part) = frame else {
+            continue;
+        };
+        all.copies.extend(part.copies);
+        if part.last {
+            return CopyList {
+                copies: all.copies,
+                ..part
+            };
+        }
+    }
+    panic!("the agent does not answer")
+}
+
+#[test]
+fn agent_lists_the_copies_of_a_rule_in_pages() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.connect();
+    world.make_foreign(&copy("b", "s0"));
+    let terms: Terms = terms("r", &["a", "b", "later"]);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms)
+    }]);
+    world.settle();
+
+    let page = listed(&mut world, None, 2);
+    let states = |page: &CopyList| {
+        let states = page.copies.iter();
+        states
+            .map(|listed| (listed.copy.namespace.to_string(), listed.outcome))
+            .collect::<Vec<_>>()
+    };
+    let first = [
+        ("a".to_owned(), CopyOutcome::Applied),
+        ("b".to_owned(), CopyOutcome::Failed),
+    ];
+    assert_eq!(
+        (states(&page), page.more, page.last),
+        (first.to_vec(), true, true)
+    );
+    assert_eq!(page.copies[0].source, Some(copy("team", "s0")));
+    assert_eq!(page.copies[1].applied_at, 0, "the object of a stranger");
+    let reason = page.copies[1]
+        .copy_error
+        .as_ref()
+        .map(|(reason, _)| *reason);
+    assert_eq!(reason, Some(Reason::Conflict));
+
+    let rest = listed(&mut world, Some(page.copies[1].copy.clone()), 2);
+    let second = [("later".to_owned(), CopyOutcome::Waiting)];
+    assert_eq!((states(&rest), rest.more), (second.to_vec(), false));
+}
+
+#[test]
+fn page_of_copies_is_bounded() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let sources = 0..u8::try_from(200).unwrap();
+    let namespaces = ["a", "later-1", "later-2"];
+    world.batch(vec![RuleDelta {
+        upserts: sources
+            .map(|number| intent(&format!("s{number}"), 1))
+            .collect(),
+        ..with_terms("r", terms("r", &namespaces))
+    }]);
+    world.settle();
+    let page = listed(&mut world, None, u32::MAX);
+    assert_eq!((page.copies.len(), page.more), (COPIES_LIMIT, true));
+}
