@@ -1,5 +1,10 @@
 //! The view API, as kubectl and its users see it.
 
+#[path = "views/copies.rs"]
+mod copies;
+#[path = "views/member_targets.rs"]
+mod member_targets;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,20 +24,23 @@ use tokio::sync::OnceCell;
 
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 const SOON: Duration = Duration::from_secs(30);
+/// A value that no answer may contain.
+const CANARY: &str = "canary-7f31";
 
 /// A fleet of two members whose API server forwards requests for views to the hub.
 async fn fleet() -> Result<&'static Fleet> {
-    let fleet = FLEET
-        .get_or_try_init(|| {
-            Fleet::start(FleetOptions {
-                members: 2,
-                hub_values: json!({"view": {"enabled": true}}),
-                ..FleetOptions::default()
-            })
-        })
-        .await?;
+    let fleet = FLEET.get_or_try_init(started).await?;
     available(fleet).await?;
     Ok(fleet)
+}
+
+async fn started() -> Result<Fleet> {
+    Fleet::start(FleetOptions {
+        members: 2,
+        hub_values: json!({"view": {"enabled": true}}),
+        ..FleetOptions::default()
+    })
+    .await
 }
 
 /// Waits until the API server has found the hub's API.
@@ -278,6 +286,15 @@ async fn tenant_sees_the_deliveries_of_its_namespace_only() -> Result<()> {
         ensure!(refused.to_string().contains("cannot list"), "{refused}");
     }
     Ok(())
+}
+
+/// These end an agent and a grant, so they have a fleet of their own.
+#[tokio::test]
+async fn members_that_are_away_or_not_granted_are_left_out() -> Result<()> {
+    let fleet = started().await?;
+    available(&fleet).await?;
+    copies::unreachable_member_is_named(&fleet).await?;
+    member_targets::tenant_sees_what_its_grants_open(&fleet).await
 }
 
 #[tokio::test]

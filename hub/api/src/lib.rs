@@ -54,8 +54,10 @@ pub use shape::{
 };
 
 pub use view::{
-    CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, Delivery, DeliveryCondition,
-    DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL, VIEW_GROUP, VIEW_VERSION,
+    CLUSTER_LABEL, ClusterCopySpec, ClusterDelivery, ClusterDeliverySpec, CopySpec, CopyStatus,
+    CopyTarget, Delivery, DeliveryCondition, DeliveryFailure, DeliverySpec, DeliveryStatus,
+    ListedClusterCopy, ListedCopy, MemberTarget, MemberTargetSpec, MemberTargetStatus, RULE_LABEL,
+    TargetGrant, VIEW_GROUP, VIEW_VERSION,
 };
 
 /// The API group.

@@ -1,5 +1,6 @@
 //! The objects of the view API `view.runnel.dev/v1alpha1`. The hub computes them from its memory
 //! when a client asks. They are not stored, and no client can write them.
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -140,4 +141,152 @@ pub struct DeliveryFailure {
     /// The message of the agent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+}
+
+/// A copy of a source in a member cluster.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    crates(kube_core = "::kube_core"),
+    group = "view.runnel.dev",
+    version = "v1alpha1",
+    kind = "Copy",
+    root = "ListedCopy",
+    plural = "copies",
+    singular = "copy",
+    namespaced,
+    status = "CopyStatus",
+    derive = "PartialEq",
+    doc = "A Copy is one copy of a DistributionRule in one member cluster, as its agent reports it now. It is read-only."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct CopySpec {
+    /// The name of the DistributionRule, in the same namespace.
+    pub rule: String,
+    /// The name of the MemberCluster.
+    pub cluster: String,
+    /// The object in the member cluster.
+    pub target: CopyTarget,
+}
+
+/// A copy of a source in a member cluster, by a cluster rule.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    crates(kube_core = "::kube_core"),
+    group = "view.runnel.dev",
+    version = "v1alpha1",
+    kind = "ClusterCopy",
+    root = "ListedClusterCopy",
+    plural = "clustercopies",
+    singular = "clustercopy",
+    status = "CopyStatus",
+    derive = "PartialEq",
+    doc = "A ClusterCopy is one copy of a ClusterDistributionRule in one member cluster, as its agent reports it now. It is read-only."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterCopySpec {
+    /// The name of the ClusterDistributionRule.
+    pub rule: String,
+    /// The name of the MemberCluster.
+    pub cluster: String,
+    /// The object in the member cluster.
+    pub target: CopyTarget,
+}
+
+/// An object in a member cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyTarget {
+    /// The kind, such as ConfigMap.
+    pub kind: String,
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+/// The state of a copy.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CopyStatus {
+    /// Applied: the copy equals its source. UnderWay: the agent is writing it. Failed: the last attempt failed. Waiting:
+    /// its namespace does not exist, or the rule is a dry run. Drifted: another client changed it, and the rule tolerates
+    /// that. Removing: the agent removes it. PruneRequested: its removal waits for approval.
+    pub state: String,
+    /// Why, in CamelCase; empty if there is nothing to add.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The message of the agent. It never contains a value of a Secret.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// The source on the hub, as resource/namespace/name. Empty if the rule does not require the copy any more.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
+    /// When the agent last applied the copy for this rule; absent if it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applied_at: Option<Time>,
+}
+
+/// A member cluster to which the DistributionRules of the namespace may send.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    crates(kube_core = "::kube_core"),
+    group = "view.runnel.dev",
+    version = "v1alpha1",
+    kind = "MemberTarget",
+    plural = "membertargets",
+    singular = "membertarget",
+    namespaced,
+    status = "MemberTargetStatus",
+    derive = "PartialEq",
+    doc = "A MemberTarget is a member cluster to which the DistributionRules of this namespace may send, by its grants. It is read-only. Its labels are those of the MemberCluster."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberTargetSpec {
+    /// The name of the MemberCluster.
+    pub cluster: String,
+}
+
+/// What a namespace may send to a member cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MemberTargetStatus {
+    /// Whether the agent of the cluster is connected.
+    pub connected: bool,
+    /// Whether the cluster is cordoned: nothing new is sent.
+    pub cordoned: bool,
+    /// What the grants of the namespace allow there. They add up.
+    #[serde(default)]
+    pub grants: Vec<TargetGrant>,
+}
+
+/// What one grant allows in a member cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetGrant {
+    /// The kinds that may be sent, as `plural` or `plural.group`.
+    pub resources: Vec<String>,
+    /// Whether copies may be in every namespace of the cluster.
+    #[serde(default)]
+    pub all_namespaces: bool,
+    /// The namespaces of the cluster that may have copies, by name or glob.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<String>,
+    /// The namespaces of the cluster that may have copies, by label, as a selector of kubectl.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub namespace_selector: String,
+    /// Whether a rule may have `conflictPolicy: Overwrite`.
+    #[serde(default)]
+    pub overwrite: bool,
+    /// Whether a rule may have `conflictPolicy: AdoptIfEqual`.
+    #[serde(default)]
+    pub adopt: bool,
+    /// Whether a rule may have `createNamespaces: true`.
+    #[serde(default)]
+    pub create_namespaces: bool,
+    /// The most copies that the rules of the namespace may have in the cluster; absent: any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_copies: Option<i64>,
+    /// The limit of the total size of such copies, in bytes; absent: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<i64>,
 }

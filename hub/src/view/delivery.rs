@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Instant;
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use runnel_api::conditions::{ConditionStatus, ConditionType};
@@ -11,12 +12,14 @@ use runnel_api::{
     DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL,
 };
 use runnel_hub_core::index::Index;
+use runnel_hub_core::now::age;
 use runnel_hub_core::status::{ClusterDetail, Proved, ReportStore, View, detail};
 use runnel_proto::model::{ClusterName, RuleName, RuleUid};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::ViewError;
 use super::request::{Fields, Position, Query, Selection, object_name};
+use super::table::{Column, ViewObject};
 use crate::hub_state::HubState;
 use crate::object_cache::ObjectCache;
 use crate::writer::view;
@@ -70,6 +73,7 @@ impl Row {
             namespace: self.rule.namespace.clone(),
             rule: self.rule.name.clone(),
             cluster: self.cluster.as_str().to_owned(),
+            copy: None,
         }
     }
 
@@ -78,16 +82,93 @@ impl Row {
         let labels = self.metadata.labels.as_ref();
         labels.is_none_or(|labels| selection.takes_labels(labels))
             && selection.takes(&Fields {
+                name: self.metadata.name.as_deref().unwrap_or_default(),
                 namespace: &self.rule.namespace,
                 rule: &self.rule.name,
                 cluster: self.cluster.as_str(),
                 state: &state,
                 reason: &self.status.reason,
+                ..Fields::default()
             })
     }
+}
 
-    /// Returns the object.
-    pub(super) fn object(&self) -> Value {
+impl ViewObject for Row {
+    const COLUMNS: &'static [Column] = &[
+        ("Rule", "string", 0, "The rule."),
+        ("Cluster", "string", 0, "The member cluster."),
+        (
+            "State",
+            "string",
+            0,
+            "The state of the rule in the cluster.",
+        ),
+        (
+            "Applied",
+            "string",
+            0,
+            "Copies that equal their source, of all that should exist.",
+        ),
+        ("Failed", "integer", 0, "Copies whose last attempt failed."),
+        (
+            "Waiting",
+            "integer",
+            0,
+            "Copies for namespaces that do not exist yet.",
+        ),
+        ("Reason", "string", 0, "The worst reason among the copies."),
+        ("Age", "string", 0, "The age of the rule."),
+        ("Name", "string", 1, "The name of the delivery."),
+        (
+            "Drifted",
+            "integer",
+            1,
+            "Copies that were changed in the cluster, and are left so.",
+        ),
+        (
+            "Newest",
+            "boolean",
+            1,
+            "Whether the cluster has the newest revisions.",
+        ),
+        (
+            "Proof",
+            "string",
+            1,
+            "Whether the agent has proved its copies.",
+        ),
+        ("Message", "string", 1, "A sentence for a person."),
+    ];
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+
+    fn cells(&self, now: Timestamp) -> Value {
+        let status = &self.status;
+        let created = self.metadata.creation_timestamp.as_ref();
+        json!([
+            self.rule.name,
+            self.cluster.as_str(),
+            state_name(status.state),
+            format!("{}/{}", status.applied, status.copies),
+            status.failed,
+            status.waiting,
+            status.reason,
+            age(created.map(|created| created.0), now),
+            self.metadata.name,
+            status.drifted,
+            status.newest,
+            status.proof,
+            status.message,
+        ])
+    }
+
+    fn object(&self) -> Value {
         let (rule, cluster) = (self.rule.name.clone(), self.cluster.as_str().to_owned());
         let (metadata, status) = (self.metadata.clone(), Some(self.status.clone()));
         let object = if self.rule.is_cluster_scoped() {
@@ -108,7 +189,7 @@ impl Row {
 }
 
 /// Returns the word of a state.
-pub(super) fn state_name(state: ClusterState) -> String {
+fn state_name(state: ClusterState) -> String {
     format!("{state:?}")
 }
 
@@ -206,7 +287,7 @@ impl Reader<'_> {
                     }
                     left -= 1;
                     after = Some(cluster.clone());
-                    let labels = labels_of(index, view, cluster);
+                    let labels = labels_of(index, &view.rule.terms.rule, cluster);
                     if !selection.takes_labels(&labels) {
                         continue;
                     }
@@ -239,13 +320,17 @@ impl Reader<'_> {
     ) -> Result<Option<Row>, ViewError> {
         let row = self.with_view(uid, |view, report_store, index, about| {
             let detail = detail(view, report_store, cluster, about.now)?;
-            let labels = labels_of(index, view, cluster);
+            let labels = labels_of(index, &view.rule.terms.rule, cluster);
             Some(row(about, &view.rule.terms.rule, labels, detail))
         })?;
         Ok(row.flatten())
     }
 
-    fn serving_since(&self) -> Result<Instant, ViewError> {
+    /// Returns since when this replica serves.
+    ///
+    /// # Errors
+    /// [`ViewError::Unavailable`], while it does not.
+    pub(super) fn serving_since(&self) -> Result<Instant, ViewError> {
         let leadership = &self.hub_state.leadership;
         leadership
             .serving_since()
@@ -286,15 +371,19 @@ struct About {
     now: Instant,
 }
 
-fn labels_of(index: &Index, view: &View<'_>, cluster: &ClusterName) -> BTreeMap<String, String> {
+/// Returns the labels of an object about a rule in a cluster.
+pub(super) fn labels_of(
+    index: &Index,
+    rule: &RuleName,
+    cluster: &ClusterName,
+) -> BTreeMap<String, String> {
     let mut labels = index
         .cluster(cluster)
         .map(|known| known.labels.clone())
         .unwrap_or_default();
-    let name = &view.rule.terms.rule.name;
     // The value of a label has at most 63 characters.
-    if name.len() <= 63 {
-        labels.insert(RULE_LABEL.to_owned(), name.clone());
+    if rule.name.len() <= 63 {
+        labels.insert(RULE_LABEL.to_owned(), rule.name.clone());
     }
     labels.insert(CLUSTER_LABEL.to_owned(), cluster.as_str().to_owned());
     labels

@@ -23,8 +23,13 @@ pub(super) enum ViewError {
     #[error("{0} not found")]
     NotFound(String),
     /// The resource has no such verb.
-    #[error("the view API is read-only: the method is not allowed")]
+    #[error(
+        "the resource does not support this method: `kubectl api-resources --api-group view.runnel.dev -o wide` lists the verbs"
+    )]
     Method,
+    /// A member cluster did not answer.
+    #[error("{0}")]
+    Timeout(String),
     /// The changes since a version are not known any more.
     #[error("too old resource version: list again")]
     Expired,
@@ -42,6 +47,7 @@ impl ViewError {
             Self::Forbidden(_) => (StatusCode::FORBIDDEN, "Forbidden"),
             Self::NotFound(_) => (StatusCode::NOT_FOUND, "NotFound"),
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+            Self::Timeout(_) => (StatusCode::GATEWAY_TIMEOUT, "Timeout"),
             Self::Expired => (StatusCode::GONE, "Expired"),
             Self::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
         }

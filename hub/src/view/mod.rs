@@ -5,12 +5,15 @@
 //! front proxy names the user in headers. The hub accepts only connections with the front proxy's
 //! certificate, and asks a SubjectAccessReview for each request. It never sees a user's token.
 mod changes;
+mod copies;
 mod delivery;
 mod discovery;
 mod error;
 mod front_proxy;
+mod member_targets;
 mod request;
 mod table;
+mod target;
 mod watch;
 
 use std::sync::Arc;
@@ -24,26 +27,27 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
 use http::request::Parts;
-use http::{HeaderMap, Method, header};
-use jiff::Timestamp;
+use http::{HeaderMap, HeaderValue, Method, header};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use runnel_api::{VIEW_GROUP, VIEW_VERSION};
+use runnel_api::VIEW_GROUP;
 use runnel_proto::model::{ClusterName, RuleUid};
 use runnel_transport::tls::{Accept, FrontProxyTls};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio_rustls::server::TlsStream;
 
 use self::changes::{Changes, digest};
-use self::delivery::{Reader, Row, Scope};
-use self::discovery::{GROUP_PATH, RESOURCES, Resource, document};
+use self::delivery::{Reader, Scope};
+use self::discovery::{View, document};
 use self::error::ViewError;
 use self::front_proxy::FrontProxy;
-use self::request::{Query, Selection, token};
+use self::request::{Position, Query, Selection, token};
+use self::table::ViewObject;
+use self::target::{Form, Target};
 use crate::ca::Authorities;
 use crate::hub_state::HubState;
 use crate::lease::Accepted;
@@ -65,6 +69,8 @@ const GATHER: Duration = Duration::from_millis(250);
 const SWEEP: Duration = Duration::from_secs(15);
 /// The limit of TLS handshakes at a time.
 const HANDSHAKES: usize = 64;
+/// The limit of lists of copies at a time.
+const LISTINGS: usize = 3;
 /// Connections that wait to be served.
 const QUEUE: usize = 64;
 
@@ -82,6 +88,8 @@ pub struct ViewServer {
     /// The version of the newest change, for watches.
     version: tokio::sync::watch::Sender<u64>,
     front_proxy: ArcSwapOption<(FrontProxy, FrontProxyTls)>,
+    /// Limits the lists of copies, which ask agents.
+    listings: Semaphore,
 }
 
 impl ViewServer {
@@ -105,6 +113,7 @@ impl ViewServer {
             changes: OrderedMutex::new(Changes::new(SystemTime::now())),
             version: tokio::sync::watch::Sender::default(),
             front_proxy: ArcSwapOption::empty(),
+            listings: Semaphore::new(LISTINGS),
         })
     }
 
@@ -329,14 +338,33 @@ impl ViewServer {
         if request.method != Method::GET {
             return Err(ViewError::Method);
         }
-        let query = request::query(request.uri.query().unwrap_or_default())?;
+        let text = request.uri.query().unwrap_or_default();
+        let query = request::query(text, target.resource.fields)?;
         let verb = match (&target.name, query.watch) {
             (_, true) => "watch",
             (None, false) => "list",
             (Some(_), false) => "get",
         };
+        if !target.resource.verbs().contains(&verb) {
+            return Err(ViewError::Method);
+        }
         self.authorize(&request.headers, &target, verb).await?;
         let form = Form::of(&request.headers);
+        match (&target.resource.view, &target.name) {
+            (View::Deliveries, _) => self.deliveries(target, query, form).await,
+            (View::Copies, None) => self.copies(&target, &query, form).await,
+            (View::Copies, Some(name)) => self.copy(&target, name, &query, form).await,
+            (View::MemberTargets, None) => self.member_targets(&target, &query, form),
+            (View::MemberTargets, Some(name)) => self.member_target(&target, name, &query, form),
+        }
+    }
+
+    async fn deliveries(
+        self: &Arc<Self>,
+        target: Target,
+        query: Query,
+        form: Form,
+    ) -> Result<Response, ViewError> {
         match &target.name {
             Some(name) if !query.watch => self.one(&target, name, form, &query).await,
             Some(name) => {
@@ -422,16 +450,37 @@ impl ViewServer {
                 .map(|page| (version, page))
         })
         .await??;
-        let mut metadata = json!({"resourceVersion": version.to_string()});
-        if let Some(next) = &page.next {
-            metadata["continue"] = token(next).into();
-        }
-        let rows = page
-            .rows
-            .into_iter()
-            .map(|row| versioned(row, version))
-            .collect::<Vec<_>>();
-        Ok(Json(form.list(&rows, &metadata, target.resource, &query)).into_response())
+        Ok(page_response(
+            &target, page.rows, page.next, version, form, &query,
+        ))
+    }
+}
+
+/// Returns one page of a list.
+fn page_response<O: ViewObject>(
+    target: &Target,
+    rows: Vec<O>,
+    next: Option<Position>,
+    version: u64,
+    form: Form,
+    query: &Query,
+) -> Response {
+    let mut metadata = json!({"resourceVersion": version.to_string()});
+    if let Some(next) = &next {
+        metadata["continue"] = token(next).into();
+    }
+    let rows: Vec<_> = rows
+        .into_iter()
+        .map(|row| versioned(row, version))
+        .collect();
+    Json(form.list(&rows, &metadata, target.resource, query)).into_response()
+}
+
+/// Adds a warning, which kubectl prints.
+fn warn(response: &mut Response, warning: &str) {
+    let text = warning.replace(['\\', '"'], "'");
+    if let Ok(value) = HeaderValue::try_from(format!("299 - \"{text}\"")) {
+        response.headers_mut().append(header::WARNING, value);
     }
 }
 
@@ -444,9 +493,9 @@ async fn aside<T: Send + 'static>(
         .map_err(|_| ViewError::Unavailable("the hub could not answer: try again".to_owned()))
 }
 
-fn versioned(mut row: Row, version: u64) -> Row {
-    row.metadata.resource_version = Some(version.to_string());
-    row
+fn versioned<O: ViewObject>(mut object: O, version: u64) -> O {
+    object.metadata_mut().resource_version = Some(version.to_string());
+    object
 }
 
 async fn respond(State(server): State<Arc<ViewServer>>, request: Request) -> Response {
@@ -454,109 +503,6 @@ async fn respond(State(server): State<Arc<ViewServer>>, request: Request) -> Res
     match server.answer(&request).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
-    }
-}
-
-/// The resource and the objects of a request.
-pub(super) struct Target {
-    resource: &'static Resource,
-    /// Empty: all namespaces, or a resource without namespaces.
-    namespace: String,
-    name: Option<String>,
-}
-
-impl Target {
-    fn of(path: &str) -> Option<Self> {
-        let parts: Vec<_> = path
-            .strip_prefix(GROUP_PATH)?
-            .trim_matches('/')
-            .split('/')
-            .map(|part| percent_encoding::percent_decode_str(part).decode_utf8())
-            .collect::<Result<_, _>>()
-            .ok()?;
-        let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
-        let (namespace, plural, name) = match parts.as_slice() {
-            ["namespaces", namespace, plural] => (*namespace, *plural, None),
-            ["namespaces", namespace, plural, name] => (*namespace, *plural, Some(*name)),
-            [plural] => ("", *plural, None),
-            [plural, name] => ("", *plural, Some(*name)),
-            _ => return None,
-        };
-        let resource = RESOURCES
-            .iter()
-            .find(|resource| resource.plural == plural)?;
-        // A namespaced object has a namespace, and no other object has one.
-        let fits = match (resource.namespaced, namespace.is_empty(), name) {
-            (true, true, Some(_)) | (false, false, _) => false,
-            (true, ..) | (false, true, _) => true,
-        };
-        fits.then(|| Self {
-            resource,
-            namespace: namespace.to_owned(),
-            name: name.map(str::to_owned),
-        })
-    }
-
-    fn scope(&self) -> Scope {
-        if self.resource.namespaced {
-            Scope::Namespace(self.namespace.clone())
-        } else {
-            Scope::Cluster
-        }
-    }
-}
-
-/// The form of objects that a client accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
-    Object,
-    Table,
-    Metadata,
-}
-
-impl Form {
-    fn of(headers: &HeaderMap) -> Self {
-        let accept = headers
-            .get(header::ACCEPT)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default();
-        if accept.contains("as=Table") {
-            Self::Table
-        } else if accept.contains("as=PartialObjectMetadata") {
-            Self::Metadata
-        } else {
-            Self::Object
-        }
-    }
-
-    /// Returns one object in this form.
-    fn one(self, row: Row, version: u64, query: &Query) -> Value {
-        match self {
-            Self::Object => row.object(),
-            Self::Metadata => table::partial(&row),
-            Self::Table => {
-                let metadata = json!({"resourceVersion": version.to_string()});
-                table::table(&[row], &metadata, query.include_object, Timestamp::now())
-            }
-        }
-    }
-
-    fn list(self, rows: &[Row], metadata: &Value, resource: &Resource, query: &Query) -> Value {
-        match self {
-            Self::Table => table::table(rows, metadata, query.include_object, Timestamp::now()),
-            Self::Object => json!({
-                "kind": format!("{}List", resource.kind),
-                "apiVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"),
-                "metadata": metadata,
-                "items": rows.iter().map(Row::object).collect::<Vec<_>>(),
-            }),
-            Self::Metadata => json!({
-                "kind": "PartialObjectMetadataList",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": metadata,
-                "items": rows.iter().map(table::partial).collect::<Vec<_>>(),
-            }),
-        }
     }
 }
 
@@ -587,66 +533,7 @@ fn body(events: impl futures::Stream<Item = Vec<u8>> + Send + 'static) -> Respon
     let mut response = Response::new(Body::from_stream(lines));
     response.headers_mut().insert(
         header::CONTENT_TYPE,
-        header::HeaderValue::from_static("application/json"),
+        HeaderValue::from_static("application/json"),
     );
     response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_name_resource_namespace_and_object() {
-        let target = |path: &str| {
-            let target = Target::of(path)?;
-            Some((
-                target.resource.plural.clone(),
-                target.namespace,
-                target.name,
-            ))
-        };
-        let of = |plural: &str, namespace: &str, name: Option<&str>| {
-            Some((
-                plural.to_owned(),
-                namespace.to_owned(),
-                name.map(str::to_owned),
-            ))
-        };
-        let base = "/apis/view.runnel.dev/v1alpha1";
-        assert_eq!(
-            target(&format!("{base}/deliveries")),
-            of("deliveries", "", None)
-        );
-        assert_eq!(
-            target(&format!("{base}/namespaces/shop/deliveries/r%3Aeu-1")),
-            of("deliveries", "shop", Some("r:eu-1"))
-        );
-        assert_eq!(
-            target(&format!("{base}/clusterdeliveries/r:eu-1")),
-            of("clusterdeliveries", "", Some("r:eu-1"))
-        );
-        for wrong in [
-            "/deliveries/r:eu-1",
-            "/namespaces/shop/clusterdeliveries",
-            "/others",
-            "/namespaces/shop/deliveries/r/status",
-        ] {
-            assert_eq!(target(&format!("{base}{wrong}")), None, "{wrong}");
-        }
-    }
-
-    #[test]
-    fn form_is_what_the_client_accepts() {
-        let of = |accept: &'static str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::ACCEPT, header::HeaderValue::from_static(accept));
-            Form::of(&headers)
-        };
-        let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
-        assert_eq!(
-            (of(table), of("application/json")),
-            (Form::Table, Form::Object)
-        );
-    }
 }

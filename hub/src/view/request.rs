@@ -20,6 +20,9 @@ pub(super) struct Position {
     pub(super) namespace: String,
     pub(super) rule: String,
     pub(super) cluster: String,
+    /// The resource, namespace and name of a copy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) copy: Option<[String; 3]>,
 }
 
 /// One requirement of a field selector.
@@ -31,23 +34,73 @@ struct FieldRequirement {
     value: String,
 }
 
+/// A field of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
+pub(super) enum Field {
     Name,
     Namespace,
     Rule,
     Cluster,
     State,
     Reason,
+    TargetKind,
+    TargetNamespace,
+    TargetName,
 }
 
-/// The fields of an object by which clients can select.
+/// The fields by which the objects of a resource can be selected, by their names in a selector.
+pub(super) type FieldNames = &'static [(&'static str, Field)];
+
+/// The fields of deliveries.
+pub(super) const DELIVERY_FIELDS: FieldNames = &[
+    ("metadata.name", Field::Name),
+    ("metadata.namespace", Field::Namespace),
+    ("rule", Field::Rule),
+    ("spec.rule", Field::Rule),
+    ("cluster", Field::Cluster),
+    ("spec.cluster", Field::Cluster),
+    ("state", Field::State),
+    ("status.state", Field::State),
+    ("reason", Field::Reason),
+    ("status.reason", Field::Reason),
+];
+/// The fields of copies.
+pub(super) const COPY_FIELDS: FieldNames = &[
+    ("metadata.name", Field::Name),
+    ("metadata.namespace", Field::Namespace),
+    ("rule", Field::Rule),
+    ("spec.rule", Field::Rule),
+    ("cluster", Field::Cluster),
+    ("spec.cluster", Field::Cluster),
+    ("kind", Field::TargetKind),
+    ("spec.target.kind", Field::TargetKind),
+    ("namespace", Field::TargetNamespace),
+    ("spec.target.namespace", Field::TargetNamespace),
+    ("name", Field::TargetName),
+    ("spec.target.name", Field::TargetName),
+    ("state", Field::State),
+    ("status.state", Field::State),
+    ("reason", Field::Reason),
+    ("status.reason", Field::Reason),
+];
+/// The fields of objects without others.
+pub(super) const METADATA_FIELDS: FieldNames = &[
+    ("metadata.name", Field::Name),
+    ("metadata.namespace", Field::Namespace),
+];
+
+/// The values of an object by which clients can select.
+#[derive(Default)]
 pub(super) struct Fields<'a> {
+    pub(super) name: &'a str,
     pub(super) namespace: &'a str,
     pub(super) rule: &'a str,
     pub(super) cluster: &'a str,
     pub(super) state: &'a str,
     pub(super) reason: &'a str,
+    pub(super) target_kind: &'a str,
+    pub(super) target_namespace: &'a str,
+    pub(super) target_name: &'a str,
 }
 
 /// Returns the name of a delivery. Names of rules and clusters have no colon, so it is unambiguous.
@@ -80,7 +133,7 @@ impl Selection {
     /// The only cluster that can match; `None` if any can.
     pub(super) fn cluster(&self) -> Option<&str> {
         self.only(Field::Cluster)
-            .or_else(|| Some(self.only(Field::Name)?.split_once(':')?.1))
+            .or_else(|| self.only(Field::Name)?.split(':').nth(1))
     }
 
     /// Whether objects with these labels can match.
@@ -95,12 +148,15 @@ impl Selection {
         self.fields.iter().all(|requirement| {
             let value = requirement.value.as_str();
             let equals = match requirement.field {
-                Field::Name => value.split_once(':') == Some((fields.rule, fields.cluster)),
+                Field::Name => fields.name == value,
                 Field::Namespace => fields.namespace == value,
                 Field::Rule => fields.rule == value,
                 Field::Cluster => fields.cluster == value,
                 Field::State => fields.state == value,
                 Field::Reason => fields.reason == value,
+                Field::TargetKind => fields.target_kind == value,
+                Field::TargetNamespace => fields.target_namespace == value,
+                Field::TargetName => fields.target_name == value,
             };
             equals == requirement.equal
         })
@@ -171,11 +227,11 @@ fn position(token: &str) -> Option<Position> {
     Some(token.after)
 }
 
-/// Reads the query part of a request.
+/// Reads the query part of a request for a resource with these fields.
 ///
 /// # Errors
 /// [`ViewError::BadRequest`], which names the parameter.
-pub(super) fn query(text: &str) -> Result<Query, ViewError> {
+pub(super) fn query(text: &str, names: FieldNames) -> Result<Query, ViewError> {
     let mut query = Query {
         limit: PAGE_LIMIT,
         timeout: WATCH_LIMIT,
@@ -191,7 +247,7 @@ pub(super) fn query(text: &str) -> Result<Query, ViewError> {
                     LabelSelector::parse(&value).map_err(|error| wrong(&error.to_string()))?;
                 query.selection.labels = selector.as_ref().map(Selector::from);
             }
-            "fieldSelector" => query.selection.fields = fields(&value)?,
+            "fieldSelector" => query.selection.fields = fields(&value, names)?,
             "limit" => {
                 let limit = usize::try_from(number()?).unwrap_or(PAGE_LIMIT);
                 if limit > 0 {
@@ -229,7 +285,7 @@ pub(super) fn query(text: &str) -> Result<Query, ViewError> {
     Ok(query)
 }
 
-fn fields(text: &str) -> Result<Vec<FieldRequirement>, ViewError> {
+fn fields(text: &str, names: FieldNames) -> Result<Vec<FieldRequirement>, ViewError> {
     let parts = text
         .split(',')
         .map(str::trim)
@@ -247,21 +303,20 @@ fn fields(text: &str) -> Result<Vec<FieldRequirement>, ViewError> {
                     "the field selector has a part {part:?} that is no requirement: write FIELD=VALUE"
                 )));
             };
-            let field = match name.trim() {
-                "metadata.name" => Field::Name,
-                "metadata.namespace" => Field::Namespace,
-                "rule" | "spec.rule" => Field::Rule,
-                "cluster" | "spec.cluster" => Field::Cluster,
-                "state" | "status.state" => Field::State,
-                "reason" | "status.reason" => Field::Reason,
-                other => {
-                    return Err(ViewError::BadRequest(format!(
-                        "the field {other:?} cannot be selected: use metadata.name, metadata.namespace, rule, cluster, state or reason"
-                    )));
-                }
+            let field = names.iter().find(|(known, _)| *known == name.trim());
+            let Some((_, field)) = field else {
+                let short = names.iter().map(|(known, _)| *known);
+                let short: Vec<_> = short
+                    .filter(|known| !known.starts_with("spec.") && !known.starts_with("status."))
+                    .collect();
+                return Err(ViewError::BadRequest(format!(
+                    "the field {:?} cannot be selected: use {}",
+                    name.trim(),
+                    short.join(", ")
+                )));
             };
             Ok(FieldRequirement {
-                field,
+                field: *field,
                 equal,
                 value: value.trim().to_owned(),
             })
@@ -274,19 +329,25 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn read(text: &str) -> Result<Query, ViewError> {
+        query(text, DELIVERY_FIELDS)
+    }
+
     fn fields_of<'a>(cluster: &'a str, state: &'a str) -> Fields<'a> {
         Fields {
+            name: "settings.v1:eu-1",
             namespace: "shop",
             rule: "settings.v1",
             cluster,
             state,
             reason: "AllApplied",
+            ..Fields::default()
         }
     }
 
     #[test]
     fn field_selectors_select_by_equality() {
-        let query = query("fieldSelector=cluster%3Deu-1,state!%3DReady&limit=7").unwrap();
+        let query = read("fieldSelector=cluster%3Deu-1,state!%3DReady&limit=7").unwrap();
         assert_eq!((query.selection.cluster(), query.limit), (Some("eu-1"), 7));
         assert!(query.selection.takes(&fields_of("eu-1", "Failed")));
         assert!(!query.selection.takes(&fields_of("eu-1", "Ready")));
@@ -314,13 +375,13 @@ mod tests {
             ("fieldSelector=cluster", "cluster"),
             ("labelSelector=a+has+(b)", "labelSelector"),
         ] {
-            let Err(ViewError::BadRequest(message)) = query(text) else {
+            let Err(ViewError::BadRequest(message)) = read(text) else {
                 unreachable!("{text} is accepted");
             };
             assert!(message.contains(named), "{message}");
         }
         assert!(matches!(
-            query("watch=true&sendInitialEvents=true"),
+            read("watch=true&sendInitialEvents=true"),
             Err(ViewError::Invalid(_))
         ));
     }
@@ -328,12 +389,12 @@ mod tests {
     proptest! {
         #[test]
         fn any_query_is_read_or_refused(text in ".{0,200}") {
-            let _ = query(&text);
+            let _ = query(&text, COPY_FIELDS);
         }
 
         #[test]
         fn token_names_its_position(namespace in "[a-z-]{0,9}", rule in "[a-z.]{1,9}", cluster in "[a-z]{1,9}") {
-            let after = Position { namespace, rule, cluster };
+            let after = Position { namespace, rule, copy: Some([cluster.clone(), String::new(), cluster.clone()]), cluster };
             prop_assert_eq!(position(&token(&after)), Some(after));
         }
     }

@@ -11,7 +11,8 @@ use super::changes::{Change, Kind};
 use super::delivery::Row;
 use super::error::ViewError;
 use super::request::{Position, Query};
-use super::{Form, Target, ViewServer, aside, body, versioned};
+use super::target::{Form, Target};
+use super::{ViewServer, aside, body, versioned};
 
 /// The interval of bookmarks, and of checks whether this replica still leads.
 const TICK: Duration = Duration::from_secs(20);
@@ -160,6 +161,7 @@ impl Watch {
             namespace: change.rule.namespace.clone(),
             rule: change.rule.name.clone(),
             cluster: change.cluster.as_str().to_owned(),
+            copy: None,
         };
         let row = match change.kind {
             Kind::Deleted => None,

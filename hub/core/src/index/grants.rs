@@ -10,7 +10,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use super::changes::record_goes;
 use super::{Effect, Index, RuleEntry};
 use crate::guard::{Cause, CauseKind};
-use crate::plan::{Rule, RuleGrant, TargetClusters, TermsResolver};
+use crate::plan::{Granted, Rule, RuleGrant, TargetClusters, TermsResolver};
 
 /// A hub namespace in its watch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -124,6 +124,11 @@ impl Index {
     /// A grant, if it is known.
     pub fn grant(&self, name: &str) -> Option<&RuleGrant> {
         self.grants.all.as_ref()?.get(name)
+    }
+
+    /// The grants of the DistributionRules of a namespace.
+    pub fn grants_of(&self, namespace: &str, runnel_namespace: &str) -> Granted<'_> {
+        self.grants.of_namespace(namespace, runnel_namespace)
     }
 
     /// Whether grants can be read.

@@ -100,14 +100,19 @@ impl Grants {
         if rule.terms.rule.is_cluster_scoped() {
             return Granted::All;
         }
-        let (Some(grants), namespace) = (&self.all, rule.terms.rule.namespace.as_str()) else {
+        self.of_namespace(&rule.terms.rule.namespace, rule.runnel_namespace())
+    }
+
+    /// The grants of the DistributionRules of a namespace, in any cluster.
+    pub fn of_namespace(&self, namespace: &str, runnel_namespace: &str) -> Granted<'_> {
+        let Some(grants) = &self.all else {
             return Granted::Unknown;
         };
         let labels = self.namespaces.as_ref().map(|known| known.get(namespace));
         // A namespace with unknown labels may match.
         let unknown = labels.is_none_or(|labels| labels.is_none());
         let labels = labels.flatten();
-        let is_for = |grant: &&RuleGrant| grant.is_for(namespace, labels, rule.runnel_namespace());
+        let is_for = |grant: &&RuleGrant| grant.is_for(namespace, labels, runnel_namespace);
         if unknown
             && grants
                 .values()

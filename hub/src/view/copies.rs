@@ -1,0 +1,612 @@
+//! Copies: their states, as the agents of the member clusters report them when a client asks.
+//!
+//! An agent answers from its memory, page by page. The hub passes on what agents answer and adds
+//! nothing. Copies of an agent that does not answer are left out, and the response has a warning.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use futures::stream::{self, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::ObjectMeta;
+use runnel_api::{
+    ClusterCopySpec, CopySpec, CopyStatus, CopyTarget, ListedClusterCopy, ListedCopy, VIEW_GROUP,
+};
+use runnel_hub_core::now::age;
+use runnel_proto::model::{
+    COPIES_LIMIT, ClusterName, CopyList, Kind, ListCopies, RuleName, RuleUid, SourceRef,
+};
+use serde_json::{Value, json};
+
+use super::delivery::{Reader, Scope, labels_of};
+use super::error::ViewError;
+use super::request::{Fields, Position, Query, Selection, object_name};
+use super::table::{Column, ViewObject};
+use super::target::{Form, Target};
+use super::{ViewServer, aside, page_response, versioned, warn};
+use crate::ordered_lock::LeafMutex;
+
+/// The limit of pairs of a rule and a cluster for one page.
+const PAIRS: usize = 1000;
+/// The number of pairs about which agents are asked at the same time.
+const AGENTS: usize = 8;
+/// The time limit for the answer of an agent.
+const ANSWER: Duration = Duration::from_secs(5);
+/// The time after which a page ends.
+const PAGE: Duration = Duration::from_secs(20);
+/// The number of clusters that a warning names.
+const NAMED: usize = 5;
+
+/// One copy, as its agent reports it.
+struct CopyRow {
+    rule: RuleName,
+    cluster: ClusterName,
+    copy: SourceRef,
+    metadata: ObjectMeta,
+    status: CopyStatus,
+}
+
+impl CopyRow {
+    fn new(pair: &Pair, listed: runnel_proto::model::ListedCopy) -> Self {
+        let (rule, cluster, copy) = (&pair.rule, &pair.cluster, listed.copy);
+        let base = object_name(&rule.name, cluster.as_str());
+        let metadata = ObjectMeta {
+            name: Some(format!(
+                "{base}:{}:{}:{}",
+                copy.resource, copy.namespace, copy.name
+            )),
+            namespace: Some(rule.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+            uid: Some(format!("{}:{cluster}:{copy}", pair.uid)),
+            labels: Some(pair.labels.clone()),
+            ..ObjectMeta::default()
+        };
+        let (reason, message) = listed.copy_error.unzip();
+        let applied_at = Some(listed.applied_at).filter(|seconds| *seconds > 0);
+        Self {
+            rule: rule.clone(),
+            cluster: cluster.clone(),
+            copy,
+            metadata,
+            status: CopyStatus {
+                state: format!("{:?}", listed.outcome),
+                reason: reason
+                    .map(|reason| reason.as_str().to_owned())
+                    .unwrap_or_default(),
+                message: message.unwrap_or_default(),
+                source: listed
+                    .source
+                    .map(|source| source.to_string())
+                    .unwrap_or_default(),
+                applied_at: applied_at
+                    .and_then(|seconds| Timestamp::from_second(seconds).ok())
+                    .map(Time),
+            },
+        }
+    }
+
+    /// Returns the kind of the copy; its resource if this hub does not support the kind.
+    fn kind(&self) -> &str {
+        Kind::by_resource(&self.copy.resource).map_or(&*self.copy.resource, |kind| kind.kind)
+    }
+
+    fn is_selected(&self, selection: &Selection) -> bool {
+        selection.takes(&Fields {
+            name: self.metadata.name.as_deref().unwrap_or_default(),
+            namespace: &self.rule.namespace,
+            rule: &self.rule.name,
+            cluster: self.cluster.as_str(),
+            state: &self.status.state,
+            reason: &self.status.reason,
+            target_kind: self.kind(),
+            target_namespace: &self.copy.namespace,
+            target_name: &self.copy.name,
+        })
+    }
+}
+
+impl ViewObject for CopyRow {
+    const COLUMNS: &'static [Column] = &[
+        ("Rule", "string", 0, "The rule."),
+        ("Cluster", "string", 0, "The member cluster."),
+        ("Kind", "string", 0, "The kind of the copy."),
+        ("Namespace", "string", 0, "The namespace in the cluster."),
+        ("Copy", "string", 0, "The name of the copy."),
+        ("State", "string", 0, "The state, as the agent reports it."),
+        ("Reason", "string", 0, "Why, if there is a reason."),
+        (
+            "Applied",
+            "string",
+            0,
+            "How long ago the agent last applied it.",
+        ),
+        ("Name", "string", 1, "The name of the object in this list."),
+        ("Source", "string", 1, "The source on the hub."),
+        ("Message", "string", 1, "A sentence for a person."),
+    ];
+
+    fn metadata(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn metadata_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+
+    fn cells(&self, now: Timestamp) -> Value {
+        let status = &self.status;
+        json!([
+            self.rule.name,
+            self.cluster.as_str(),
+            self.kind(),
+            &*self.copy.namespace,
+            &*self.copy.name,
+            status.state,
+            status.reason,
+            age(status.applied_at.as_ref().map(|at| at.0), now),
+            self.metadata.name,
+            status.source,
+            status.message,
+        ])
+    }
+
+    fn object(&self) -> Value {
+        let target = CopyTarget {
+            kind: self.kind().to_owned(),
+            namespace: self.copy.namespace.to_string(),
+            name: self.copy.name.to_string(),
+        };
+        let (rule, cluster) = (self.rule.name.clone(), self.cluster.as_str().to_owned());
+        let (metadata, status) = (self.metadata.clone(), Some(self.status.clone()));
+        let object = if self.rule.is_cluster_scoped() {
+            let spec = ClusterCopySpec {
+                rule,
+                cluster,
+                target,
+            };
+            serde_json::to_value(ListedClusterCopy {
+                metadata,
+                spec,
+                status,
+            })
+        } else {
+            let spec = CopySpec {
+                rule,
+                cluster,
+                target,
+            };
+            serde_json::to_value(ListedCopy {
+                metadata,
+                spec,
+                status,
+            })
+        };
+        object.expect("a copy has only text")
+    }
+}
+
+/// A rule in one of its clusters.
+#[derive(Clone, Debug)]
+struct Pair {
+    rule: RuleName,
+    uid: RuleUid,
+    cluster: ClusterName,
+    labels: BTreeMap<String, String>,
+    /// The copies after this one are listed; `None`: all.
+    after: Option<SourceRef>,
+}
+
+impl Pair {
+    fn position(&self, copy: Option<&SourceRef>) -> Position {
+        Position {
+            namespace: self.rule.namespace.clone(),
+            rule: self.rule.name.clone(),
+            cluster: self.cluster.as_str().to_owned(),
+            copy: copy.map(|copy| {
+                [&copy.resource, &copy.namespace, &copy.name].map(|part| part.to_string())
+            }),
+        }
+    }
+}
+
+/// The pairs of one page.
+struct Pairs {
+    pairs: Vec<Pair>,
+    /// Whether more pairs follow.
+    more: bool,
+}
+
+/// What an agent answered about one pair.
+struct Listing {
+    pair: Pair,
+    rows: Vec<CopyRow>,
+    /// The last copy that was considered.
+    last: Option<SourceRef>,
+    /// Whether more copies follow.
+    more: bool,
+}
+
+/// The copies of one page.
+struct CopyPage {
+    rows: Vec<CopyRow>,
+    next: Option<Position>,
+    /// The clusters whose copies are missing.
+    missing: BTreeSet<ClusterName>,
+}
+
+impl Reader<'_> {
+    /// Returns the rules of a scope in each of their clusters, as far as a request selects them.
+    fn pairs(&self, scope: &Scope, query: &Query) -> Result<Pairs, ViewError> {
+        self.serving_since()?;
+        let selection = &query.selection;
+        let (only_rule, only_cluster) = (selection.rule(), selection.cluster());
+        let mut pairs = Vec::new();
+        for (rule, uid) in self.rules(scope) {
+            if only_rule.is_some_and(|only| only != rule.name) || pairs.len() > PAIRS {
+                continue;
+            }
+            let index = self.hub_state.index.read();
+            let Some(entry) = index.rule(&uid) else {
+                continue;
+            };
+            let clusters = entry.target_clusters.clusters.keys();
+            let clusters =
+                clusters.filter(|cluster| only_cluster.is_none_or(|only| only == cluster.as_str()));
+            for cluster in clusters {
+                let mut pair = Pair {
+                    rule: rule.clone(),
+                    uid: uid.clone(),
+                    cluster: cluster.clone(),
+                    labels: labels_of(&index, &rule, cluster),
+                    after: None,
+                };
+                if selection.takes_labels(&pair.labels) && begins(&mut pair, query.after.as_ref()) {
+                    pairs.push(pair);
+                }
+                if pairs.len() > PAIRS {
+                    break;
+                }
+            }
+        }
+        let more = pairs.len() > PAIRS;
+        if more && only_rule.is_none() && only_cluster.is_none() {
+            return Err(ViewError::BadRequest(format!(
+                "there are more than {PAIRS} pairs of a rule and a member cluster: select one rule or one cluster, such as --field-selector cluster=NAME"
+            )));
+        }
+        pairs.truncate(PAIRS);
+        Ok(Pairs { pairs, more })
+    }
+}
+
+/// Whether a page after a position has copies of a pair. Sets the copy after which they begin.
+fn begins(pair: &mut Pair, after: Option<&Position>) -> bool {
+    let Some(after) = after else {
+        return true;
+    };
+    let here = pair.position(None);
+    let key = |position: &Position| {
+        let Position {
+            namespace,
+            rule,
+            cluster,
+            ..
+        } = position.clone();
+        (namespace, rule, cluster)
+    };
+    match (key(&here).cmp(&key(after)), &after.copy) {
+        (std::cmp::Ordering::Less, _) | (std::cmp::Ordering::Equal, None) => false,
+        (std::cmp::Ordering::Equal, Some([resource, namespace, name])) => {
+            pair.after = Some(SourceRef::new(resource, namespace, name));
+            true
+        }
+        (std::cmp::Ordering::Greater, _) => true,
+    }
+}
+
+impl ViewServer {
+    /// Lists copies.
+    pub(super) async fn copies(
+        self: &Arc<Self>,
+        target: &Target,
+        query: &Query,
+        form: Form,
+    ) -> Result<Response, ViewError> {
+        let _turn = tokio::time::timeout(PAGE, self.listings.acquire())
+            .await
+            .map_err(|_| {
+                ViewError::Timeout("too many lists of copies at a time: try again".to_owned())
+            })?;
+        let page = self.copy_page(target.scope(), query).await?;
+        let version = self.changes.lock().version();
+        let mut response = page_response(target, page.rows, page.next, version, form, query);
+        if !page.missing.is_empty() {
+            warn(&mut response, &missing_text(&page.missing));
+        }
+        Ok(response)
+    }
+
+    /// Returns one copy.
+    pub(super) async fn copy(
+        self: &Arc<Self>,
+        target: &Target,
+        name: &str,
+        query: &Query,
+        form: Form,
+    ) -> Result<Response, ViewError> {
+        let unknown =
+            || ViewError::NotFound(format!("{}.{VIEW_GROUP} {name:?}", target.resource.plural));
+        let [_, _, resource, namespace, copy]: [&str; 5] = name
+            .splitn(5, ':')
+            .collect::<Vec<_>>()
+            .try_into()
+            .map_err(|_| unknown())?;
+        let only = SourceRef::new(resource, namespace, copy);
+        let (server, scope) = (self.clone(), target.scope());
+        let selected = Query {
+            selection: Selection::of_name(name),
+            limit: 1,
+            ..query.clone()
+        };
+        let asked = selected.clone();
+        let pairs = aside(move || server.reader().pairs(&scope, &asked)).await??;
+        let pair = pairs.pairs.into_iter().next().ok_or_else(unknown)?;
+        let answer = self.ask_for_copies(&pair, Some(only), 1).await;
+        let answer = answer.ok_or_else(|| {
+            ViewError::Timeout(missing_text(&BTreeSet::from([pair.cluster.clone()])))
+        })?;
+        let row = answer
+            .copies
+            .into_iter()
+            .map(|listed| CopyRow::new(&pair, listed))
+            .find(|row| row.is_selected(&selected.selection))
+            .ok_or_else(unknown)?;
+        let version = self.changes.lock().version();
+        Ok(Json(form.one(versioned(row, version), version, query)).into_response())
+    }
+
+    async fn copy_page(
+        self: &Arc<Self>,
+        scope: Scope,
+        query: &Query,
+    ) -> Result<CopyPage, ViewError> {
+        let (server, asked) = (self.clone(), query.clone());
+        let Pairs { pairs, more } = aside(move || server.reader().pairs(&scope, &asked)).await??;
+        let (all, end) = (pairs.len(), Instant::now() + PAGE);
+        let missing = LeafMutex::new(BTreeSet::new());
+        let mut listings = stream::iter(pairs)
+            .map(|pair| self.listing(pair, query, &missing, end))
+            .buffered(AGENTS)
+            .enumerate();
+        let (mut rows, mut next) = (Vec::new(), None);
+        while let Some((number, mut listing)) = listings.next().await {
+            let room = query.limit.saturating_sub(rows.len());
+            let is_cut = listing.rows.len() > room;
+            if is_cut {
+                listing.rows.truncate(room);
+                listing.last = listing.rows.last().map(|row| row.copy.clone());
+            }
+            rows.append(&mut listing.rows);
+            if is_cut || listing.more {
+                let last = listing.last.as_ref().or(listing.pair.after.as_ref());
+                next = Some(listing.pair.position(last));
+                break;
+            }
+            if rows.len() >= query.limit || Instant::now() >= end {
+                next = (more || number + 1 < all).then(|| listing.pair.position(None));
+                break;
+            }
+            next = more.then(|| listing.pair.position(None));
+        }
+        drop(listings);
+        let missing = missing.lock().clone();
+        Ok(CopyPage {
+            rows,
+            next,
+            missing,
+        })
+    }
+
+    /// Asks the agent of a cluster for the copies of a rule, until the page is full.
+    async fn listing(
+        &self,
+        pair: Pair,
+        query: &Query,
+        missing: &LeafMutex<BTreeSet<ClusterName>>,
+        end: Instant,
+    ) -> Listing {
+        let mut listing = Listing {
+            last: pair.after.clone(),
+            pair,
+            rows: Vec::new(),
+            more: true,
+        };
+        while listing.more && listing.rows.len() < query.limit {
+            if missing.lock().contains(&listing.pair.cluster) {
+                listing.more = false;
+                break;
+            }
+            let asked = Pair {
+                after: listing.last.clone(),
+                ..listing.pair.clone()
+            };
+            let Some(answer) = self.ask_for_copies(&asked, None, COPIES_LIMIT).await else {
+                missing.lock().insert(listing.pair.cluster.clone());
+                listing.more = false;
+                break;
+            };
+            take_in(&mut listing, answer, query);
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        listing
+    }
+
+    /// Asks the agent of a cluster for one page; `None` if it does not answer.
+    async fn ask_for_copies(
+        &self,
+        pair: &Pair,
+        only: Option<SourceRef>,
+        limit: usize,
+    ) -> Option<CopyList> {
+        let connected = {
+            let report_store = self.hub_state.report_store.lock();
+            report_store
+                .session(&pair.cluster, Instant::now())
+                .is_some()
+        };
+        if !connected {
+            return None;
+        }
+        let live = self.hub_state.sessions.get(&pair.cluster)?.clone();
+        let answered = live.inquiries.list(Box::new(ListCopies {
+            question: 0,
+            rule: pair.uid.clone(),
+            after: pair.after.clone(),
+            only,
+            limit: u32::try_from(limit).unwrap_or(u32::MAX),
+        }))?;
+        live.wake.notify_one();
+        drop(live);
+        tokio::time::timeout(ANSWER, answered).await.ok()?.ok()
+    }
+}
+
+/// Adds the selected copies of an answer. Copies out of order are left out, so that each page of a
+/// broken agent begins after the one before.
+fn take_in(listing: &mut Listing, answer: CopyList, query: &Query) {
+    listing.more = answer.more && !answer.copies.is_empty();
+    for listed in answer.copies {
+        if listing
+            .last
+            .as_ref()
+            .is_some_and(|last| listed.copy <= *last)
+        {
+            listing.more = false;
+            return;
+        }
+        if listing.rows.len() >= query.limit {
+            listing.more = true;
+            return;
+        }
+        listing.last = Some(listed.copy.clone());
+        let row = CopyRow::new(&listing.pair, listed);
+        if row.is_selected(&query.selection) {
+            listing.rows.push(row);
+        }
+    }
+}
+
+fn missing_text(missing: &BTreeSet<ClusterName>) -> String {
+    let names: Vec<_> = missing
+        .iter()
+        .take(NAMED)
+        .map(ClusterName::as_str)
+        .collect();
+    let more = match missing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "copies are not listed of member clusters that are not connected or did not answer in time: {}{more}",
+        names.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use runnel_proto::model::CopyOutcome;
+
+    use super::*;
+    use crate::view::request::{COPY_FIELDS, query};
+
+    fn pair() -> Pair {
+        Pair {
+            rule: RuleName {
+                kind: "DistributionRule".into(),
+                namespace: "shop".into(),
+                name: "r".into(),
+            },
+            uid: "uid".into(),
+            cluster: "eu-1".into(),
+            labels: BTreeMap::new(),
+            after: None,
+        }
+    }
+
+    fn copy(name: &str) -> runnel_proto::model::ListedCopy {
+        runnel_proto::model::ListedCopy {
+            copy: SourceRef::new("secrets", "web", name),
+            source: Some(SourceRef::new("secrets", "shop", name)),
+            outcome: CopyOutcome::Applied,
+            copy_error: None,
+            applied_at: 0,
+        }
+    }
+
+    fn taken(text: &str, names: &[&str], more: bool) -> (Vec<String>, bool) {
+        let mut listing = Listing {
+            pair: pair(),
+            rows: vec![],
+            last: None,
+            more: true,
+        };
+        let answer = CopyList {
+            copies: names.iter().map(|name| copy(name)).collect(),
+            more,
+            ..CopyList::default()
+        };
+        take_in(&mut listing, answer, &query(text, COPY_FIELDS).unwrap());
+        let names = listing.rows.iter().map(|row| row.copy.name.to_string());
+        (names.collect(), listing.more)
+    }
+
+    #[test]
+    fn page_takes_selected_copies_up_to_the_limit() {
+        let of = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            taken("limit=9", &["a", "b"], false),
+            (of(&["a", "b"]), false)
+        );
+        assert_eq!(taken("limit=1", &["a", "b"], false), (of(&["a"]), true));
+        let named = "fieldSelector=name%3Db,kind%3DSecret,namespace%3Dweb,state%3DApplied";
+        assert_eq!(taken(named, &["a", "b"], true), (of(&["b"]), true));
+    }
+
+    #[test]
+    fn copies_out_of_order_end_the_answer() {
+        let (names, more) = taken("", &["b", "a", "c"], true);
+        assert_eq!((names, more), (vec!["b".to_owned()], false));
+        assert_eq!(taken("", &[], true), (vec![], false));
+    }
+
+    #[test]
+    fn page_begins_after_the_position_of_the_last_one() {
+        let last = SourceRef::new("secrets", "web", "a");
+        let within = pair().position(Some(&last));
+        let mut same = pair();
+        assert!(begins(&mut same, Some(&within)));
+        assert_eq!(same.after, Some(last));
+        assert!(!begins(&mut pair(), Some(&pair().position(None))));
+        let mut later = Pair {
+            cluster: "eu-2".into(),
+            ..pair()
+        };
+        assert!(begins(&mut later, Some(&within)) && later.after.is_none());
+    }
+
+    #[test]
+    fn warning_names_the_first_clusters() {
+        let many = (0..9).map(|number| ClusterName::from(format!("eu-{number}")));
+        let text = missing_text(&many.collect());
+        assert!(text.ends_with("eu-3, eu-4 and 4 more"), "{text}");
+    }
+}

@@ -1,0 +1,182 @@
+//! What a request is about, and the form in which its client accepts the answer.
+use http::{HeaderMap, header};
+use jiff::Timestamp;
+use runnel_api::{VIEW_GROUP, VIEW_VERSION};
+use serde_json::{Value, json};
+
+use super::delivery::Scope;
+use super::discovery::{GROUP_PATH, RESOURCES, Resource};
+use super::request::Query;
+use super::table::{ViewObject, partial, table};
+
+/// The resource and the objects of a request.
+pub(super) struct Target {
+    pub(super) resource: &'static Resource,
+    /// Empty: all namespaces, or a resource without namespaces.
+    pub(super) namespace: String,
+    pub(super) name: Option<String>,
+}
+
+impl Target {
+    /// Reads a path; `None` if it leads to no resource.
+    pub(super) fn of(path: &str) -> Option<Self> {
+        let parts: Vec<_> = path
+            .strip_prefix(GROUP_PATH)?
+            .trim_matches('/')
+            .split('/')
+            .map(|part| percent_encoding::percent_decode_str(part).decode_utf8())
+            .collect::<Result<_, _>>()
+            .ok()?;
+        let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+        let (namespace, plural, name) = match parts.as_slice() {
+            ["namespaces", namespace, plural] => (*namespace, *plural, None),
+            ["namespaces", namespace, plural, name] => (*namespace, *plural, Some(*name)),
+            [plural] => ("", *plural, None),
+            [plural, name] => ("", *plural, Some(*name)),
+            _ => return None,
+        };
+        let resource = RESOURCES
+            .iter()
+            .find(|resource| resource.plural == plural)?;
+        // A namespaced object has a namespace, and no other object has one.
+        let fits = match (resource.namespaced, namespace.is_empty(), name) {
+            (true, true, Some(_)) | (false, false, _) => false,
+            (true, ..) | (false, true, _) => true,
+        };
+        fits.then(|| Self {
+            resource,
+            namespace: namespace.to_owned(),
+            name: name.map(str::to_owned),
+        })
+    }
+
+    /// Returns the rules of the request.
+    pub(super) fn scope(&self) -> Scope {
+        if self.resource.namespaced {
+            Scope::Namespace(self.namespace.clone())
+        } else {
+            Scope::Cluster
+        }
+    }
+}
+
+/// The form of objects that a client accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Object,
+    Table,
+    Metadata,
+}
+
+impl Form {
+    /// Reads what a client accepts.
+    pub(super) fn of(headers: &HeaderMap) -> Self {
+        let accept = headers
+            .get(header::ACCEPT)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or_default();
+        if accept.contains("as=Table") {
+            Self::Table
+        } else if accept.contains("as=PartialObjectMetadata") {
+            Self::Metadata
+        } else {
+            Self::Object
+        }
+    }
+
+    /// Returns one object in this form.
+    pub(super) fn one<O: ViewObject>(self, object: O, version: u64, query: &Query) -> Value {
+        match self {
+            Self::Object => object.object(),
+            Self::Metadata => partial(&object),
+            Self::Table => {
+                let metadata = json!({"resourceVersion": version.to_string()});
+                table(&[object], &metadata, query.include_object, Timestamp::now())
+            }
+        }
+    }
+
+    /// Returns a list in this form.
+    pub(super) fn list<O: ViewObject>(
+        self,
+        rows: &[O],
+        metadata: &Value,
+        resource: &Resource,
+        query: &Query,
+    ) -> Value {
+        match self {
+            Self::Table => table(rows, metadata, query.include_object, Timestamp::now()),
+            Self::Object => json!({
+                "kind": format!("{}List", resource.kind),
+                "apiVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"),
+                "metadata": metadata,
+                "items": rows.iter().map(O::object).collect::<Vec<_>>(),
+            }),
+            Self::Metadata => json!({
+                "kind": "PartialObjectMetadataList",
+                "apiVersion": "meta.k8s.io/v1",
+                "metadata": metadata,
+                "items": rows.iter().map(partial).collect::<Vec<_>>(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_resource_namespace_and_object() {
+        let target = |path: &str| {
+            let target = Target::of(path)?;
+            Some((
+                target.resource.plural.clone(),
+                target.namespace,
+                target.name,
+            ))
+        };
+        let of = |plural: &str, namespace: &str, name: Option<&str>| {
+            Some((
+                plural.to_owned(),
+                namespace.to_owned(),
+                name.map(str::to_owned),
+            ))
+        };
+        let base = "/apis/view.runnel.dev/v1alpha1";
+        assert_eq!(
+            target(&format!("{base}/deliveries")),
+            of("deliveries", "", None)
+        );
+        assert_eq!(
+            target(&format!("{base}/namespaces/shop/deliveries/r%3Aeu-1")),
+            of("deliveries", "shop", Some("r:eu-1"))
+        );
+        assert_eq!(
+            target(&format!("{base}/clusterdeliveries/r:eu-1")),
+            of("clusterdeliveries", "", Some("r:eu-1"))
+        );
+        for wrong in [
+            "/deliveries/r:eu-1",
+            "/namespaces/shop/clusterdeliveries",
+            "/others",
+            "/namespaces/shop/deliveries/r/status",
+        ] {
+            assert_eq!(target(&format!("{base}{wrong}")), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn form_is_what_the_client_accepts() {
+        let of = |accept: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::ACCEPT, header::HeaderValue::from_static(accept));
+            Form::of(&headers)
+        };
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
+        assert_eq!(
+            (of(table), of("application/json")),
+            (Form::Table, Form::Object)
+        );
+    }
+}
