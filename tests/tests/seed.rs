@@ -511,7 +511,8 @@ async fn kubectl_shows_rules_and_members() -> Result<()> {
     let rows = cells(&shown);
     let columns = [
         "NAME",
-        "ACCEPTED",
+        "READY",
+        "STATUS",
         "CONNECTED",
         "AGENT",
         "KUBERNETES",
@@ -519,7 +520,7 @@ async fn kubectl_shows_rules_and_members() -> Result<()> {
         "AGE",
     ];
     ensure!(
-        rows[0] == columns && rows[1][..3] == ["member-1", "True", "True"],
+        rows[0] == columns && rows[1][..4] == ["member-1", "True", "MemberReady", "True"],
         "{shown}"
     );
     // Everything at once, by the category; and `kubectl wait` reads the condition.

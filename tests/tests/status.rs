@@ -110,3 +110,50 @@ async fn rule_without_target_namespaces_is_not_ready() -> Result<()> {
     says(&scene, &rule, "True", "AllApplied").await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn member_is_ready_by_its_connection_and_shows_its_state() -> Result<()> {
+    let fleet = fleet().await?;
+    let scene = Scene::of(fleet).await?;
+    let hub = &scene.hub;
+    let absent = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster", "metadata": {"name": "absent"}, "spec": {}});
+    hub.make(&absent).await?;
+    let wait = [
+        "wait",
+        "--for=condition=Ready",
+        "member/member-1",
+        "--timeout=60s",
+    ];
+    fleet.hub().kubectl(&wait).await?;
+    let is_ready = |status: &'static str, reason: &'static str| {
+        move |member: &Value| {
+            let ready = condition(member, "Ready")?;
+            ensure!(
+                ready["status"] == status && ready["reason"] == reason,
+                "{ready}"
+            );
+            Ok(())
+        }
+    };
+    let never = is_ready("False", "NeverConnected");
+    hub.sees("not ready", &Id::member("absent"), never).await?;
+    let cordon = |cordoned: bool| json!({"spec": {"cordoned": cordoned}});
+    hub.change(&Id::member("member-1"), cordon(true)).await?;
+    hub.sees(
+        "cordoned",
+        &Id::member("member-1"),
+        is_ready("True", "Cordoned"),
+    )
+    .await?;
+    let shown = fleet.hub().kubectl(&["get", "member", "member-1"]).await?;
+    ensure!(shown.contains("Cordoned"), "{shown}");
+    hub.change(&Id::member("member-1"), cordon(false)).await?;
+    hub.sees(
+        "ready",
+        &Id::member("member-1"),
+        is_ready("True", "MemberReady"),
+    )
+    .await?;
+    hub.delete(&Id::member("absent")).await?;
+    Ok(())
+}

@@ -12,7 +12,7 @@ closed_list! {
         /// Rule: True when every copy is applied in every chosen cluster and all reports are
         /// current. False when something failed, an exact name of the spec matches nothing, or nothing is selected or
         /// chosen. Unknown when the only problem is that clusters are unreachable. Clusters that never connected do not
-        /// count.
+        /// count. Member: True while its agent is connected and nothing keeps the hub from sending copies for long.
         Ready,
         /// Rule: as Ready, for the connected clusters and the existing copies alone, so that one offline site does not
         /// hide the rest.
@@ -181,6 +181,8 @@ closed_list! {
         InvalidCopy,
         /// The copies differ by cluster and take more bytes than one rule may have.
         RenderBudgetExceeded,
+        /// Member: its agent is connected, and rules may send copies.
+        MemberReady,
         /// Member: the hub talks to the cluster.
         Accepted,
         /// Member: `spec.accepted` is false.

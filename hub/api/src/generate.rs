@@ -284,10 +284,16 @@ fn member_columns() -> Vec<CustomResourceColumnDefinition> {
     let expires = "When the agent's certificate expires; it is renewed long before.";
     vec![
         column(
-            "Accepted",
+            "Ready",
             "string",
-            &of_condition("Accepted", "status"),
-            "Whether the hub talks to the cluster.",
+            &of_condition("Ready", "status"),
+            "Whether the agent is connected and rules may send copies.",
+        ),
+        column(
+            "Status",
+            "string",
+            &of_condition("Ready", "reason"),
+            "The most important state, such as Cordoned or Leaving.",
         ),
         column(
             "Connected",
@@ -319,6 +325,18 @@ fn member_columns() -> Vec<CustomResourceColumnDefinition> {
             ".metadata.creationTimestamp",
             "How long the cluster has been known.",
         ),
+        wide(column(
+            "Accepted",
+            "string",
+            &of_condition("Accepted", "status"),
+            "Whether the hub talks to the cluster.",
+        )),
+        wide(column(
+            "Message",
+            "string",
+            &of_condition("Ready", "message"),
+            "What the status means.",
+        )),
     ]
 }
 

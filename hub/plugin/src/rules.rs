@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::clusters_output::tone;
 use super::objects::{Conditioned, Rule, created, labels_text, member_name};
 use super::table::{Cell, Table, Tone};
-use runnel_api::conditions::{ConditionStatus, ConditionType, Reason};
+use runnel_api::conditions::{ConditionStatus, ConditionType};
 use runnel_api::{MemberCluster, RolloutPhase, RolloutStatus, RuleStatus};
 use runnel_hub_core::now::{age, span};
 
@@ -232,7 +232,8 @@ fn listed(status: &RuleStatus, now: Timestamp, colours: bool) -> String {
 pub fn members(objects: &[MemberCluster], wide: bool, now: Timestamp) -> Table {
     let mut header = vec![
         "NAME",
-        "ACCEPTED",
+        "READY",
+        "STATUS",
         "CONNECTED",
         "SINCE",
         "AGENT",
@@ -245,21 +246,15 @@ pub fn members(objects: &[MemberCluster], wide: bool, now: Timestamp) -> Table {
     }
     let mut table = Table::new(&header);
     for object in objects {
-        let (accepted, connected) = (
-            object.condition(ConditionType::Accepted),
+        let (ready, connected) = (
+            object.condition(ConditionType::Ready),
             object.condition(ConditionType::Connected),
         );
-        let accepted_cell = if !object.spec.leaving {
-            status_cell(accepted.status)
-        } else if accepted.reason == Reason::Drained.as_str() {
-            Cell::toned("Drained", Tone::Odd)
-        } else {
-            Cell::toned("Leaving", Tone::Odd)
-        };
         let status = object.status.clone().unwrap_or_default();
         let mut row: Vec<Cell> = vec![
             member_name(object).into(),
-            accepted_cell,
+            status_cell(ready.status),
+            or(ready.reason, "NotSeenByTheHub").into(),
             status_cell(connected.status),
             age(connected.since, now).into(),
             status.agent_version.unwrap_or_default().into(),
@@ -270,7 +265,7 @@ pub fn members(objects: &[MemberCluster], wide: bool, now: Timestamp) -> Table {
         if wide {
             row.push(labels_text(object.metadata.labels.as_ref()).into());
             row.push(connected.reason.into());
-            row.push(connected.message.into());
+            row.push(ready.message.into());
         }
         table.row(row);
     }
@@ -404,31 +399,31 @@ What is wrong:
 
     #[test]
     fn member_table_shows_connections() {
-        let member = |name: &str, status: &str, expires: &str| {
+        let member = |name: &str, status: &str, reason: &str, expires: &str| {
             let certificate = (!expires.is_empty()).then(|| json!({"expiresAt": expires}));
             typed(json!({
                 "metadata": {"name": name, "labels": {"env": "prod"}, "creationTimestamp": "2026-01-01T00:00:00Z"},
-                "spec": {"accepted": true, "leaving": name == "c"},
+                "spec": {"accepted": true},
                 "status": {
                     "agentVersion": "0.1.0",
                     "certificate": certificate,
                     "conditions": [
-                        {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                        {"type": "Ready", "status": status, "reason": reason, "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
                         {"type": "Connected", "status": status, "reason": "x", "message": "", "lastTransitionTime": "2026-01-01T00:58:00Z"},
                     ],
                 },
             }))
         };
         let all = [
-            member("a", "True", "2026-01-02T00:00:00Z"),
-            member("b", "Unknown", "2026-01-01T00:00:00Z"),
-            member("c", "True", ""),
+            member("a", "True", "MemberReady", "2026-01-02T00:00:00Z"),
+            member("b", "Unknown", "SessionLost", "2026-01-01T00:00:00Z"),
+            member("c", "True", "Cordoned", ""),
         ];
         let golden = "\
-NAME   ACCEPTED   CONNECTED   SINCE   AGENT   KUBERNETES   CERTIFICATE       AGE
-a      True       True        2m      0.1.0   <none>       23h               60m
-b      True       Unknown     2m      0.1.0   <none>       expired 60m ago   60m
-c      Leaving    True        2m      0.1.0   <none>       <none>            60m
+NAME   READY     STATUS        CONNECTED   SINCE   AGENT   KUBERNETES   CERTIFICATE       AGE
+a      True      MemberReady   True        2m      0.1.0   <none>       23h               60m
+b      Unknown   SessionLost   Unknown     2m      0.1.0   <none>       expired 60m ago   60m
+c      True      Cordoned      True        2m      0.1.0   <none>       <none>            60m
 ";
         assert_eq!(
             members(&all, false, NOW.parse().unwrap()).text(false),

@@ -224,9 +224,9 @@ async fn kubectl_shows_the_columns_of_a_cluster_rule_and_of_a_member() -> Result
     );
     set_condition(
         &mut status.conditions,
-        ConditionType::Accepted,
+        ConditionType::Ready,
         ConditionStatus::True,
-        Reason::Accepted,
+        Reason::Cordoned,
         "",
         None,
         now,
@@ -241,7 +241,8 @@ async fn kubectl_shows_the_columns_of_a_cluster_rule_and_of_a_member() -> Result
     let rows = rows(&shown);
     let columns = [
         "NAME",
-        "ACCEPTED",
+        "READY",
+        "STATUS",
         "CONNECTED",
         "AGENT",
         "KUBERNETES",
@@ -250,10 +251,11 @@ async fn kubectl_shows_the_columns_of_a_cluster_rule_and_of_a_member() -> Result
     ];
     ensure!(rows[0] == columns, "{shown}");
     ensure!(
-        rows[1][..6]
+        rows[1][..7]
             == [
                 "columns",
                 "True",
+                "Cordoned",
                 "False",
                 "0.1.0",
                 "v1.36.3",

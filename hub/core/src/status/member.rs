@@ -19,6 +19,9 @@ const KEY_SHARED: &str = "two agents use this cluster's key alternately, and eac
                           copy of the key. Set spec.accepted to false, find out who, and let the cluster join again with \
                           `runnel-hub token create`: then only the new key is valid";
 
+/// The message about a cordoned cluster.
+const CORDONED: &str = "spec.cordoned is true: copies are left unchanged, and nothing new is sent";
+
 /// The state of a member in the hub.
 pub struct MemberView<'a> {
     /// The generation of its spec.
@@ -86,17 +89,16 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     let never_reported = condition(&view.previous.conditions, ConditionType::Connected).is_none();
     if view.session.is_some() || !view.accepted || !view.awaited || never_reported {
         set(ConditionType::Connected, connected(view, now.wall));
+        set(ConditionType::Ready, ready(view, now.wall));
     }
     if view.cordoned {
-        let message =
-            "spec.cordoned is true: copies are left unchanged, and nothing new is sent".to_owned();
         set(
             ConditionType::Cordoned,
-            (ConditionStatus::True, Reason::Cordoned, message),
+            (ConditionStatus::True, Reason::Cordoned, CORDONED.to_owned()),
         );
     }
     if let Some(watch) = view.lost_watch {
-        let message = format!("nothing is known of its copies: {}", without_watch(watch));
+        let message = api_unavailable(watch);
         set(
             ConditionType::APIAvailable,
             (
@@ -205,6 +207,44 @@ fn accepted(view: &MemberView<'_>) -> (ConditionStatus, Reason, String) {
         Reason::Leaving,
         "the cluster leaves: waiting for its copies to be removed".to_owned(),
     )
+}
+
+/// Returns the value of Ready. Its reason is the most important state of the cluster, as `kubectl get` shows it.
+fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, String) {
+    if !view.accepted || view.leaving {
+        return accepted(view);
+    }
+    if view.session.is_none() {
+        return connected(view, now);
+    }
+    if let Some(watch) = view.lost_watch {
+        return (
+            ConditionStatus::False,
+            Reason::MemberAPIUnavailable,
+            api_unavailable(watch),
+        );
+    }
+    let divergence = divergences(view).into_iter().find_map(|(_, why)| why);
+    if let Some((reason, message)) = divergence {
+        return (ConditionStatus::False, reason, message);
+    }
+    // These need a person; the cluster gets its copies.
+    let (reason, message) = if let Some(message) = stolen(view) {
+        (Reason::RetiredKeySeen, message)
+    } else if view.key_shared {
+        (Reason::ConcurrentSessions, KEY_SHARED.to_owned())
+    } else if view.cordoned {
+        (Reason::Cordoned, CORDONED.to_owned())
+    } else if let Some(message) = orphaned(view) {
+        (Reason::UnknownRules, message)
+    } else {
+        (Reason::MemberReady, "the agent is connected".to_owned())
+    };
+    (ConditionStatus::True, reason, message)
+}
+
+fn api_unavailable(watch: LostWatch) -> String {
+    format!("nothing is known of its copies: {}", without_watch(watch))
 }
 
 /// Whether this hub has nothing left to remove there. Copies of unknown rules stay and delay
@@ -434,6 +474,74 @@ mod tests {
             wall: Timestamp::from_second(1_800_000_000).unwrap(),
         };
         fold_member(view, now).unwrap_or_else(|| view.previous.clone())
+    }
+
+    fn is_ready(status: &MemberClusterStatus) -> (&str, &str) {
+        let ready = condition(&status.conditions, ConditionType::Ready).unwrap();
+        (&ready.status, &ready.reason)
+    }
+
+    #[test]
+    fn ready_has_the_most_important_state_as_reason() {
+        let (none, facts) = (MemberClusterStatus::default(), facts());
+        let stays = |session| MemberView {
+            leaving: false,
+            ..view(&none, session, 0)
+        };
+        let never = reported(&stays(None));
+        assert_eq!(is_ready(&never), ("False", "NeverConnected"));
+        let well = reported(&stays(Some(&facts)));
+        assert_eq!(is_ready(&well), ("True", "MemberReady"));
+        assert_eq!(well.conditions[0].type_, "Ready");
+        let rule = RuleName {
+            kind: "DistributionRule".into(),
+            namespace: "a".into(),
+            name: "r".into(),
+        };
+        let orphaned = MemberView {
+            orphaned: vec![&rule],
+            ..stays(Some(&facts))
+        };
+        assert_eq!(is_ready(&reported(&orphaned)), ("True", "UnknownRules"));
+        let cordoned = MemberView {
+            cordoned: true,
+            ..orphaned
+        };
+        assert_eq!(is_ready(&reported(&cordoned)), ("True", "Cordoned"));
+        let shared = MemberView {
+            key_shared: true,
+            ..cordoned
+        };
+        assert_eq!(is_ready(&reported(&shared)), ("True", "ConcurrentSessions"));
+        let blind = MemberView {
+            lost_watch: Some(LostWatch {
+                resource: "secrets",
+                status: 403,
+            }),
+            ..shared
+        };
+        assert_eq!(
+            is_ready(&reported(&blind)),
+            ("False", "MemberAPIUnavailable")
+        );
+        let leaving = view(&none, Some(&facts), 2);
+        assert_eq!(is_ready(&reported(&leaving)), ("False", "Leaving"));
+        let revoked = MemberView {
+            accepted: false,
+            ..leaving
+        };
+        assert_eq!(is_ready(&reported(&revoked)), ("False", "NotAccepted"));
+        let lost = MemberView {
+            previous: &well,
+            ..stays(None)
+        };
+        assert_eq!(is_ready(&reported(&lost)), ("Unknown", "SessionLost"));
+        // While the hub waits for its agents after a start, the former state stays.
+        let awaited = MemberView {
+            awaited: true,
+            ..lost
+        };
+        assert_eq!(is_ready(&reported(&awaited)), ("True", "MemberReady"));
     }
 
     fn left(status: &MemberClusterStatus) -> (&str, &str, &str) {
