@@ -376,7 +376,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     let (deletes, retains) = (Id::rule(home, "deletes"), Id::rule(home, "retains"));
     hub.make(
         &draft("deletes")
-            .source(json!({"resources": ["configmaps"], "names": ["more"]}))
+            .source(json!({"resources": ["configmaps"], "names": ["more*"]}))
             .json(),
     )
     .await?;

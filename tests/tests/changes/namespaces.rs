@@ -165,7 +165,8 @@ async fn ending_namespace_is_left_alone_and_served_on_return() -> Result<()> {
             .unwrap_or_default()
             .contains("member-1")
     );
-    hub.all_applied(&wide, 0).await?;
+    let none = hub.wait_ready(&wide, "False", "NoNamespaces").await?;
+    ensure!(none["status"]["summary"]["copies"] == 0, "{none}");
 
     for anchor in &anchors {
         member

@@ -153,7 +153,7 @@ async fn restored_member_is_brought_up_to_date() -> Result<()> {
     let name = stage.fleet.member_name(1);
     let rule = stage
         .rule("reset", "all", |d| {
-            d.named(&["settings", "gone"])
+            d.named(&["settings", "gon*"])
                 .to(&[name])
                 .into(&["reset-target"])
         })

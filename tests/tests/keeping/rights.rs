@@ -50,7 +50,7 @@ async fn refused_delete_after_apply_is_shown_and_retried() -> Result<()> {
     }
     hub.make(
         &RuleDraft::new(home, "first")
-            .named(&["stays", "goes"])
+            .named(&["stays", "goe*"])
             .to(&["member-1"])
             .json(),
     )

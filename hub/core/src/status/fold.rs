@@ -512,8 +512,8 @@ fn verdict(
     {
         return missing;
     }
-    if standings.iter().all(|(_, standing)| standing.copies == 0) {
-        let message = no_namespaces(view, standings.len() - absent.len());
+    let has_none = standings.iter().all(|(_, standing)| standing.copies == 0);
+    if has_none && let Some(message) = no_namespaces(view, standings.len() - absent.len()) {
         return ConditionValue::new(False, Reason::NoNamespaces, message);
     }
     let message = match absent.as_slice() {

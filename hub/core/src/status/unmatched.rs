@@ -92,14 +92,16 @@ pub(super) fn no_clusters(view: &View<'_>) -> String {
     )
 }
 
-/// Returns the message about a rule without copies, because no namespace is a target in any of its clusters.
-pub(super) fn no_namespaces(view: &View<'_>, clusters: usize) -> String {
-    let place = match i64::try_from(clusters) {
-        Ok(1) => "in its cluster".to_owned(),
-        _ => format!("in any of its {clusters} clusters"),
-    };
-    let Some(choice) = &view.rule.terms.namespaces else {
-        return format!("there are no copies: the namespaces of the sources take none {place}");
+/// Returns the message about a rule without copies, because its globs and labels match no namespace of its clusters. An
+/// exact name has a copy that waits, if there is no such namespace; without one the hub itself may be the only target.
+pub(super) fn no_namespaces(view: &View<'_>, clusters: usize) -> Option<String> {
+    let choice = view.rule.terms.namespaces.as_ref()?;
+    if choice.wanted_literals().next().is_some() {
+        return None;
+    }
+    let place = match clusters {
+        1 => "in its cluster".to_owned(),
+        more => format!("in any of its {more} clusters"),
     };
     let names: Vec<_> = choice.names.iter().map(Pattern::as_str).collect();
     let mut looked_for = Vec::new();
@@ -109,10 +111,10 @@ pub(super) fn no_namespaces(view: &View<'_>, clusters: usize) -> String {
     if let Some(selector) = &choice.selector {
         looked_for.push(format!("has the labels {selector}"));
     }
-    format!(
+    Some(format!(
         "there are no copies, because spec.namespaces matches nothing: no namespace {place} {}",
         looked_for.join(" or ")
-    )
+    ))
 }
 
 /// Returns the text about clusters in `spec.clusters.names` without MemberCluster.
