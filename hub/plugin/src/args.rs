@@ -222,7 +222,7 @@ pub struct Status {
     /// With RULE and -o wide or --outdated: an address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
     #[arg(long, value_name = "HOST:PORT")]
     pub hub_url: Option<String>,
-    /// With RULE and -o wide or --outdated: where the hub lives.
+    /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
 }
@@ -254,6 +254,9 @@ pub struct Members {
     /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
+    /// The namespace of the hub.
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    pub hub_namespace: String,
 }
 
 /// Let a cluster leave.

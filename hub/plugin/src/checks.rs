@@ -271,6 +271,20 @@ pub fn lease(lease: Option<&Lease>, now: Timestamp) -> Check {
     ))
 }
 
+/// Returns a warning if the Lease of the leader has expired: then no hub updates what is shown.
+pub fn silence(lease: &Lease, now: Timestamp) -> Option<String> {
+    let spec = lease.spec.as_ref()?;
+    let renewed = spec.renew_time.as_ref()?.0;
+    let silent = now.as_second().saturating_sub(renewed.as_second());
+    let lasts = i64::from(spec.lease_duration_seconds.unwrap_or_default().max(1));
+    (silent > lasts).then(|| {
+        format!(
+            "warning: the hub has been silent for {}; what follows is the last reported state",
+            age(Some(renewed), now)
+        )
+    })
+}
+
 /// Checks the rights of the user.
 pub fn rights(missing: &[Right], all: usize) -> Check {
     if missing.is_empty() {
@@ -556,6 +570,22 @@ mod tests {
             (Level::Warn, true),
             "{old:?}"
         );
+    }
+
+    #[test]
+    fn silent_hub_is_a_warning_once_its_lease_has_expired() {
+        let renewed = |at: &str| -> Lease {
+            typed(json!({"spec": {"leaseDurationSeconds": 15, "renewTime": at}}))
+        };
+        let fresh = renewed("2026-01-01T00:59:45.000000Z");
+        assert_eq!(silence(&fresh, now()), None);
+        assert_eq!(
+            silence(&renewed("2026-01-01T00:59:08.000000Z"), now()).as_deref(),
+            Some(
+                "warning: the hub has been silent for 52s; what follows is the last reported state"
+            )
+        );
+        assert_eq!(silence(&Lease::default(), now()), None);
     }
 
     #[test]

@@ -99,8 +99,7 @@ async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
             .await
             .map(|seen| checks::hub(&seen, namespace)),
     ));
-    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
-    let lease = hub.get("read the Lease of the leader", &path).await;
+    let lease = read_cluster::lease(hub, namespace).await;
     // By the API server's clock, as the hub that renews it may be elsewhere.
     let read = |lease: Option<Lease>| vec![checks::lease(lease.as_ref(), clock.unwrap_or(now))];
     found.extend(reported(lease.map(read)));

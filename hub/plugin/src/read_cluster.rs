@@ -2,6 +2,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use runnel_transport::identity::{Fingerprint, JoinString};
 use runnel_transport::tls::{ConnectError, Connector, join_config};
@@ -9,6 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::access::Cluster;
 use super::diagnose::{Reachability, Workload, has_waiting_container, reach_of};
+use super::helm::HUB;
 use super::hints::error_chain;
 use super::objects::Rule;
 
@@ -43,6 +45,15 @@ pub const FLEET_PATH: &str = "/apis/runnel.dev/v1alpha1/fleets/default";
 pub async fn members<T: DeserializeOwned>(hub: &Cluster) -> anyhow::Result<Vec<T>> {
     hub.list("list the members", &format!("{API}/memberclusters"))
         .await
+}
+
+/// The Lease of the leader, if there is one.
+///
+/// # Errors
+/// As [`Cluster::get`].
+pub async fn lease(hub: &Cluster, namespace: &str) -> anyhow::Result<Option<Lease>> {
+    let path = format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{HUB}");
+    hub.get("read the Lease of the leader", &path).await
 }
 
 /// The rules of a namespace; without one, those of all namespaces and `ClusterDistributionRule`s.

@@ -12,7 +12,8 @@ use super::parse::{self, RuleRef};
 use super::progress::colours;
 use super::read_cluster::{self, API};
 use super::{
-    CommandContext, clusters_output, ended, for_machines, hub_query, note, rules, say, usage,
+    CommandContext, checks, clusters_output, ended, for_machines, hub_query, note, rules, say,
+    usage,
 };
 use runnel_api::MemberCluster;
 
@@ -27,6 +28,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
         return Err(usage(format!("--namespace `{namespace}` is no name")));
     }
     let now = Timestamp::now();
+    warn_of_silence(&hub, hub_namespace(&options.hub_namespace)?).await;
     if let Some(given) = &options.rule {
         let object = tidy(one(&hub, given, &namespace).await?);
         if let Some(text) = for_machines(options.output, &object)?.filter(|_| !options.outdated) {
@@ -34,7 +36,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
         }
         let rule = Rule::read(&object)?;
         if options.outdated {
-            let namespace = hub_namespace(options)?;
+            let namespace = hub_namespace(&options.hub_namespace)?;
             let question = RuleQuery {
                 namespace,
                 address: options.hub_url.as_deref(),
@@ -88,18 +90,31 @@ fn width() -> usize {
         .unwrap_or(100)
 }
 
-fn hub_namespace(options: &Status) -> anyhow::Result<&str> {
-    let namespace = options.hub_namespace.as_str();
+fn hub_namespace(namespace: &str) -> anyhow::Result<&str> {
     if !is_subdomain(namespace) {
         return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
     }
     Ok(namespace)
 }
 
+/// Warns if no hub leads. Prints nothing if the Lease cannot be read.
+async fn warn_of_silence(hub: &Cluster, namespace: &str) {
+    let Ok(Some(lease)) = read_cluster::lease(hub, namespace).await else {
+        return;
+    };
+    // By the API server's clock, as the hub that renews it may be elsewhere.
+    let Ok(Some(now)) = hub.clock().await else {
+        return;
+    };
+    if let Some(warning) = checks::silence(&lease, now) {
+        note(&warning);
+    }
+}
+
 /// Shows one rule with all its clusters. Without an answer of the hub it shows the status.
 async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> anyhow::Result<()> {
     let question = RuleQuery {
-        namespace: hub_namespace(options)?,
+        namespace: hub_namespace(&options.hub_namespace)?,
         address: options.hub_url.as_deref(),
         rule,
     };
@@ -151,6 +166,7 @@ pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::
 /// Shows members.
 pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> anyhow::Result<()> {
     let hub = session.hub().await?;
+    warn_of_silence(&hub, hub_namespace(&options.hub_namespace)?).await;
     let found: Vec<Value> = match &options.cluster {
         Some(name) if !is_subdomain(name) => {
             return Err(usage(format!("`{name}` is no name of a cluster")));
