@@ -112,6 +112,28 @@ async fn rule_without_target_namespaces_is_not_ready() -> Result<()> {
 }
 
 #[tokio::test]
+async fn copies_that_wait_name_their_namespaces() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let (hub, home) = (&scene.hub, "waits");
+    scene.hub_namespaces(&[home]).await?;
+    hub.make(&Draft::config_map(home, "settings").json())
+        .await?;
+    let rule = Id::rule(home, "waits");
+    let draft = RuleDraft::new(home, "waits")
+        .named(&["settings"])
+        .to(&["member-1"])
+        .into(&["waits-a", "waits-b", "waits-c", "waits-d"]);
+    hub.make(&draft.json()).await?;
+    let message = says(&scene, &rule, "False", "CopiesWaiting").await?;
+    ensure!(
+        message
+            .ends_with("the namespaces waits-a, waits-b, waits-c and 1 other do not exist there"),
+        "{message}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
 async fn member_is_ready_by_its_connection_and_shows_its_state() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;

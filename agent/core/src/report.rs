@@ -1,9 +1,11 @@
 //! The report to the hub: the outcome per copy, summed per rule and coalesced.
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::{
-    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Reason, RuleUid, SourceRef,
+    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, Reason, RuleUid, SourceRef,
+    WaitingNamespaces,
 };
 
 use crate::copy::clip;
@@ -17,6 +19,8 @@ struct RuleReport {
     counts: Counts,
     failures: BTreeMap<(usize, SourceRef), CopyError>,
     namespace_prunes: BTreeSet<SourceRef>,
+    /// Number of waiting copies by namespace.
+    waiting: BTreeMap<Arc<str>, u32>,
     /// Something changed since the last report.
     dirty: bool,
     /// The time at which the report of the unsettled rule has begun to wait.
@@ -125,6 +129,17 @@ impl Report {
                 entry.namespace_prunes.remove(copy)
             };
         }
+        if *outcome == CopyStatus::Waiting {
+            let namespace = &copy.namespace;
+            if add {
+                *entry.waiting.entry(namespace.clone()).or_default() += 1;
+            } else if let Some(copies) = entry.waiting.get_mut(namespace) {
+                *copies -= 1;
+                if *copies == 0 {
+                    entry.waiting.remove(namespace);
+                }
+            }
+        }
         entry.dirty = true;
         self.dirty.insert(rule.clone());
     }
@@ -190,6 +205,18 @@ impl Report {
             .get(rule)
             .into_iter()
             .flat_map(|entry| &entry.namespace_prunes)
+    }
+
+    /// Returns the namespaces for which copies of a rule wait.
+    pub fn waiting(&self, rule: &RuleUid) -> WaitingNamespaces {
+        let Some(entry) = self.rules.get(rule) else {
+            return WaitingNamespaces::default();
+        };
+        let first = entry.waiting.keys().take(NAMESPACES_LIMIT);
+        WaitingNamespaces {
+            first: first.map(ToString::to_string).collect(),
+            count: u32::try_from(entry.waiting.len()).unwrap_or(u32::MAX),
+        }
     }
 
     /// Returns the worst failures of a rule, at most [`FAILURES_LIMIT`].
@@ -324,6 +351,35 @@ mod tests {
         report.set(&copy(2), vec![(rule.clone(), CopyStatus::Applied)], None);
         assert_eq!(report.take_due(start + INTERVAL), [rule]);
         assert_eq!(report.next_due(start + INTERVAL), None);
+    }
+
+    #[test]
+    fn namespaces_of_waiting_copies_are_reported_once() {
+        let (mut report, rule): (_, RuleUid) = (Report::default(), "r".into());
+        let copy = |namespace: &str, name: &str| SourceRef::new("configmaps", namespace, name);
+        for namespace in ["d", "c", "b", "a"] {
+            for name in ["one", "two"] {
+                let waits = vec![(rule.clone(), CopyStatus::Waiting)];
+                report.set(&copy(namespace, name), waits, None);
+            }
+        }
+        let waiting = report.waiting(&rule);
+        assert_eq!(
+            (waiting.first, waiting.count),
+            (vec!["a".into(), "b".into(), "c".into()], 4)
+        );
+        report.set(
+            &copy("a", "one"),
+            vec![(rule.clone(), CopyStatus::Applied)],
+            None,
+        );
+        assert_eq!(report.waiting(&rule).count, 4);
+        report.set(&copy("a", "two"), vec![], None);
+        let waiting = report.waiting(&rule);
+        assert_eq!(
+            (waiting.first, waiting.count),
+            (vec!["b".into(), "c".into(), "d".into()], 3)
+        );
     }
 
     #[test]

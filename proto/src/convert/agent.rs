@@ -13,7 +13,7 @@ use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, AskedDigest, CopyList, Counts, FAILURES_LIMIT,
     Failure, Hello, KINDS, LostWatch, NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult,
-    Proof, Refusal, RuleState, SetDigest, TermsDigest, is_label, plain_text,
+    Proof, Refusal, RuleState, SetDigest, TermsDigest, WaitingNamespaces, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -95,18 +95,19 @@ fn hello(wire: &wire::Hello) -> Hello {
     }
 }
 
+/// Returns the first names of namespaces.
+fn labels(names: Vec<String>) -> Vec<String> {
+    let first = names.into_iter().take(NAMESPACES_LIMIT);
+    first.filter(|name| is_label(name)).collect()
+}
+
 /// The rules and intents must be readable. Other unreadable items count as not sent.
 fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
     let namespace_prunes =
         asked_digest(&wire.namespace_prunes_digest).map(|digest| NamespacePrunes {
             copies: wire.namespace_prunes,
             digest,
-            namespaces: wire
-                .pruned_namespaces
-                .into_iter()
-                .take(NAMESPACES_LIMIT)
-                .filter(|name| is_label(name))
-                .collect(),
+            namespaces: labels(wire.pruned_namespaces),
         });
     let counts = wire.counts.unwrap_or_default();
     Ok(RuleState {
@@ -136,6 +137,10 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         gone: wire.gone,
         last_batch: wire.last_batch,
         namespace_prunes,
+        waiting: WaitingNamespaces {
+            first: labels(wire.waiting_namespaces),
+            count: wire.waiting_namespace_count,
+        },
         suspended: wire.suspended,
         proof: wire.proof.as_ref().try_into().ok().map(Proof),
     })
@@ -286,6 +291,8 @@ fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
         pruned_namespaces: namespace_prunes
             .map(|namespace_prunes| namespace_prunes.namespaces.clone())
             .unwrap_or_default(),
+        waiting_namespaces: state.waiting.first.clone(),
+        waiting_namespace_count: state.waiting.count,
         suspended: state.suspended,
         proof: state
             .proof

@@ -64,10 +64,11 @@ fn state() -> impl Strategy<Value = RuleState> {
         any::<Option<[u8; 16]>>(),
     );
     let namespaces = vec("[a-z]{1,9}", 0..=NAMESPACES_LIMIT);
+    let waiting = (namespaces.clone(), any::<u32>());
     let namespace_prunes = prop::option::of((any::<u32>(), any::<[u8; 16]>(), namespaces));
     let rest = (
         any::<[bool; 2]>(),
-        namespace_prunes,
+        (namespace_prunes, waiting),
         any::<u64>(),
         any::<Option<[u8; 16]>>(),
     );
@@ -77,41 +78,44 @@ fn state() -> impl Strategy<Value = RuleState> {
         vec(failure, 0..=FAILURES_LIMIT),
         rest,
     )
-        .prop_map(
-            |(head, n, failures, ([gone, suspended], namespace_prunes, last_batch, proof))| {
-                RuleState {
-                    uid: head.0,
-                    rule: head.1,
-                    intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
-                    intents: head.3,
-                    terms_digest: head.4.map(TermsDigest),
-                    counts: Counts {
-                        copies: n[0],
-                        applied: n[1],
-                        failed: n[2],
-                        waiting: n[3],
-                        removing: n[4],
-                        drifted: n[5],
-                        to_create: n[6],
-                        to_update: n[7],
-                        to_delete: n[8],
-                        absent: n[9],
-                    },
-                    failures,
-                    gone,
-                    last_batch,
-                    namespace_prunes: namespace_prunes.map(|(copies, digest, namespaces)| {
-                        NamespacePrunes {
-                            copies,
-                            digest: AskedDigest(digest),
-                            namespaces,
-                        }
-                    }),
-                    suspended,
-                    proof: proof.map(Proof),
-                }
-            },
-        )
+        .prop_map(|(head, n, failures, rest)| {
+            let ([gone, suspended], (namespace_prunes, waiting), last_batch, proof) = rest;
+            RuleState {
+                uid: head.0,
+                rule: head.1,
+                intents_digest: SetDigest::from_bytes(&head.2).unwrap(),
+                intents: head.3,
+                terms_digest: head.4.map(TermsDigest),
+                counts: Counts {
+                    copies: n[0],
+                    applied: n[1],
+                    failed: n[2],
+                    waiting: n[3],
+                    removing: n[4],
+                    drifted: n[5],
+                    to_create: n[6],
+                    to_update: n[7],
+                    to_delete: n[8],
+                    absent: n[9],
+                },
+                failures,
+                gone,
+                last_batch,
+                namespace_prunes: namespace_prunes.map(|(copies, digest, namespaces)| {
+                    NamespacePrunes {
+                        copies,
+                        digest: AskedDigest(digest),
+                        namespaces,
+                    }
+                }),
+                waiting: WaitingNamespaces {
+                    first: waiting.0,
+                    count: waiting.1,
+                },
+                suspended,
+                proof: proof.map(Proof),
+            }
+        })
 }
 
 fn agent_frames() -> impl Strategy<Value = AgentFrame> {
@@ -562,6 +566,10 @@ fn the_largest_possible_item_fits_a_frame() {
             digest: AskedDigest([1; 16]),
             namespaces: vec!["n".repeat(NAME_LIMIT); NAMESPACES_LIMIT],
         }),
+        waiting: WaitingNamespaces {
+            first: vec!["n".repeat(NAME_LIMIT); NAMESPACES_LIMIT],
+            count: u32::MAX,
+        },
         suspended: true,
         proof: Some(Proof([1; 16])),
     };

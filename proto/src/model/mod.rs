@@ -42,7 +42,7 @@ pub use preview::{
 pub use proof::{ContentDigest, Proof, ProofKey, SetDigest, Shown};
 pub use report::{
     Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes,
-    Reason, RuleState,
+    Reason, RuleState, WaitingNamespaces,
 };
 pub use selector::{
     NamespaceChoice, Operator, Pattern, Requirement, Selector, is_closed_namespace, matches_any,

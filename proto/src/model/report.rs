@@ -141,6 +141,8 @@ pub struct RuleState {
     pub last_batch: u64,
     /// Removals that wait for the hub's approval.
     pub namespace_prunes: Option<NamespacePrunes>,
+    /// The namespaces for which copies wait.
+    pub waiting: WaitingNamespaces,
     /// Whether the rule is suspended here, by its terms or by an order.
     pub suspended: bool,
     /// The digest of the copies in the member's API, if nothing is in progress and every copy is
@@ -163,6 +165,7 @@ impl RuleState {
             gone: false,
             last_batch: 0,
             namespace_prunes: None,
+            waiting: WaitingNamespaces::default(),
             suspended: false,
             proof: None,
         }
@@ -178,7 +181,16 @@ pub struct Asked {
     pub digest: AskedDigest,
 }
 
-/// The most namespaces that [`NamespacePrunes`] names.
+/// Namespaces of one rule in one cluster that do not exist, and for which copies wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WaitingNamespaces {
+    /// The first of them, at most [`NAMESPACES_LIMIT`].
+    pub first: Vec<String>,
+    /// Number of all.
+    pub count: u32,
+}
+
+/// The most namespaces that [`NamespacePrunes`] and [`WaitingNamespaces`] name.
 pub const NAMESPACES_LIMIT: usize = 3;
 
 /// Copies of one rule in one cluster whose namespaces are no longer targets.

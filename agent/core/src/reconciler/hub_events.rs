@@ -59,6 +59,7 @@ impl Reconciler {
             gone: false,
             last_batch: 0,
             namespace_prunes: self.namespace_prunes_of(uid),
+            waiting: self.report.waiting(uid),
             suspended: acked_rule.suspended,
             proof,
         })

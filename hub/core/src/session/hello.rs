@@ -93,6 +93,7 @@ pub fn state_bytes(state: &RuleState) -> usize {
         .namespace_prunes
         .iter()
         .flat_map(|namespace_prunes| &namespace_prunes.namespaces)
+        .chain(&state.waiting.first)
         .map(|name| name.len() + 24);
     let failures = state.failures.iter().map(|failure| {
         let copy = &failure.copy;

@@ -7,7 +7,9 @@ use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
 use super::rollout_view::{rolling_out, rollout_reverted, rollout_stopped, went_wrong};
-use super::rule_cluster_state::{RuleClusterState, from_any, is_awaited, is_reading, standing};
+use super::rule_cluster_state::{
+    RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, standing,
+};
 use super::unmatched::{no_clusters, no_namespaces, no_sources, unmatched};
 use super::view::{ConditionValue, View, counted};
 use super::{Now, ReportStore, SETTLING};
@@ -498,7 +500,11 @@ fn verdict(
             counted(copies, "copy", "copies"),
             counted(clusters, "cluster", "clusters"),
         );
-        let message = format!("{copies} waiting in {clusters}: the namespaces do not exist there");
+        let namespaces = absent_namespaces(
+            in_state(ClusterState::Waiting).map(|(_, standing)| &standing.absent),
+        )
+        .unwrap_or_else(|| "the namespaces do not exist".to_owned());
+        let message = format!("{copies} waiting in {clusters}: {namespaces} there");
         return ConditionValue::new(False, Reason::CopiesWaiting, message);
     }
     let (absent, away): (Vec<_>, Vec<_>) = in_state(ClusterState::Unreachable)

@@ -5,7 +5,7 @@ use std::time::Instant;
 use jiff::Timestamp;
 use runnel_proto::model::{
     Asked, ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof, ProofKey,
-    RuleName, RuleState, RuleUid, SetDigest, TermsDigest,
+    RuleName, RuleState, RuleUid, SetDigest, TermsDigest, WaitingNamespaces,
 };
 
 use super::SILENCE;
@@ -23,6 +23,8 @@ pub(super) struct RuleReport {
     pub(super) failures: Vec<Failure>,
     /// Pending removals of copies whose namespace is no longer a target.
     pub(super) namespace_prunes: Option<NamespacePrunes>,
+    /// The namespaces for which copies wait.
+    pub(super) waiting: WaitingNamespaces,
     /// The proof of its copies.
     pub(super) proof: Option<Proof>,
     /// The approximate size of the report, in bytes.
@@ -353,6 +355,7 @@ impl ReportStore {
             intents: state.intents,
             counts: state.counts,
             failures: state.failures,
+            waiting: state.waiting,
             proof: state.proof,
             bytes,
         };

@@ -2,7 +2,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use runnel_proto::model::{self, ClusterName, Failure, LostWatch, ProofKey, SourceRef};
+use runnel_proto::model::{
+    self, ClusterName, Failure, LostWatch, NAMESPACES_LIMIT, ProofKey, SourceRef, WaitingNamespaces,
+};
 
 use super::report_store::{Connectivity, RuleReport, SessionFacts};
 use super::{ReportStore, SETTLING, View};
@@ -43,6 +45,8 @@ pub(super) struct RuleClusterState {
     pub(super) to_delete: i64,
     pub(super) reason: Reason,
     pub(super) message: String,
+    /// The namespaces for which copies wait.
+    pub(super) absent: WaitingNamespaces,
     /// Whether the cluster counts as connected.
     pub(super) fresh: bool,
 }
@@ -237,9 +241,12 @@ pub(super) fn standing(
             )
         }
         ClusterState::Waiting => {
-            let message = match counts.waiting {
-                1 => "1 copy waits for a namespace that does not exist".to_owned(),
-                more => format!("{more} copies wait for namespaces that do not exist"),
+            let namespaces = account.map(|account| absent_namespaces([&account.waiting]));
+            let message = match (counts.waiting, namespaces.flatten()) {
+                (1, None) => "1 copy waits for a namespace that does not exist".to_owned(),
+                (more, None) => format!("{more} copies wait for namespaces that do not exist"),
+                (1, Some(namespaces)) => format!("1 copy waits: {namespaces}"),
+                (more, Some(namespaces)) => format!("{more} copies wait: {namespaces}"),
             };
             (Reason::CopiesWaiting, message)
         }
@@ -270,6 +277,9 @@ pub(super) fn standing(
         to_delete: account.map_or(0, |account| to_delete(view, cluster, account)),
         reason,
         message,
+        absent: account
+            .map(|account| account.waiting.clone())
+            .unwrap_or_default(),
         fresh,
     };
     // The hub only has a report from before its start.
@@ -296,6 +306,40 @@ pub(super) fn standing(
             ..standing
         },
         None => standing,
+    }
+}
+
+/// Returns the text about the namespaces for which copies wait, with the first names and the number of others; `None`
+/// if no agent has named one.
+pub(super) fn absent_namespaces<'a>(
+    waiting: impl IntoIterator<Item = &'a WaitingNamespaces>,
+) -> Option<String> {
+    let mut named = BTreeSet::new();
+    let mut most = 0;
+    let mut is_whole = true;
+    for of_cluster in waiting {
+        let first: Vec<_> = of_cluster.first.iter().map(String::as_str).collect();
+        let count = usize::try_from(of_cluster.count).unwrap_or(usize::MAX);
+        is_whole &= first.len() >= count;
+        most = most.max(count);
+        named.extend(first);
+    }
+    let first: Vec<_> = named.iter().copied().take(NAMESPACES_LIMIT).collect();
+    // Of further namespaces in several clusters it is not known which are the same.
+    let count = if is_whole {
+        named.len()
+    } else {
+        most.max(named.len())
+    };
+    let names = first.join(", ");
+    match (first.as_slice(), count.saturating_sub(first.len())) {
+        ([], _) => None,
+        ([_], 0) => Some(format!("the namespace {names} does not exist")),
+        (_, 0) => Some(format!("the namespaces {names} do not exist")),
+        (_, 1) => Some(format!("the namespaces {names} and 1 other do not exist")),
+        (_, more) => Some(format!(
+            "the namespaces {names} and {more} others do not exist"
+        )),
     }
 }
 

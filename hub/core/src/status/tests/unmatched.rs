@@ -1,4 +1,5 @@
 //! The status of a rule with names that match nothing, and of clusters that never connected.
+use runnel_proto::model::WaitingNamespaces;
 use serde_json::Value;
 
 use super::pages::{page, shaped};
@@ -246,5 +247,59 @@ fn rule_whose_clusters_never_connected_is_unknown() {
     assert_eq!(
         message(&world),
         "2 clusters have never connected, among them eu-3"
+    );
+}
+
+#[test]
+fn waiting_copies_name_their_namespaces() {
+    let mut world = world(json!({"namespaces": {"names": ["team-a", "team-b"]}}));
+    let mut wait = |cluster: &str, waiting: u32, first: &[&str], count: u32| {
+        let counts = Counts {
+            copies: 2 + waiting,
+            applied: 2,
+            waiting,
+            ..Counts::default()
+        };
+        let waiting = WaitingNamespaces {
+            first: first.iter().map(ToString::to_string).collect(),
+            count,
+        };
+        let state = RuleState {
+            waiting,
+            ..world.state(cluster, counts)
+        };
+        world.report_store.report(&cluster.into(), 1, state);
+        world.fold();
+        let entry = world.status.clusters.iter().find(|one| one.name == cluster);
+        (message(&world).to_owned(), entry.unwrap().message.clone())
+    };
+    let (of_rule, of_cluster) = wait("eu-1", 1, &["team-a"], 1);
+    assert_eq!(
+        of_rule,
+        "1 copy waiting in 1 cluster: the namespace team-a does not exist there"
+    );
+    assert_eq!(
+        of_cluster,
+        "1 copy waits: the namespace team-a does not exist"
+    );
+    let (of_rule, of_cluster) = wait("eu-2", 5, &["a", "b", "c"], 5);
+    assert_eq!(
+        of_rule,
+        "6 copies waiting in 2 clusters: the namespaces a, b, c and 2 others do not exist there"
+    );
+    assert_eq!(
+        of_cluster,
+        "5 copies wait: the namespaces a, b, c and 2 others do not exist"
+    );
+    // An older agent names none.
+    wait("eu-1", 1, &[], 0);
+    let (of_rule, of_cluster) = wait("eu-2", 1, &[], 0);
+    assert_eq!(
+        of_rule,
+        "2 copies waiting in 2 clusters: the namespaces do not exist there"
+    );
+    assert_eq!(
+        of_cluster,
+        "1 copy waits for a namespace that does not exist"
     );
 }
