@@ -134,6 +134,45 @@ async fn copies_that_wait_name_their_namespaces() -> Result<()> {
 }
 
 #[tokio::test]
+async fn copies_are_selected_by_the_uid_of_their_rule() -> Result<()> {
+    let fleet = fleet().await?;
+    let scene = Scene::of(fleet).await?;
+    let (hub, home) = (&scene.hub, "labels");
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    let source = hub.make(&Draft::config_map(home, "mine").json()).await?;
+    hub.make(&Draft::config_map(home, "other").json()).await?;
+    for name in ["mine", "other"] {
+        let draft = RuleDraft::new(home, name).named(&[name]).to(&["member-1"]);
+        hub.make(&draft.json()).await?;
+    }
+    let (mine, other) = (Id::rule(home, "mine"), Id::rule(home, "other"));
+    let rule = hub.all_applied(&mine, 1).await?;
+    hub.all_applied(&other, 1).await?;
+    let uid = rule["metadata"]["uid"].as_str().unwrap_or_default();
+    let label = format!("runnel.dev/rule-uid={uid}");
+    let member = fleet.member(1);
+    let selected = member
+        .kubectl(&[
+            "get",
+            "configmaps,secrets",
+            "-A",
+            "-l",
+            &label,
+            "-o",
+            "name",
+        ])
+        .await?;
+    ensure!(selected.trim() == "configmap/mine", "{selected}");
+    // Without the label the copy is corrected as after any other change.
+    let copy = Id::config_map(home, "mine");
+    let change = json!({"metadata": {"labels": {"runnel.dev/rule-uid": null}}});
+    scene.member(1).change(&copy, change).await?;
+    scene.member(1).has_copy(&source, home, &mine).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn member_is_ready_by_its_connection_and_shows_its_state() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;

@@ -6,12 +6,12 @@ use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOpera
 use kube_core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    NEWEST_LABEL, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, Revision,
-    RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION,
+    NEWEST_LABEL, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL,
+    Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION,
 };
 use serde_json::{Map, Value, json};
 
-use crate::copy::IntentKey;
+use crate::copy::{IntentKey, rule_label};
 use crate::decide::ExpectedObject;
 use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
@@ -82,6 +82,7 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
     let (mut labels, mut annotations) = (content.labels, content.annotations);
     labels.insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned());
     labels.insert(HUB_LABEL.to_owned(), sealer.hub().to_owned());
+    labels.extend(rule_label(&intent.rule).map(|uid| (RULE_LABEL.to_owned(), uid.to_owned())));
     annotations.insert(RULE_ANNOTATION.to_owned(), rule.to_string());
     annotations.insert(
         SOURCE_ANNOTATION.to_owned(),
@@ -255,7 +256,7 @@ pub fn demote(object: &DynamicObject) -> Option<Patch> {
 pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> Patch {
     let metadata = &object.metadata;
     let mut changes = vec![];
-    for label in [MANAGED_BY_LABEL, HUB_LABEL, NEWEST_LABEL] {
+    for label in [MANAGED_BY_LABEL, HUB_LABEL, RULE_LABEL, NEWEST_LABEL] {
         if metadata
             .labels
             .as_ref()

@@ -193,6 +193,34 @@ fn ownership_of_objects_is_classified() {
 }
 
 #[test]
+fn copy_without_the_label_of_its_rule_is_not_intact() {
+    let sealer = Sealer::new(b"key", "hub");
+    let object = served(&copy(), &sealer);
+    let labels = object.metadata.labels.clone().unwrap_or_default();
+    assert_eq!(labels[RULE_LABEL], intent().rule.as_str());
+    assert!(seen(&object, &sealer).intact);
+
+    // As an earlier agent wrote it, and as another client changes it.
+    let mut value = serde_json::to_value(&object).unwrap();
+    let fields = &mut value["metadata"]["managedFields"][1]["fieldsV1"]["f:metadata"]["f:labels"];
+    fields
+        .as_object_mut()
+        .unwrap()
+        .remove("f:runnel.dev/rule-uid");
+    let object = serde_json::from_value(value).unwrap();
+    assert!(!seen(&object, &sealer).intact);
+    assert_eq!(seen(&object, &sealer).ownership, Ownership::Ours);
+}
+
+#[test]
+fn uid_that_is_no_label_gets_no_label() {
+    assert_eq!(rule_label(&"4f1c-9".into()), Some("4f1c-9"));
+    for uid in ["", "a b", "A", &"a".repeat(64)] {
+        assert_eq!(rule_label(&uid.into()), None, "{uid}");
+    }
+}
+
+#[test]
 fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
     let sealer = Sealer::new(b"key", "hub");
     let object = served(&copy(), &sealer);

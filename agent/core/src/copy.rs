@@ -1,7 +1,7 @@
 //! Copies: the intent and the revision of a copy, and its outcome.
 use std::sync::Arc;
 
-use runnel_proto::model::{Payload, Reason, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{Payload, Reason, Revision, RuleUid, SourceRef, is_label};
 
 /// The identity of an intent.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,6 +10,12 @@ pub struct IntentKey {
     pub rule: RuleUid,
     /// The source.
     pub source: SourceRef,
+}
+
+/// Returns the value of the label with the rule; `None` if the uid, which the hub chooses, cannot
+/// be one.
+pub fn rule_label(rule: &RuleUid) -> Option<&str> {
+    is_label(rule.as_str()).then(|| rule.as_str())
 }
 
 /// A payload of a batch. Without `Debug`: it contains content.

@@ -8,13 +8,13 @@ use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
     Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
     NEWEST_LABEL, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION,
-    Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION, is_label,
-    is_mark, is_subdomain,
+    RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    VERSION_ANNOTATION, is_label, is_mark, is_subdomain,
 };
 use serde_json::Value;
 
 use crate::copy::IntentKey;
-use crate::copy::NewPayload;
+use crate::copy::{NewPayload, rule_label};
 use crate::managed_fields::{self, FIELD_MANAGER, apply_entry};
 use crate::policy::Facts;
 use crate::seal::{self, Identity, Seal, Sealer};
@@ -180,7 +180,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
             ignored,
         };
         facts = Facts::of(kind, &content).digested(&content, &written.ignored);
-        intact = owned.has_all_marks()
+        intact = owned.has_all_marks(&seal.rule)
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
             && sealer.check_content(
                 &seal,
@@ -448,9 +448,11 @@ impl<'a> Owned<'a> {
         self.annotations.contains(key)
     }
 
-    fn has_all_marks(&self) -> bool {
+    fn has_all_marks(&self, rule: &RuleUid) -> bool {
+        let of_rule = rule_label(rule).map(|_| RULE_LABEL);
         [MANAGED_BY_LABEL, HUB_LABEL]
-            .iter()
+            .into_iter()
+            .chain(of_rule)
             .all(|mark| self.labels.contains(mark))
             && [RULE_ANNOTATION, SOURCE_ANNOTATION, SEAL_ANNOTATION]
                 .iter()

@@ -59,6 +59,8 @@ pub const MANAGED_BY: &str = "runnel";
 /// The label with the id of the hub of a copy, so that two hubs in one member ignore each other's
 /// copies.
 pub const HUB_LABEL: &str = "runnel.dev/hub";
+/// The label with the uid of the rule that owns a copy.
+pub const RULE_LABEL: &str = "runnel.dev/rule-uid";
 /// The annotation with the rule of a copy, `namespace/name`, for users in the member.
 pub const RULE_ANNOTATION: &str = "runnel.dev/rule";
 /// The annotation that names the source of a copy, `plural[.group]/namespace/name`.

@@ -11,6 +11,8 @@ use super::place::Id;
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// The label that names the hub.
 pub const HUB_LABEL: &str = "runnel.dev/hub";
+/// The label with the uid of a copy's rule.
+pub const RULE_LABEL: &str = "runnel.dev/rule-uid";
 /// The annotation that names the rule.
 pub const RULE: &str = "runnel.dev/rule";
 /// The annotation that names the source.
@@ -21,9 +23,10 @@ pub const SEAL: &str = "runnel.dev/seal";
 pub const RETAINED: &str = "runnel.dev/retained-from";
 
 /// Every mark of a copy: where in the metadata, and its key.
-pub const MARKS: [(&str, &str); 5] = [
+pub const MARKS: [(&str, &str); 6] = [
     ("labels", MANAGED_BY),
     ("labels", HUB_LABEL),
+    ("labels", RULE_LABEL),
     ("annotations", RULE),
     ("annotations", SOURCE),
     ("annotations", SEAL),
@@ -82,6 +85,11 @@ pub fn is_copy_of(source: &Value, object: &Value, rule: &Id) -> Result<()> {
     ensure!(
         hub.is_some_and(|hub| !hub.is_empty()),
         "it does not name its hub"
+    );
+    let rule_uid = found.0.remove(RULE_LABEL);
+    ensure!(
+        rule_uid.is_some_and(|uid| !uid.is_empty()),
+        "it does not name its rule"
     );
     let seal = found.1.remove(SEAL);
     ensure!(
