@@ -100,6 +100,7 @@ impl EventLoop {
             self.core.set_active(self.right.holds());
             self.dispatch(&mut turn, now);
             let due = self.core.next_due(now);
+            let due = due.into_iter().chain(self.core.audit_due()).min();
             let room = self.core.has_room();
             let received = tokio::select! {
                 () = self.drain.cancelled() => break,
@@ -182,6 +183,7 @@ impl EventLoop {
             // Events are best effort: they are dropped if the channel is full.
             let _ = self.notices.try_send(notice);
         }
+        self.log_changes(now);
         if self.core.has_started()
             && let Some((start, ready)) = self.start.take()
         {
@@ -202,6 +204,23 @@ impl EventLoop {
             self.core.cached_bytes(),
         );
         turn.totals = totals;
+    }
+
+    /// Logs what was done to copies, and which copies fail: one line per rule and reason.
+    fn log_changes(&mut self, now: Instant) {
+        let lines = self.core.take_audit(now);
+        for line in &lines.changes {
+            tracing::info!("{line}");
+        }
+        for line in &lines.failures {
+            tracing::warn!("{line}");
+        }
+        if lines.left_out > 0 {
+            tracing::warn!(
+                count = lines.left_out,
+                "changes of copies were not logged, because too many rules changed at once"
+            );
+        }
     }
 
     /// Starts a store of the terms, if they changed.

@@ -52,7 +52,7 @@ pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
             tokens = tokens.saturating_add(refilled).min(BURST);
             last = Instant::now();
         }
-        let reserve = if matches!(notice, Notice::DriftCorrected(_)) {
+        let reserve = if matches!(notice, Notice::DriftCorrected(..)) {
             RESERVE
         } else {
             0
@@ -73,16 +73,19 @@ pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
 }
 
 fn event(notice: Notice) -> (SourceRef, Event) {
-    let event = |type_, reason: EventReason, action: &str, note: &str| Event {
+    let event = |type_, reason: EventReason, action: &str, note: String| Event {
         type_,
         reason: reason.as_str().to_owned(),
-        note: Some(note.to_owned()),
+        note: Some(note),
         action: action.to_owned(),
         secondary: None,
     };
     match notice {
-        Notice::DriftCorrected(copy) => {
-            let note = "this copy was changed or deleted here and was restored; change its source on the hub instead";
+        Notice::DriftCorrected(copy, rule, others) => {
+            let who = others.map_or("another client".to_owned(), |who| who.to_string());
+            let note = format!(
+                "{who} changed or deleted this copy of {rule}, and the agent restored it; change its source on the hub instead"
+            );
             (
                 copy,
                 event(
@@ -106,25 +109,23 @@ fn event(notice: Notice) -> (SourceRef, Event) {
                     EventType::Warning,
                     EventReason::Overwritten,
                     "Overwrite",
-                    &note,
+                    note,
                 ),
             )
         }
-        Notice::Recreated(copy) => {
-            let note = "this copy could not be changed and has been deleted and created again (immutablePolicy: \
-                        Recreate); restart what has it mounted, as nodes may serve the old values";
+        Notice::Recreated(copy, rule) => {
+            let note = format!(
+                "this copy of {rule} could not be changed and has been deleted and created again (immutablePolicy: \
+                 Recreate); restart what has it mounted, as nodes may serve the old values"
+            );
             (
                 copy,
                 event(EventType::Normal, EventReason::Recreated, "Recreate", note),
             )
         }
-        Notice::Failed(copy, copy_error) => {
-            let failed = event(
-                EventType::Warning,
-                copy_error.reason.into(),
-                "Apply",
-                &copy_error.message,
-            );
+        Notice::Failed(copy, rule, copy_error) => {
+            let note = format!("{} (rule {rule})", copy_error.message);
+            let failed = event(EventType::Warning, copy_error.reason.into(), "Apply", note);
             (copy, failed)
         }
     }

@@ -41,10 +41,18 @@ fn reported(notice: Notice) -> String {
     )
 }
 
+fn rule() -> RuleName {
+    RuleName {
+        kind: "DistributionRule".to_owned(),
+        namespace: "shop".to_owned(),
+        name: "settings".to_owned(),
+    }
+}
+
 fn failed(copy_errors: impl IntoIterator<Item = CopyError>) -> String {
     copy_errors
         .into_iter()
-        .map(|copy_error| reported(Notice::Failed(copy(), copy_error)))
+        .map(|copy_error| reported(Notice::Failed(copy(), rule(), copy_error)))
         .collect()
 }
 
@@ -74,10 +82,11 @@ fn agent_writes_are_counted() {
         name: "all".to_owned(),
     };
     let all = [
-        Notice::DriftCorrected(copy()),
+        Notice::DriftCorrected(copy(), rule.clone(), Some("kubectl-edit".into())),
+        Notice::DriftCorrected(copy(), rule.clone(), None),
         Notice::Overwritten(copy(), rule.clone(), Some("helm".into())),
-        Notice::Overwritten(copy(), rule, None),
-        Notice::Recreated(copy()),
+        Notice::Overwritten(copy(), rule.clone(), None),
+        Notice::Recreated(copy(), rule),
     ];
     insta::assert_snapshot!(all.into_iter().map(reported).collect::<String>());
 }

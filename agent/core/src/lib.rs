@@ -10,6 +10,7 @@
     )
 )]
 
+pub mod audit;
 pub mod backoff;
 pub mod body;
 pub mod cache;

@@ -11,9 +11,10 @@ use super::parts::{
 use super::preview::{preview_result, preview_result_to_wire, previewed_copy_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, AskedDigest, CopyList, Counts, FAILURES_LIMIT,
-    Failure, Hello, KINDS, LostWatch, NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult,
-    Proof, Refusal, RuleState, SetDigest, TermsDigest, WaitingNamespaces, is_label, plain_text,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, AskedDigest, CHANGES_LIMIT, ChangeOrigin,
+    CopyAction, CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch,
+    NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, Refusal, RuleState,
+    SetDigest, TermsDigest, WaitingNamespaces, is_label, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame;
@@ -143,7 +144,67 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
         },
         suspended: wire.suspended,
         proof: wire.proof.as_ref().try_into().ok().map(Proof),
+        changes: wire
+            .changes
+            .into_iter()
+            .take(CHANGES_LIMIT)
+            .filter_map(copy_change)
+            .collect(),
     })
+}
+
+/// A change of a kind that this hub does not know is dropped.
+fn copy_change(wire: wire::CopyChange) -> Option<CopyChange> {
+    let action = match wire::CopyAction::try_from(wire.action).ok()? {
+        wire::CopyAction::Unspecified => return None,
+        wire::CopyAction::Created => CopyAction::Created,
+        wire::CopyAction::Updated => CopyAction::Updated,
+        wire::CopyAction::Adopted => CopyAction::Adopted,
+        wire::CopyAction::Overwritten => CopyAction::Overwritten,
+        wire::CopyAction::Recreated => CopyAction::Recreated,
+        wire::CopyAction::Removed => CopyAction::Removed,
+        wire::CopyAction::Retained => CopyAction::Retained,
+        wire::CopyAction::Restored => CopyAction::Restored,
+    };
+    let origin = match wire::ChangeOrigin::try_from(wire.origin).ok()? {
+        wire::ChangeOrigin::Unspecified => return None,
+        wire::ChangeOrigin::Hub => ChangeOrigin::Hub,
+        wire::ChangeOrigin::Namespace => ChangeOrigin::Namespace,
+        wire::ChangeOrigin::Policy => ChangeOrigin::Policy,
+        wire::ChangeOrigin::Drift => ChangeOrigin::Drift,
+        wire::ChangeOrigin::Resync => ChangeOrigin::Resync,
+    };
+    let copies = wire.copies;
+    (copies > 0).then_some(CopyChange {
+        action,
+        origin,
+        copies,
+    })
+}
+
+fn copy_change_to_wire(change: &CopyChange) -> wire::CopyChange {
+    let action = match change.action {
+        CopyAction::Created => wire::CopyAction::Created,
+        CopyAction::Updated => wire::CopyAction::Updated,
+        CopyAction::Adopted => wire::CopyAction::Adopted,
+        CopyAction::Overwritten => wire::CopyAction::Overwritten,
+        CopyAction::Recreated => wire::CopyAction::Recreated,
+        CopyAction::Removed => wire::CopyAction::Removed,
+        CopyAction::Retained => wire::CopyAction::Retained,
+        CopyAction::Restored => wire::CopyAction::Restored,
+    };
+    let origin = match change.origin {
+        ChangeOrigin::Hub => wire::ChangeOrigin::Hub,
+        ChangeOrigin::Namespace => wire::ChangeOrigin::Namespace,
+        ChangeOrigin::Policy => wire::ChangeOrigin::Policy,
+        ChangeOrigin::Drift => wire::ChangeOrigin::Drift,
+        ChangeOrigin::Resync => wire::ChangeOrigin::Resync,
+    };
+    wire::CopyChange {
+        action: action as i32,
+        origin: origin as i32,
+        copies: change.copies,
+    }
 }
 
 /// A watch of an unsupported kind belongs to no rule here.
@@ -298,6 +359,12 @@ fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
             .proof
             .map(|proof| proof.0.to_vec().into())
             .unwrap_or_default(),
+        changes: state
+            .changes
+            .iter()
+            .take(CHANGES_LIMIT)
+            .map(copy_change_to_wire)
+            .collect(),
     }
 }
 

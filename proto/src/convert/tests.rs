@@ -49,6 +49,16 @@ fn reason() -> impl Strategy<Value = Reason> {
     prop::sample::select(Reason::ALL.to_vec())
 }
 
+fn copy_change() -> impl Strategy<Value = CopyChange> {
+    let action = prop::sample::select(CopyAction::ALL.to_vec());
+    let origin = prop::sample::select(ChangeOrigin::ALL.to_vec());
+    (action, origin, 1..=u32::MAX).prop_map(|(action, origin, copies)| CopyChange {
+        action,
+        origin,
+        copies,
+    })
+}
+
 fn state() -> impl Strategy<Value = RuleState> {
     let failure =
         (reason(), source(), "[ a-zö]{0,99}").prop_map(|(reason, copy, message)| Failure {
@@ -71,6 +81,7 @@ fn state() -> impl Strategy<Value = RuleState> {
         (namespace_prunes, waiting),
         any::<u64>(),
         any::<Option<[u8; 16]>>(),
+        vec(copy_change(), 0..=CHANGES_LIMIT),
     );
     (
         head,
@@ -79,7 +90,7 @@ fn state() -> impl Strategy<Value = RuleState> {
         rest,
     )
         .prop_map(|(head, n, failures, rest)| {
-            let ([gone, suspended], (namespace_prunes, waiting), last_batch, proof) = rest;
+            let ([gone, suspended], (namespace_prunes, waiting), last_batch, proof, changes) = rest;
             RuleState {
                 uid: head.0,
                 rule: head.1,
@@ -114,6 +125,7 @@ fn state() -> impl Strategy<Value = RuleState> {
                 },
                 suspended,
                 proof: proof.map(Proof),
+                changes,
             }
         })
 }
@@ -536,6 +548,11 @@ fn the_largest_possible_item_fits_a_frame() {
         copy: source,
         message: "m".repeat(MESSAGE_LIMIT),
     };
+    let change = CopyChange {
+        action: CopyAction::Restored,
+        origin: ChangeOrigin::Resync,
+        copies: u32::MAX,
+    };
     let state = RuleState {
         uid: long().into(),
         rule: RuleName {
@@ -572,6 +589,7 @@ fn the_largest_possible_item_fits_a_frame() {
         },
         suspended: true,
         proof: Some(Proof([1; 16])),
+        changes: vec![change; CHANGES_LIMIT],
     };
     let frames = split(AgentFrame::AckedRules(vec![state; 9], true));
     assert!(

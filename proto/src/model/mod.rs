@@ -1,4 +1,5 @@
 //! The words of the domain, shared by hub and agent. Pure: nothing here does I/O or reads a clock.
+mod changes;
 mod content;
 mod copies;
 mod fields;
@@ -14,6 +15,7 @@ mod report;
 mod selector;
 mod terms;
 
+pub use changes::{CHANGES_LIMIT, ChangeOrigin, CopyAction, CopyChange};
 pub use content::{
     Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey, is_mark,
 };

@@ -1,7 +1,7 @@
 //! An agent's account of its copies.
 use crate::closed_list;
 
-use super::{AskedDigest, Proof, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
+use super::{AskedDigest, CopyChange, Proof, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
 
 /// Maximum number of failures in one rule's state.
 pub const FAILURES_LIMIT: usize = 5;
@@ -148,6 +148,9 @@ pub struct RuleState {
     /// The digest of the copies in the member's API, if nothing is in progress and every copy is
     /// applied or waiting; `None` otherwise, or if the agent has none.
     pub proof: Option<Proof>,
+    /// What was done to copies since the last report of changes, at most
+    /// [`super::CHANGES_LIMIT`].
+    pub changes: Vec<CopyChange>,
 }
 
 impl RuleState {
@@ -168,6 +171,7 @@ impl RuleState {
             waiting: WaitingNamespaces::default(),
             suspended: false,
             proof: None,
+            changes: Vec::new(),
         }
     }
 }

@@ -68,12 +68,12 @@ impl Reconciler {
             Visibility::Unwatched => Decision::Forget,
             Visibility::Unlisted => {
                 self.jobs.budget.leave(copy);
-                return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay));
+                return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay), now);
             }
             Visibility::Unreadable(copy_error) => {
                 self.jobs.cancel(copy);
                 self.prunes.forget(copy);
-                return self.record_outcome(copy, &want, Some(failure(&want, copy_error)));
+                return self.record_outcome(copy, &want, Some(failure(&want, copy_error)), now);
             }
         };
         if let Decision::Act(action) = decision {
@@ -138,7 +138,7 @@ impl Reconciler {
         self.jobs.budget.leave(copy);
         if self.jobs.reread.contains(copy) {
             self.jobs.queue.add(&Key::Copy(copy.clone()));
-            return self.record_outcome(copy, want, outcome);
+            return self.record_outcome(copy, want, outcome, now);
         }
         self.jobs.cancel(copy);
         if *want == DesiredCopy::Nothing && self.records.live(copy).is_none() {
@@ -153,7 +153,7 @@ impl Reconciler {
         if self.decider().waits_for_quota(copy, want) || self.decider().is_unwatched(copy, want) {
             self.jobs.recheck(copy, now);
         }
-        self.record_outcome(copy, want, outcome);
+        self.record_outcome(copy, want, outcome, now);
     }
 
     /// Returns the desired state of a copy whose job is to start, the decision about it, and whether
@@ -230,7 +230,7 @@ impl Reconciler {
         let key = Key::Copy(copy.clone());
         if *action == Action::CreateNamespace {
             self.jobs.queue.add(&Key::Namespace(copy.namespace.clone()));
-            return self.record_outcome(copy, want, Some(CopyStatus::UnderWay));
+            return self.record_outcome(copy, want, Some(CopyStatus::UnderWay), now);
         }
         if let DesiredCopy::Copy(wanted) = want
             && let Some(revision) = wanted.revision
@@ -255,23 +255,28 @@ impl Reconciler {
                     CopyStatus::Failed(CopyError::new(Reason::WaitingForHub, message))
                 }
             };
-            return self.record_outcome(copy, want, Some(outcome));
+            return self.record_outcome(copy, want, Some(outcome), now);
         }
         if self.waits_for_store(copy, want, action) {
             self.jobs.queue.cancel(&key);
-            return self.record_outcome(copy, want, Some(CopyStatus::Removing(self.store.error())));
+            return self.record_outcome(
+                copy,
+                want,
+                Some(CopyStatus::Removing(self.store.error())),
+                now,
+            );
         }
         if let Some(later) = self.delete_later(action, now) {
             self.jobs.queue.add_at(&key, later);
             let waits = delete_limit::waits(self.policy.deletes_per_hour);
-            return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))));
+            return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))), now);
         }
         match self.history.failed.get(copy) {
             Some(failed) if Some(&failed.about) == want.about().as_ref() => {
                 let copy_error = failed.copy_error.clone();
                 self.jobs.budget.leave(copy);
                 self.jobs.queue.add(&key);
-                return self.record_outcome(copy, want, Some(failure(want, copy_error)));
+                return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
             }
             Some(_) => {
                 self.history.failed.remove(copy);
@@ -311,7 +316,7 @@ impl Reconciler {
                 .map_or(CopyStatus::UnderWay, CopyStatus::Failed),
             DesiredCopy::Nothing | DesiredCopy::Kept(..) => CopyStatus::UnderWay,
         };
-        self.record_outcome(copy, want, Some(outcome));
+        self.record_outcome(copy, want, Some(outcome), now);
     }
 
     /// Returns when an action may delete a copy, if not now. The policy limits the deletions per
@@ -333,7 +338,9 @@ impl Reconciler {
         copy: &SourceRef,
         want: &DesiredCopy,
         outcome: Option<CopyStatus>,
+        now: Instant,
     ) {
+        self.record_failure(copy, want, outcome.as_ref(), now);
         let mut outcomes = self.desired.owners().others(copy);
         match (want, outcome) {
             (DesiredCopy::Copy(wanted), Some(outcome)) => {
@@ -344,8 +351,11 @@ impl Reconciler {
                     // The agent writes no Event into a closed namespace either.
                     && self.desired.cluster().denies_namespace(&copy.namespace).is_none()
                 {
-                    self.notices
-                        .push(Notice::Failed(copy.clone(), copy_error.clone()));
+                    self.notices.push(Notice::Failed(
+                        copy.clone(),
+                        wanted.rule.clone(),
+                        copy_error.clone(),
+                    ));
                 }
                 outcomes.push((wanted.intent.rule.clone(), outcome));
                 self.desired.show_again(&wanted.intent);
@@ -362,6 +372,38 @@ impl Reconciler {
         }
         let owner = self.owner(copy, want);
         self.report.set(copy, outcomes, owner.as_ref());
+    }
+
+    /// Records for the log that a copy begins to fail, or fails for another reason than before.
+    fn record_failure(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        outcome: Option<&CopyStatus>,
+        now: Instant,
+    ) {
+        let (uid, rule) = match want {
+            DesiredCopy::Copy(wanted) => (&wanted.intent.rule, &wanted.rule),
+            DesiredCopy::Absent(key, rule, _) => (&key.rule, rule),
+            DesiredCopy::Kept(..) | DesiredCopy::Nothing => return,
+        };
+        fn error_of(outcome: Option<&CopyStatus>) -> Option<&CopyError> {
+            match outcome? {
+                CopyStatus::Failed(copy_error) | CopyStatus::Removing(Some(copy_error)) => {
+                    Some(copy_error)
+                }
+                _ => None,
+            }
+        }
+        let Some(copy_error) = error_of(outcome) else {
+            return;
+        };
+        let before = error_of(self.report.outcome(copy, uid));
+        // The hub sends the content within moments, or reports that it cannot.
+        let is_passing = copy_error.reason == Reason::WaitingForHub;
+        if !is_passing && before.is_none_or(|before| before.reason != copy_error.reason) {
+            self.audit.failed(copy, (uid, rule), copy_error, now);
+        }
     }
 
     /// Returns the rule to which the live object of a copy belongs. An object that no watch can

@@ -62,6 +62,7 @@ impl Reconciler {
             waiting: self.report.waiting(uid),
             suspended: acked_rule.suspended,
             proof,
+            changes: vec![],
         })
     }
 
@@ -184,6 +185,9 @@ impl Reconciler {
             self.hub.end_request(key);
             self.cache.remove(key);
         }
+        for uid in &taken.rules {
+            self.audit.ordered(uid, now);
+        }
         for copy in &taken.looks {
             self.reconcile_now(copy, now);
         }
@@ -226,8 +230,11 @@ impl Reconciler {
             self.report.forget(&gone.uid);
             self.prunes.report(&gone.uid, None);
             self.desired.mark_changed();
+            let changes = self.audit.take_unreported(&gone.uid);
+            self.audit.forget(&gone.uid);
             states.push(RuleState {
                 rule: gone.rule,
+                changes,
                 gone: true,
                 last_batch,
                 ..RuleState::new(gone.uid)
@@ -254,7 +261,10 @@ impl Reconciler {
         for uid in &due {
             self.apply_approval(uid, now);
         }
-        let states = self.states(&due);
+        let mut states = self.states(&due);
+        for state in &mut states {
+            state.changes = self.audit.take_unreported(&state.uid);
+        }
         self.hub.send(AgentFrame::Report(states));
     }
 }

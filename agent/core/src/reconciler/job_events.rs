@@ -8,6 +8,7 @@ use runnel_proto::model::{AgentFrame, Reason, Revision, RuleName, RuleUid, Sourc
 
 use super::drift::{Compared, Failed};
 use super::{Notice, PARALLEL, Reconciler};
+use crate::audit::Written;
 use crate::backoff::{COPY, Jitter, RECHECK, UNAVAILABLE};
 use crate::cache::{InflightBudget, ROOM_BYTES};
 use crate::copy::{CopyError, CopyStatus, IntentKey};
@@ -365,21 +366,36 @@ impl Reconciler {
         }
     }
 
-    /// Queues the Events for a write.
+    /// Records a write for the log and the hub, and queues its Events.
     fn notify_written(&mut self, copy: &SourceRef, wrote: Wrote, job: RunningJob, now: Instant) {
+        // The label of an older version is no change that people look for.
+        if job.rule != RuleName::default() {
+            let written = Written {
+                uid: &job.about.0.rule,
+                rule: &job.rule,
+                wrote,
+                drifted: job.drift,
+                by: job.others.as_ref(),
+            };
+            self.audit.wrote(copy, &written, now);
+        }
         if job.drift
             && self
                 .history
                 .record_correction(copy, job.others.clone(), now)
         {
-            self.notices.push(Notice::DriftCorrected(copy.clone()));
+            self.notices.push(Notice::DriftCorrected(
+                copy.clone(),
+                job.rule.clone(),
+                job.others.clone(),
+            ));
         }
         match wrote {
             Wrote::Overwrote => {
                 self.notices
                     .push(Notice::Overwritten(copy.clone(), job.rule, job.others))
             }
-            Wrote::Recreated => self.notices.push(Notice::Recreated(copy.clone())),
+            Wrote::Recreated => self.notices.push(Notice::Recreated(copy.clone(), job.rule)),
             _ => {}
         }
     }

@@ -39,6 +39,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{Counts, Hello, HubFrame, Refusal, RuleName, SourceRef};
 
+use crate::audit::{Audit, AuditLines};
 use crate::cache::{CACHE_BYTES, PayloadCache};
 use crate::copy::{CopyError, NewPayload};
 use crate::desired::{Desired, Home, Namespace, StoredRule};
@@ -127,15 +128,16 @@ pub enum WatchScope {
 /// A notice for people in the member cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A drifted copy was corrected.
-    DriftCorrected(SourceRef),
+    /// A drifted copy of this rule was corrected. Contains the field managers that had changed it, if
+    /// they are known.
+    DriftCorrected(SourceRef, RuleName, Option<Arc<str>>),
     /// An object that was not ours was overwritten for this rule. Contains its field managers, if
     /// they are known.
     Overwritten(SourceRef, RuleName, Option<Arc<str>>),
-    /// A copy that did not take a change was deleted and created again.
-    Recreated(SourceRef),
-    /// A copy cannot be created or changed.
-    Failed(SourceRef, CopyError),
+    /// A copy of this rule that did not take a change was deleted and created again.
+    Recreated(SourceRef, RuleName),
+    /// A copy of this rule cannot be created or changed.
+    Failed(SourceRef, RuleName, CopyError),
 }
 
 /// The initial state of a reconciler.
@@ -223,6 +225,7 @@ pub struct Reconciler {
     previews: PendingPreviews,
     store: Store,
     notices: Vec<Notice>,
+    audit: Audit,
     totals: Totals,
     /// Whether each watch has delivered its first list, or has failed.
     started: bool,
@@ -257,6 +260,7 @@ impl Reconciler {
             previews: PendingPreviews::default(),
             store: Store::new(setup.stored),
             notices: vec![],
+            audit: Audit::default(),
             totals: Totals::default(),
             started: false,
             revoked: false,
@@ -329,6 +333,16 @@ impl Reconciler {
     /// Returns the notices since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
+    }
+
+    /// Returns when the lines of the log about changed copies are due.
+    pub fn audit_due(&self) -> Option<Instant> {
+        self.audit.due()
+    }
+
+    /// Returns the lines of the log about changed and failing copies, if they are due.
+    pub fn take_audit(&mut self, now: Instant) -> AuditLines {
+        self.audit.take_lines(now)
     }
 
     /// Returns the sums over all copies.

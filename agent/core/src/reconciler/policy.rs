@@ -41,6 +41,7 @@ impl Reconciler {
         if !self.started {
             return self.start_if_ready(now);
         }
+        self.audit.policy_changed(now);
         for copy in known {
             self.reconcile_now(&copy, now);
         }
@@ -74,6 +75,7 @@ impl Reconciler {
                     copies,
                     "the hub has revoked this cluster: the copies here are deleted (onRevoke: Purge)"
                 );
+                self.audit.policy_changed(now);
                 self.reconcile_all(now);
             }
         }

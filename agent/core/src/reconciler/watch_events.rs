@@ -233,6 +233,9 @@ impl Reconciler {
 
     fn set_namespace(&mut self, name: &Arc<str>, namespace: Option<Namespace>, now: Instant) {
         let looks = self.desired.set_namespace(name, namespace, &self.records);
+        if self.started && !looks.is_empty() {
+            self.audit.namespace_changed(name, now);
+        }
         for copy in looks {
             self.reconcile_now(&copy, now);
         }

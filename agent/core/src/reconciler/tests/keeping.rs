@@ -304,11 +304,11 @@ fn contention_is_reported_once_and_ends_when_quiet() {
     let all = world.core.take_notices();
     let contentions = all
         .iter()
-        .filter(|notice| matches!(notice, Notice::Failed(_, copy_error) if copy_error.reason == Reason::Contended));
+        .filter(|notice| matches!(notice, Notice::Failed(_, _, copy_error) if copy_error.reason == Reason::Contended));
     assert_eq!(contentions.count(), 1, "{all:?}");
     assert_eq!(
         all.iter()
-            .filter(|notice| matches!(notice, Notice::DriftCorrected(_)))
+            .filter(|notice| matches!(notice, Notice::DriftCorrected(..)))
             .count(),
         contention::LIMIT
     );

@@ -1,4 +1,5 @@
 mod adoption;
+mod audit;
 mod contention;
 mod decisions;
 mod dry_run;

@@ -923,12 +923,27 @@ impl World {
         self.reported_states(uid).pop()
     }
 
-    /// Returns all states of a rule that were sent.
+    /// Returns all states of a rule that were sent, without the changes that led to them.
     pub fn reported_states(&self, uid: &str) -> Vec<RuleState> {
         let states = self.sent.iter().flat_map(|frame| match frame {
             AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) => states.clone(),
             _ => vec![],
         });
-        states.filter(|state| state.uid.as_str() == uid).collect()
+        let of_rule = states.filter(|state| state.uid.as_str() == uid);
+        let without_changes = of_rule.map(|state| RuleState {
+            changes: vec![],
+            ..state
+        });
+        without_changes.collect()
+    }
+
+    /// Returns all changes of copies of a rule that were reported.
+    pub fn reported_changes(&self, uid: &str) -> Vec<CopyChange> {
+        let states = self.sent.iter().flat_map(|frame| match frame {
+            AgentFrame::Report(states) => states.as_slice(),
+            _ => &[],
+        });
+        let of_rule = states.filter(|state| state.uid.as_str() == uid);
+        of_rule.flat_map(|state| state.changes.clone()).collect()
     }
 }
