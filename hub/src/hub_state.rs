@@ -26,6 +26,7 @@ pub use inquiries::{Asked, Inquiries, Unasked};
 pub use leadership::{COMPLETED_STATES, Leadership};
 pub use queues::{Pending, Queues};
 use runnel_api::FleetStatus;
+use runnel_hub_core::audit::{Audit, ChangeCause};
 use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::{Effect, Index, RuleEntry};
 use runnel_hub_core::lease::Lead;
@@ -40,6 +41,8 @@ use runnel_hub_core::status::{Deliveries, ReportStore};
 pub struct LiveSession {
     /// The validity of the join string, which one agent can use once.
     pub number: u64,
+    /// When the session began.
+    pub since: Instant,
     /// The agent's acked set, and what must be sent to it.
     pub session: OrderedMutex<Session, SESSION>,
     /// Requests to the agent.
@@ -53,6 +56,7 @@ impl LiveSession {
     pub fn new(number: u64) -> Self {
         Self {
             number,
+            since: Instant::now(),
             session: OrderedMutex::new(Session::default()),
             inquiries: Inquiries::of_a_session(),
             wake: Notify::new(),
@@ -80,6 +84,8 @@ pub struct HubState {
     pub queues: Queues,
     /// The last status of the `Fleet` that the watch delivered.
     pub fleet_status: watch::Sender<Option<FleetStatus>>,
+    /// What agents did to copies, and why, for the log and Events.
+    pub audit: LeafMutex<Audit>,
     /// Time of the first edit of each rule that is not rendered yet.
     rendered_edits: LeafMutex<BTreeMap<RuleUid, Instant>>,
     /// Counts the requests to relist all possible sources.
@@ -116,6 +122,7 @@ impl HubState {
             sessions: DashMap::new(),
             queues: Queues::default(),
             fleet_status: watch::Sender::default(),
+            audit: OrderedMutex::default(),
             rendered_edits: OrderedMutex::default(),
             relist: watch::Sender::default(),
             index_holds: Holds::default(),
@@ -137,6 +144,7 @@ impl HubState {
         *self.report_store.lock() = ReportStore::proving(self.proof_key.clone());
         *self.deliveries.lock() = Deliveries::default();
         self.queues.clear_orders();
+        self.audit.lock().clear();
         if lead.is_some() {
             self.leadership.begin(lead);
         }
@@ -190,6 +198,29 @@ impl HubState {
         while let Some(uid) = follow.pop_first() {
             follow.append(&mut self.change_once(|index| index.follow(&uid)));
         }
+    }
+
+    /// Changes the index as [`HubState::change`], and records the cause for the rules that the change
+    /// affects.
+    pub fn change_because(
+        &self,
+        cause: impl FnOnce() -> ChangeCause,
+        change: impl FnOnce(&mut Index) -> Effect,
+    ) {
+        self.change(|index| {
+            let effect = change(index);
+            // What was there when the hub began to serve is no change.
+            if self.leadership.serving_since().is_some() {
+                let rules = effect.rules.iter().chain(&effect.follow);
+                let mut rules = rules.chain(&effect.judge).chain(&effect.render).peekable();
+                if rules.peek().is_some() {
+                    let (cause, now) = (cause(), Instant::now());
+                    let mut audit = self.audit.lock();
+                    rules.for_each(|uid| audit.note(uid, &cause, now));
+                }
+            }
+            effect
+        });
     }
 
     /// Changes the index without any effect on other tasks.
@@ -315,6 +346,13 @@ impl HubState {
                 .rule(uid)
                 .is_some_and(|entry| followed(entry, &report_store, cluster).is_some())
         })
+    }
+
+    /// Returns the name of a rule for logs; its uid if the index does not have it.
+    pub fn rule_name(&self, uid: &RuleUid) -> String {
+        let index = self.index.read();
+        let name = |entry: &RuleEntry| entry.rule.terms.rule.to_string();
+        index.rule(uid).map_or_else(|| uid.to_string(), name)
     }
 
     /// Wakes the session of a cluster.

@@ -99,6 +99,14 @@ pub struct RuleObject {
 }
 
 impl RuleObject {
+    /// `namespace/name`, or `name` for a cluster-scoped rule.
+    pub fn display_name(&self) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("{namespace}/{}", self.name),
+            None => self.name.clone(),
+        }
+    }
+
     /// Returns the parts of an object that the writer needs.
     pub fn of<K: RuleKind>(object: &K, has_finalizer: bool) -> Self {
         let deleted_at = object.meta().deletion_timestamp.as_ref().map(|time| time.0);
@@ -242,13 +250,9 @@ impl ObjectCache {
     /// Returns the namespace and name of a rule for logs, or its uid if it is unknown.
     pub fn name_of(&self, uid: &RuleUid) -> String {
         let rules = self.rules.lock();
-        rules.get(uid).map_or_else(
-            || uid.to_string(),
-            |object| match &object.namespace {
-                Some(namespace) => format!("{namespace}/{}", object.name),
-                None => object.name.clone(),
-            },
-        )
+        rules
+            .get(uid)
+            .map_or_else(|| uid.to_string(), RuleObject::display_name)
     }
 
     /// Returns the rules that are being deleted.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, HUB_LABEL, Id, MARKS, RuleDraft, SEAL, Scene};
+use runnel_tests::scene::{Draft, HUB_LABEL, Id, MARKS, RuleDraft, SEAL, Scene, is_about_copies};
 use runnel_tests::wait::steadily;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -133,8 +133,10 @@ async fn copies_that_people_change_or_delete_are_put_back() -> Result<()> {
             "{observed:?}"
         );
     }
+    let observed = hub.has_event(&rule, "CopiesRestored").await?;
+    ensure!(observed.kind == "Normal", "{observed:?}");
     let observed = hub.events_about(&rule).await?;
-    ensure!(observed.is_empty(), "{observed:?}");
+    ensure!(observed.iter().all(is_about_copies), "{observed:?}");
     Ok(())
 }
 

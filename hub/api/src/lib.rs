@@ -70,6 +70,8 @@ pub const FINALIZER: &str = "runnel.dev/copies";
 /// The annotation of a rule, or of the `Fleet`, that approves the removal in its status. Its value
 /// is the digest, or several digests separated by commas.
 pub const APPROVE: &str = "runnel.dev/approve";
+/// The annotation of an Event on a rule: the number of copies that it is about.
+pub const COPY_COUNT: &str = "runnel.dev/copy-count";
 /// The name of the only `Fleet`.
 pub const FLEET: &str = "default";
 

@@ -19,6 +19,7 @@
     )
 )]
 
+pub mod audit;
 pub mod epoch;
 pub mod guard;
 pub mod index;

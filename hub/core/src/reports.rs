@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{ClusterName, RuleState, RuleUid};
+use runnel_proto::model::{ClusterName, CopyChange, RuleName, RuleState, RuleUid};
 
 use crate::index::Index;
 use crate::session::Session;
@@ -46,6 +46,8 @@ pub struct ReportOutcome {
     pub delivered: Vec<Duration>,
     /// How long the edit of a rule took to its last cluster.
     pub rules_delivered: Vec<(RuleUid, Duration)>,
+    /// What the agent did to copies of its rules, with whether the rule is rolled back.
+    pub changes: Vec<(RuleUid, RuleName, Vec<CopyChange>, bool)>,
     /// The number of reports whose failures were left out.
     pub shortened: u64,
 }
@@ -80,6 +82,22 @@ impl ReportState<'_> {
         outcome
     }
 
+    /// Takes the changes of copies out of a report. An agent reports about its own rules only.
+    fn take_changes(&self, state: &mut RuleState, outcome: &mut ReportOutcome) {
+        let changes = std::mem::take(&mut state.changes);
+        if changes.is_empty() || !self.session.holds(&state.uid) {
+            return;
+        }
+        // The agent alone knows the other rules, and its word is not enough for Events.
+        let Some(entry) = self.index.rule(&state.uid) else {
+            return;
+        };
+        let (rule, is_rolled_back) = (entry.rule.terms.rule.clone(), entry.rollback().is_some());
+        outcome
+            .changes
+            .push((state.uid.clone(), rule, changes, is_rolled_back));
+    }
+
     fn take_report(
         &mut self,
         cluster: &ClusterName,
@@ -89,6 +107,7 @@ impl ReportState<'_> {
         outcome: &mut ReportOutcome,
     ) {
         let uid = state.uid.clone();
+        self.take_changes(&mut state, outcome);
         if state.gone && self.session.gone(&uid, state.last_batch) {
             // The status is marked even if nothing was reported about the rule before, because its
             // release may wait for this report.

@@ -406,14 +406,10 @@ impl CaRotator {
             ..ObjectReference::default()
         };
         // If the queue is full, the log still contains the message.
-        let _ = self.parts.events.try_send((
-            reference,
-            Notice {
-                warning: true,
-                reason,
-                message,
-            },
-        ));
+        let _ = self
+            .parts
+            .events
+            .try_send((reference, Notice::new(true, reason, message)));
     }
 }
 

@@ -5,12 +5,13 @@ use std::time::Instant;
 
 use dashmap::mapref::entry::Entry;
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, LostWatch, RuleState, RuleUid};
+use runnel_proto::model::{ClusterName, CopyChange, LostWatch, RuleName, RuleState, RuleUid};
 use tonic::Status;
 
 use super::admission;
 use super::session::{Running, SessionContext};
 use crate::metrics::PeerLimit;
+use runnel_hub_core::audit::ReportedChanges;
 use runnel_hub_core::index::Effect;
 use runnel_hub_core::reports::{ReportState, asked};
 use runnel_hub_core::session::RULES_LIMIT;
@@ -304,6 +305,7 @@ impl Running {
             };
             state.take_reports(&cluster, self.context.live.number, states, Instant::now())
         };
+        self.record_changes(&cluster, &outcome.changes);
         for took in outcome.delivered {
             self.context.metrics.delivered(took);
         }
@@ -314,7 +316,8 @@ impl Running {
             .metrics
             .limited(PeerLimit::Details, outcome.shortened);
         for uid in outcome.differing.iter().filter(|_| self.context.may_log()) {
-            tracing::warn!(rule = %uid, "the agent's proof does not match the copies that it reports as applied");
+            let rule = self.context.object_cache.name_of(uid);
+            tracing::warn!(%rule, "the agent's proof does not match the copies that it reports as applied");
         }
         let settled = outcome.settled.into_iter();
         self.context
@@ -339,6 +342,30 @@ impl Running {
         self.send_rules_beyond_limit();
         self.mark_statuses(outcome.changed);
         self.come_again_for_left_out();
+    }
+
+    /// Records what the agent did to copies, for the log and Events.
+    fn record_changes(
+        &self,
+        cluster: &ClusterName,
+        changes: &[(RuleUid, RuleName, Vec<CopyChange>, bool)],
+    ) {
+        if changes.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let mut audit = self.context.hub_state.audit.lock();
+        for (uid, rule, changes, is_rolled_back) in changes {
+            let reported = ReportedChanges {
+                uid,
+                rule,
+                cluster,
+                changes,
+                connected_at: self.context.live.since,
+                is_rolled_back: *is_rolled_back,
+            };
+            audit.record(&reported, now);
+        }
     }
 
     /// Judges the removals for which the agent requests approval, if the set has changed.

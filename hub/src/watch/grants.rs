@@ -23,6 +23,7 @@ use super::{
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_api::{DistributionGrant, FLEET, Fleet};
+use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::guard::FleetTerms;
 use runnel_hub_core::index::{Effect, Index, SeenNamespace};
 use runnel_hub_core::plan::RuleGrant;
@@ -139,6 +140,16 @@ impl<T: Clone + 'static> Into<T> {
         self.done(hub_state, round);
     }
 
+    /// The cause of what a change of such an object changes.
+    fn cause(&self, name: &str) -> ChangeCause {
+        let kind = match self.resource {
+            "namespaces" => ChangeKind::HubNamespaceChanged,
+            "fleets" => ChangeKind::FleetChanged,
+            _ => ChangeKind::GrantChanged,
+        };
+        ChangeCause::of(kind, name)
+    }
+
     fn done(&self, hub_state: &HubState, round: u64) {
         hub_state
             .leadership
@@ -233,17 +244,22 @@ impl<T: Clone + 'static> Into<T> {
             Ok(Event::InitDone) => {
                 let all = seen.replace(BTreeMap::new());
                 patience.settle();
-                hub_state.change(|index| (self.all)(index, all));
+                hub_state.change_because(|| self.cause(""), |index| (self.all)(index, all));
                 self.done(hub_state, round);
             }
             Ok(Event::Apply(object)) => {
                 let name = object.name();
                 if let Some(one) = self.read(object, hub_state, read) {
-                    hub_state.change(|index| (self.one)(index, &name, Some(one)));
+                    hub_state.change_because(
+                        || self.cause(&name),
+                        |index| (self.one)(index, &name, Some(one)),
+                    );
                 }
             }
             Ok(Event::Delete(object)) => {
-                hub_state.change(|index| (self.one)(index, &object.name(), None))
+                let name = object.name();
+                hub_state
+                    .change_because(|| self.cause(&name), |index| (self.one)(index, &name, None))
             }
             Err(error) => return self.log_watch_error(&error, patience, hub_state, round),
         }

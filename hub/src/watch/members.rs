@@ -13,6 +13,7 @@ use crate::hub_state::HubState;
 use crate::object_cache::ObjectCache;
 use crate::relist_barrier::Watched;
 use runnel_api::MemberCluster;
+use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::Cluster;
 
 /// Delay before members are relisted after one could not be read.
@@ -107,7 +108,8 @@ pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_ca
     }
     // Before any other handling of the cluster.
     record_leaving(&name, cluster.leaving, hub_state);
-    hub_state.change(|index| index.set_cluster(name.clone(), cluster));
+    let cause = || ChangeCause::of(ChangeKind::MemberChanged, name.as_str());
+    hub_state.change_because(cause, |index| index.set_cluster(name.clone(), cluster));
     // Any change may end the session, which checks for itself.
     hub_state.wake(&name);
     hub_state.queues.dirty_members.add([name]);

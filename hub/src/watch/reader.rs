@@ -16,6 +16,7 @@ use super::sources::api_resource;
 use super::{Own, READ_LIMIT};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
+use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::version_number;
 use runnel_hub_core::plan::{
     SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source,
@@ -312,7 +313,8 @@ fn observe(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object
     }
     let version = version_number(object.metadata.resource_version.as_deref());
     let body = body_of(hub_state, kind, &object);
-    hub_state.change(|index| {
+    let cause = || ChangeCause::of(ChangeKind::SourceChanged, source.to_string());
+    hub_state.change_because(cause, |index| {
         let effect = index.read(source, version, labels, body);
         hub_state.follow_edit(index, source, &effect);
         effect
@@ -358,7 +360,7 @@ pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
         };
         tokio::select! {
             () = hub_state.deadline_changed.notified() => {}
-            () = until(next) => hub_state.change(|index| index.expire_deleted(Instant::now(), grace)),
+            () = until(next) => hub_state.change_because(|| ChangeCause::new(ChangeKind::SourceDeleted), |index| index.expire_deleted(Instant::now(), grace)),
             () = until(judgement) => hub_state.judge_due(),
         }
     }

@@ -55,7 +55,7 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
 
 async fn render(hub_state: Arc<HubState>, uid: RuleUid) -> (RuleUid, Duration) {
     let began = Instant::now();
-    let rendering = uid.clone();
+    let (rendering, name) = (uid.clone(), hub_state.rule_name(&uid));
     let work = move || {
         let Some(job) = hub_state.change_quietly(|index| index.render_job(&rendering)) else {
             return;
@@ -68,7 +68,7 @@ async fn render(hub_state: Arc<HubState>, uid: RuleUid) -> (RuleUid, Duration) {
         });
     };
     if let Err(error) = tokio::task::spawn_blocking(work).await {
-        tracing::error!(rule = %uid, %error, "the copies of a rule could not be rendered");
+        tracing::error!(rule = name, %error, "the copies of a rule could not be rendered");
     }
     (uid, began.elapsed())
 }

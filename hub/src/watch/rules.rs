@@ -14,6 +14,7 @@ use crate::hub_state::HubState;
 use crate::object_cache::{ObjectCache, RuleKind, RuleObject};
 use crate::relist_barrier::Watched;
 use runnel_api::{self, FINALIZER};
+use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::plan::Rule;
 
 /// The longest that an API server works on one request to delete an object.
@@ -143,11 +144,25 @@ fn observe<K: RuleKind>(
         (generation, deleting) == (rule.generation, rule.deleting)
     });
     if news && is_planned && !doubted {
-        hub_state.change(|index| index.set_removal(&uid, rule.removal));
+        let why = hub_state
+            .index
+            .read()
+            .pending_approval(&uid)
+            .map(|pending| pending.cause.clone());
+        let cause = match (&rule.removal.approve, why) {
+            (Some(_), Some(why)) => ChangeCause::of(ChangeKind::Approved, why),
+            _ => ChangeCause::new(ChangeKind::RuleEdited),
+        };
+        hub_state.change_because(|| cause, |index| index.set_removal(&uid, rule.removal));
     } else if (has_finalizer || is_known) && news {
         let places = rule.places(hub_state.index.read().scope());
         hub_state.need(places);
-        hub_state.change(|index| index.set_rule(rule));
+        let cause = ChangeCause::new(match (rule.deleting, is_known) {
+            (true, _) => ChangeKind::RuleDeleted,
+            (false, true) => ChangeKind::RuleEdited,
+            (false, false) => ChangeKind::RuleCreated,
+        });
+        hub_state.change_because(|| cause, |index| index.set_rule(rule));
     }
     if !has_finalizer || object_cache.is_replaced(&uid) {
         hub_state.queues.dirty_rules.add([uid]);
@@ -179,7 +194,8 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
     (last.deleting, last.is_gone) = (true, true);
     object_cache.set_rule(uid.clone(), last, hub_state.leadership.leads());
     rule.deleting = true;
-    hub_state.change(|index| index.set_rule(rule));
+    let cause = ChangeCause::new(ChangeKind::RuleDeleted);
+    hub_state.change_because(|| cause, |index| index.set_rule(rule));
     hub_state.queues.dirty_rules.add([uid]);
 }
 
@@ -187,6 +203,7 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
 pub(crate) fn forget(uid: &RuleUid, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_rule(uid);
     hub_state.change(|index| index.remove_rule(uid));
+    hub_state.audit.lock().forget(uid);
     // Members with copies of it report them in their status.
     hub_state.mark_members();
 }

@@ -18,6 +18,7 @@ use super::Patience;
 use super::{RelistingWatch, events, failure, refusal};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
+use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{ScopeState, version_number};
 use runnel_hub_core::plan::{WatchScope, is_never_a_source};
 
@@ -254,7 +255,8 @@ impl SourceWatch {
             return None;
         }
         let version = version_number(object.meta().resource_version.as_deref());
-        self.hub_state.change(|index| {
+        let cause = || ChangeCause::of(ChangeKind::SourceChanged, source.to_string());
+        self.hub_state.change_because(cause, |index| {
             let effect = index.observe(&source, version, labels.clone());
             if fresh && effect.read.contains(&source) {
                 self.hub_state

@@ -10,7 +10,7 @@ use crate::membership::keys::used;
 use crate::watch::observe_member;
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{MemberCluster, MemberClusterStatus};
-use runnel_hub_core::status::{MemberView, Notice, Now, SETTLING, fold_member};
+use runnel_hub_core::status::{MemberView, Notice, Now, SETTLING, connection_notice, fold_member};
 
 /// The conditions of a member that report a problem.
 const ALARMS: [ConditionType; 5] = [
@@ -50,7 +50,7 @@ impl Writer {
             .ignoring_missing(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
             .await?;
         if let Some(written) = written {
-            self.publish_alarms(&member, &written);
+            self.publish_alarms(name, &member, &written);
             self.object_cache.set_member(name.clone(), written);
         }
         Ok(())
@@ -94,18 +94,19 @@ impl Writer {
         Ok(())
     }
 
-    /// Publishes an Event for each condition that has appeared and that needs an administrator.
-    fn publish_alarms(&self, before: &MemberCluster, after: &MemberCluster) {
+    /// Publishes an Event for each condition that has appeared and that needs an administrator, and
+    /// for a lost or regained connection.
+    fn publish_alarms(&self, name: &ClusterName, before: &MemberCluster, after: &MemberCluster) {
+        let status = |member: &MemberCluster| member.status.clone().unwrap_or_default();
+        if let Some(notice) = connection_notice(name, &status(before), &status(after)) {
+            let _ = self.events.try_send((after.object_ref(&()), notice));
+        }
         for alarm in ALARMS {
             let raised = |member: &MemberCluster| {
                 condition(&member.status.as_ref()?.conditions, alarm).cloned()
             };
             if let (None, Some(raised)) = (raised(before), raised(after)) {
-                let notice = Notice {
-                    warning: true,
-                    reason: alarm.into(),
-                    message: raised.message,
-                };
+                let notice = Notice::new(true, alarm, raised.message);
                 let _ = self.events.try_send((after.object_ref(&()), notice));
             }
         }

@@ -33,6 +33,7 @@ pub(crate) use rules::view;
 
 use crate::hub_state::{HubState, until};
 use crate::object_cache::{ObjectCache, RuleObject};
+use runnel_api::{GROUP, VERSION};
 use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, is_settled};
 
 /// The limit of concurrent writes.
@@ -186,6 +187,7 @@ impl Writer {
             self.settled = serving;
             self.hub_state.mark_everything();
         }
+        self.report_changes(now);
         if now.saturating_duration_since(self.looked) >= LOOK {
             self.looked = now;
             // No event reports the expiry of a certificate.
@@ -216,6 +218,33 @@ impl Writer {
                 Retry::Rule(uid) => self.hub_state.queues.dirty_rules.add([uid]),
                 Retry::Member(name) => self.hub_state.queues.dirty_members.add([name]),
             }
+        }
+    }
+
+    /// Logs what agents did to copies, and queues the Events: one per rule, cluster and cause.
+    fn report_changes(&self, now: Instant) {
+        let (lines, left_out) = self.hub_state.audit.lock().take_lines(now);
+        for line in lines {
+            tracing::info!("{line}");
+            // The rule may be deleted by now.
+            let namespace = &line.rule.namespace;
+            let reference = ObjectReference {
+                api_version: Some(format!("{GROUP}/{VERSION}")),
+                kind: Some(line.rule.kind.clone()),
+                namespace: Some(namespace.clone()).filter(|name| !name.is_empty()),
+                name: Some(line.rule.name.clone()),
+                uid: Some(line.uid.to_string()),
+                ..ObjectReference::default()
+            };
+            if self.events.try_send((reference, line.notice())).is_err() {
+                tracing::debug!(rule = %line.rule, "too many Events at once: one is dropped");
+            }
+        }
+        if left_out > 0 {
+            tracing::warn!(
+                copies = left_out,
+                "changes of copies were not logged, because too many rules changed at once"
+            );
         }
     }
 

@@ -33,7 +33,7 @@ impl Writer {
     ) -> Result<bool, WriteError> {
         if !self.hub_state.index.read().may_go(uid) {
             if object.is_gone && self.hub_state.index.read().is_blocked(uid) {
-                let rule = self.object_cache.name_of(uid);
+                let rule = object.display_name();
                 tracing::warn!(%rule, "a deleted rule has copies whose removal waits for approval: they are kept");
                 forget(uid, &self.hub_state, &self.object_cache);
             }
@@ -56,6 +56,7 @@ impl Writer {
                 .add(orders.into_iter().map(|cluster| (cluster, uid.clone())));
             return Ok(false);
         }
+        let rule = object.display_name();
         if object.is_gone {
             forget(uid, &self.hub_state, &self.object_cache);
         } else {
@@ -65,7 +66,7 @@ impl Writer {
             .queues
             .removal_overflow
             .remove(|(_, rule)| rule == uid);
-        tracing::info!(rule = %self.object_cache.name_of(uid), "finalizer removed from deleted rule");
+        tracing::info!(%rule, "finalizer removed from deleted rule");
         Ok(true)
     }
 

@@ -134,7 +134,7 @@ impl RollbackStore {
         for uid in self.archive.rules() {
             let state = decoded(&uid, self.archive.state(&uid)).await;
             if state.is_none() {
-                tracing::error!(rule = %uid, "the stored state of the rule's last completed rollout is damaged");
+                tracing::error!(rule = %self.hub_state.rule_name(&uid), "the stored state of the rule's last completed rollout is damaged");
             }
             let revision = state
                 .as_ref()
@@ -185,7 +185,7 @@ impl RollbackStore {
             self.unwritten.extend(writes);
             return;
         }
-        tracing::warn!(rule = %uid, "the state of a completed rollout does not fit: the rule's next one stops if it fails");
+        tracing::warn!(rule = %self.hub_state.rule_name(uid), "the state of a completed rollout does not fit: the rule's next one stops if it fails");
         self.unwritten.extend(self.archive.remove(uid));
         let too_large = StoredState {
             revision: state.revision.clone(),

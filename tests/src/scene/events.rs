@@ -18,8 +18,15 @@ pub struct ObservedEvent {
     pub note: String,
     /// The reporting controller.
     pub by: String,
+    /// The MemberCluster that it is about.
+    pub cluster: Option<String>,
     /// The number of its occurrences.
     pub times: u64,
+}
+
+/// Whether an Event on a rule only says what was done to copies.
+pub fn is_about_copies(event: &ObservedEvent) -> bool {
+    event.kind == "Normal" && event.reason.starts_with("Copies")
 }
 
 impl Place {
@@ -47,6 +54,7 @@ impl Place {
             reason: text(&event["reason"]),
             note: text(&event["note"]),
             by: text(&event["reportingController"]),
+            cluster: event["related"]["name"].as_str().map(str::to_owned),
             times: event["series"]["count"].as_u64().unwrap_or(1),
         });
         Ok(observed.collect())

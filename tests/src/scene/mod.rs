@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::fleet::Fleet;
 pub use copy::{HUB_LABEL, MANAGED_BY, MARKS, RETAINED, RULE, SEAL, SOURCE, is_copy_of, is_marked};
 pub use draft::{Draft, RuleDraft};
-pub use events::ObservedEvent;
+pub use events::{ObservedEvent, is_about_copies};
 pub use metrics::Metrics;
 pub use newcomer::Newcomer;
 pub use place::{Id, Place, SOON};

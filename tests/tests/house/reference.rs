@@ -570,6 +570,6 @@ fn reference_of_conditions_equals_the_closed_lists() -> Result<()> {
     check(page, &text)
 }
 
-const EVENTS: &str = "Ordinary edits cause no Event. A rule gets one Event when copies begin to fail, with the reason of `Ready`. It gets one \
-when `ApprovalRequired`, `RolloutStopped` or `RolloutReverted` appears. A `MemberCluster` gets one when a condition appears that \
-needs a person, such as `KeyShared`. Kubernetes counts repeated Events with the same text in one series; an Event with another text is a new one. The other Events are:\n\n";
+const EVENTS: &str = "A rule gets an Event when the reason of `Ready` changes: a warning if somebody has to act. `Progressing` and the \
+end of an ordinary edit cause none. It gets one when `ApprovalRequired`, `RolloutStopped` or `RolloutReverted` appears. A \
+`MemberCluster` gets one when a condition appears that needs a person, such as `KeyShared`. [Audit](../audit.md) has the limits. The other Events are:\n\n";

@@ -46,7 +46,7 @@ pub use detail::{ClusterDetail, detail, details};
 pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::fold;
 pub use member::{MemberView, fold_member};
-pub use notices::{EventReason, Notice, fleet_notices, notices};
+pub use notices::{EventReason, Notice, connection_notice, fleet_notices, notices};
 pub use report_store::{ReportStore, SessionFacts};
 pub use rule_cluster_state::{Proved, Sent, is_settled};
 pub use view::{Rolling, View};

@@ -1,18 +1,33 @@
-//! What is worth an Event on a rule or on the Fleet.
-use std::collections::BTreeSet;
-
+//! What is worth an Event on a rule, a MemberCluster or the Fleet.
 use runnel_proto::closed_list;
+use runnel_proto::model::{self, ClusterName};
 
-use runnel_api::conditions::{ConditionType, Reason, condition};
-use runnel_api::{ClusterState, FleetStatus, PendingCause, RuleStatus};
+use runnel_api::conditions::{ConditionStatus, ConditionType, Reason, condition};
+use runnel_api::{FleetStatus, MemberClusterStatus, PendingCause, RuleStatus};
 
 closed_list! {
     /// The reason of an Event that the hub writes.
     pub enum EventReason {
-        /// On a rule: a cluster of it is not connected any more.
+        /// On a MemberCluster: its agent is not connected any more.
         ClusterLost,
-        /// On a rule: the cluster is connected again.
+        /// On a MemberCluster: its agent is connected again.
         ClusterBack,
+        /// On a rule: copies were created.
+        CopiesCreated,
+        /// On a rule: copies were changed.
+        CopiesUpdated,
+        /// On a rule: equal objects were taken over as copies.
+        CopiesAdopted,
+        /// On a rule: objects of others were overwritten.
+        CopiesOverwritten,
+        /// On a rule: copies that could not be changed were deleted and created again.
+        CopiesRecreated,
+        /// On a rule: copies were deleted.
+        CopiesRemoved,
+        /// On a rule: copies were left without marks (`deletionPolicy: Retain`).
+        CopiesRetained,
+        /// On a rule: copies that other clients had changed or deleted were restored.
+        CopiesRestored,
         /// On the identity's Secret: it cannot be used, and the hub continues with the former
         /// identity.
         IdentityUnusable,
@@ -26,7 +41,7 @@ closed_list! {
     }
 }
 
-/// An Event on a rule or on the Fleet.
+/// An Event on a rule, a MemberCluster or the Fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Whether a user should act.
@@ -35,96 +50,129 @@ pub struct Notice {
     pub reason: EventReason,
     /// The message.
     pub message: String,
+    /// The cluster that it is about, if it is one.
+    pub cluster: Option<ClusterName>,
+    /// The number of copies, if the Event is about changed copies.
+    pub copies: Option<u64>,
 }
 
-/// The Events that a change of status is worth: copies that began to fail, a removal that waits for approval, clusters lost and
-/// back. None for ordinary edits.
-pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
-    let mut notices = Vec::new();
-    let failing = |status: &RuleStatus| {
-        status
-            .summary
-            .is_some_and(|summary| summary.copies_failed > 0)
-    };
-    let ready = |status: &RuleStatus| condition(&status.conditions, ConditionType::Ready).cloned();
-    if let Some(now) = ready(next).filter(|_| failing(next)) {
-        let reason_before = ready(previous).map(|before| before.reason);
-        let reason = Reason::all().find(|reason| reason.as_str() == now.reason);
-        if let Some(reason) =
-            reason.filter(|_| !failing(previous) || reason_before.as_ref() != Some(&now.reason))
-        {
-            notices.push(Notice {
-                warning: true,
-                reason: reason.into(),
-                message: now.message,
-            });
+impl Notice {
+    /// An Event about no cluster and no copies.
+    pub fn new(warning: bool, reason: impl Into<EventReason>, message: String) -> Self {
+        Self {
+            warning,
+            reason: reason.into(),
+            message,
+            cluster: None,
+            copies: None,
         }
     }
-    let blocked = |status: &RuleStatus| {
-        condition(&status.conditions, ConditionType::ApprovalRequired).cloned()
+}
+
+/// Conditions whose appearance is an Event of its own.
+const APPEARING: [ConditionType; 3] = [
+    ConditionType::ApprovalRequired,
+    ConditionType::RolloutStopped,
+    ConditionType::RolloutReverted,
+];
+
+/// The Events that a change of a rule's status is worth: another reason of `Ready`, and conditions
+/// that need a user. None for ordinary edits.
+pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
+    let appeared = APPEARING.into_iter().filter_map(|condition_type| {
+        let now = condition(&next.conditions, condition_type)?;
+        let is_new = condition(&previous.conditions, condition_type).is_none();
+        is_new.then(|| Notice::new(true, condition_type, now.message.clone()))
+    });
+    readiness(previous, next)
+        .into_iter()
+        .chain(appeared)
+        .collect()
+}
+
+/// The Event about another reason of `Ready`.
+fn readiness(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
+    let reason_of = |status: &RuleStatus| {
+        let ready = condition(&status.conditions, ConditionType::Ready)?;
+        Reason::all().find(|reason| reason.as_str() == ready.reason)
     };
-    if let Some(now) = blocked(next).filter(|_| blocked(previous).is_none()) {
-        notices.push(Notice {
-            warning: true,
-            reason: ConditionType::ApprovalRequired.into(),
-            message: now.message,
-        });
-    }
-    let stopped =
-        |status: &RuleStatus| condition(&status.conditions, ConditionType::RolloutStopped).cloned();
-    if let Some(now) = stopped(next).filter(|_| stopped(previous).is_none()) {
-        notices.push(Notice {
-            warning: true,
-            reason: ConditionType::RolloutStopped.into(),
-            message: now.message,
-        });
-    }
-    let back = |status: &RuleStatus| {
-        condition(&status.conditions, ConditionType::RolloutReverted).cloned()
+    let (before, now) = (reason_of(previous), reason_of(next)?);
+    let is_quiet = match now {
+        // Ordinary edits. A lost cluster is an Event on its MemberCluster, and the others are
+        // conditions of their own.
+        Reason::Progressing
+        | Reason::ClustersUnreachable
+        | Reason::MemberAPIUnavailable
+        | Reason::RemovalLimit
+        | Reason::TooManyFailures
+        | Reason::RollingBack
+        | Reason::Reverted => true,
+        // The end of an ordinary edit, or of a lost connection.
+        Reason::AllApplied => matches!(
+            before,
+            None | Some(
+                Reason::Progressing | Reason::ClustersUnreachable | Reason::MemberAPIUnavailable
+            )
+        ),
+        _ => false,
     };
-    if let Some(now) = back(next).filter(|_| back(previous).is_none()) {
-        notices.push(Notice {
-            warning: true,
-            reason: ConditionType::RolloutReverted.into(),
-            message: now.message,
-        });
+    if is_quiet || before == Some(now) {
+        return None;
     }
-    let (before, after) = (unreachable(previous), unreachable(next));
-    let present: BTreeSet<_> = next
-        .clusters
-        .iter()
-        .map(|cluster| cluster.name.as_str())
-        .collect();
-    // Only the worst clusters are listed. A new entry may have been unreachable before.
-    let known: BTreeSet<_> = previous
-        .clusters
-        .iter()
-        .map(|cluster| cluster.name.as_str())
-        .collect();
-    for lost in after
-        .difference(&before)
-        .filter(|name| known.contains(**name) || !previous.truncated)
-    {
-        let message =
-            format!("cluster {lost} is not connected: its counts are the last reported values");
-        notices.push(Notice {
-            warning: true,
-            reason: EventReason::ClusterLost,
-            message,
-        });
-    }
-    for back in before
-        .difference(&after)
-        .filter(|name| present.contains(**name))
-    {
-        let message = format!("cluster {back} is connected again");
-        notices.push(Notice {
-            warning: false,
-            reason: EventReason::ClusterBack,
-            message,
-        });
-    }
-    notices
+    let message = &condition(&next.conditions, ConditionType::Ready)?.message;
+    Some(Notice::new(!is_normal(now), now, message.clone()))
+}
+
+/// Whether a reason of `Ready` asks nobody to act.
+fn is_normal(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::AllApplied
+            | Reason::CopiesWaiting
+            | Reason::Cordoned
+            | Reason::Deleting
+            | Reason::RollingOut
+            | Reason::RolloutPaused
+            | Reason::Suspended
+            | Reason::Copy(model::Reason::DryRun)
+    )
+}
+
+/// The Event about a member that is lost, or that is back.
+pub fn connection_notice(
+    member: &ClusterName,
+    previous: &MemberClusterStatus,
+    next: &MemberClusterStatus,
+) -> Option<Notice> {
+    let lost = |status: &MemberClusterStatus| {
+        let connected = condition(&status.conditions, ConditionType::Connected)?;
+        let reasons = [Reason::SessionLost, Reason::CertificateExpired].map(Reason::as_str);
+        Some(reasons.contains(&connected.reason.as_str()))
+    };
+    let now = condition(&next.conditions, ConditionType::Connected)?;
+    let is_open = now.status == ConditionStatus::True.as_str();
+    let was_open = condition(&previous.conditions, ConditionType::Connected)
+        .is_some_and(|connected| connected.status == ConditionStatus::True.as_str());
+    let notice = match (lost(previous), lost(next)?) {
+        (Some(false), true) if was_open => Notice::new(
+            true,
+            EventReason::ClusterLost,
+            format!(
+                "cluster {member} is not connected: the counts of its copies are the last reported values; {}",
+                now.message
+            ),
+        ),
+        (Some(true), false) if is_open => Notice::new(
+            false,
+            EventReason::ClusterBack,
+            format!("cluster {member} is connected again"),
+        ),
+        _ => return None,
+    };
+    Some(Notice {
+        cluster: Some(member.clone()),
+        ..notice
+    })
 }
 
 /// The Events on the Fleet: a cause begins or ceases to wait for approval.
@@ -148,38 +196,131 @@ pub fn fleet_notices(previous: &FleetStatus, next: &FleetStatus) -> Vec<Notice> 
              runnel approve; to keep them, undo the change",
             approval.copies, pending.rules, approval.clusters, approval.cause
         );
-        Notice {
-            warning: true,
-            reason: ConditionType::ApprovalRequired.into(),
-            message,
-        }
+        Notice::new(true, ConditionType::ApprovalRequired, message)
     });
     let settled = differing(previous, next).into_iter().map(|pending| {
         let message = format!(
             "the removal of {} copies of {} rules waits for approval no more: {}",
             pending.approval.copies, pending.rules, pending.approval.cause
         );
-        Notice {
-            warning: false,
-            reason: EventReason::ApprovalSettled,
-            message,
-        }
+        Notice::new(false, EventReason::ApprovalSettled, message)
     });
     begun.chain(settled).collect()
-}
-
-fn unreachable(status: &RuleStatus) -> BTreeSet<&str> {
-    let lost = |cluster: &&runnel_api::ClusterStatus| {
-        let connected = [Reason::NeverConnected, Reason::MemberAPIUnavailable].map(Reason::as_str);
-        cluster.state == ClusterState::Unreachable && !connected.contains(&cluster.reason.as_str())
-    };
-    let silent = status.clusters.iter().filter(lost);
-    silent.map(|cluster| cluster.name.as_str()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use runnel_api::conditions::set_condition;
+
+    fn with_ready(reason: Reason) -> RuleStatus {
+        let mut status = RuleStatus::default();
+        let holds = ConditionStatus::from(reason == Reason::AllApplied);
+        let (conditions, now) = (&mut status.conditions, jiff::Timestamp::UNIX_EPOCH);
+        set_condition(
+            conditions,
+            ConditionType::Ready,
+            holds,
+            reason,
+            "why",
+            None,
+            now,
+        );
+        status
+    }
+
+    fn of(before: Option<Reason>, now: Reason) -> Option<(bool, &'static str)> {
+        let before = before.map_or_else(RuleStatus::default, with_ready);
+        let all = notices(&before, &with_ready(now));
+        assert!(all.len() <= 1 && all.iter().all(|notice| notice.message == "why"));
+        let first = all.first();
+        first.map(|notice| (notice.warning, notice.reason.as_str()))
+    }
+
+    #[test]
+    fn other_reason_of_ready_is_an_event() {
+        let warnings = [
+            Reason::NotGranted,
+            Reason::NoSources,
+            Reason::NoClusters,
+            Reason::VariableMissing,
+            Reason::ValueMissing,
+            Reason::TransformFailed,
+            Reason::Copy(model::Reason::AmbiguousSource),
+            Reason::Copy(model::Reason::Drifted),
+            Reason::Copy(model::Reason::Conflict),
+        ];
+        let normal = [
+            Reason::CopiesWaiting,
+            Reason::Suspended,
+            Reason::Cordoned,
+            Reason::RollingOut,
+            Reason::Deleting,
+        ];
+        let warnings = warnings.into_iter().map(|reason| (true, reason));
+        for (warning, reason) in warnings.chain(normal.map(|reason| (false, reason))) {
+            for before in [None, Some(Reason::Progressing), Some(Reason::AllApplied)] {
+                assert_eq!(of(before, reason), Some((warning, reason.as_str())));
+            }
+            assert_eq!(of(Some(reason), reason), None);
+            let over = of(Some(reason), Reason::AllApplied);
+            assert_eq!(over, Some((false, "AllApplied")), "after {reason}");
+        }
+    }
+
+    #[test]
+    fn ordinary_edit_and_lost_cluster_are_no_event_of_the_rule() {
+        let quiet = [
+            Reason::AllApplied,
+            Reason::Progressing,
+            Reason::ClustersUnreachable,
+        ];
+        for before in quiet {
+            for now in quiet {
+                assert_eq!(of(Some(before), now), None, "{before} to {now}");
+                assert_eq!(of(None, now), None);
+            }
+        }
+    }
+
+    #[test]
+    fn lost_member_is_one_event_and_its_return_another() {
+        let connected = |holds, reason| {
+            let mut status = MemberClusterStatus::default();
+            let (conditions, now) = (&mut status.conditions, jiff::Timestamp::UNIX_EPOCH);
+            set_condition(
+                conditions,
+                ConditionType::Connected,
+                holds,
+                reason,
+                "",
+                None,
+                now,
+            );
+            status
+        };
+        let never = connected(ConditionStatus::False, Reason::NeverConnected);
+        let refused = connected(ConditionStatus::False, Reason::NotAccepted);
+        let open = connected(ConditionStatus::True, Reason::SessionOpen);
+        let lost = connected(ConditionStatus::Unknown, Reason::SessionLost);
+        let of = |before, now| {
+            let notice = connection_notice(&"eu-1".into(), before, now)?;
+            assert!(notice.message.contains("eu-1"));
+            Some((notice.warning, notice.reason))
+        };
+        assert_eq!(of(&open, &lost), Some((true, EventReason::ClusterLost)));
+        assert_eq!(of(&lost, &open), Some((false, EventReason::ClusterBack)));
+        for (before, now) in [
+            (&never, &open),
+            (&open, &open),
+            (&lost, &lost),
+            (&open, &refused),
+            (&refused, &open),
+            (&refused, &lost),
+        ] {
+            assert_eq!(of(before, now), None);
+        }
+    }
 
     #[test]
     fn cause_that_begins_or_ceases_to_wait_is_an_event_once() {
