@@ -72,6 +72,9 @@ pub enum Command {
     Doctor(Doctor),
     /// Explain the state of one copy.
     Explain(Explain),
+    /// Show what was done to the copies of a rule, and why: the last 50 Events about it.
+    #[command(arg = rule_namespace())]
+    History(History),
     /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, block or refuse.
     #[command(arg = rule_namespace())]
     Plan(Plan),
@@ -332,6 +335,27 @@ pub struct Explain {
     /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
+}
+
+/// The output format of `history`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum HistoryOutput {
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+    /// The names of the Events.
+    Name,
+}
+
+/// Show the history of a rule.
+#[derive(Debug, Args)]
+pub struct History {
+    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule; it may be deleted.
+    pub rule: String,
+    /// Output format.
+    #[arg(short = 'o', long, value_enum)]
+    pub output: Option<HistoryOutput>,
 }
 
 /// Where writes are tried as a dry run.

@@ -15,6 +15,7 @@ mod explain;
 mod explained;
 mod helm;
 mod hints;
+mod history;
 mod hub_query;
 mod import;
 mod install;
@@ -126,6 +127,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Uninstall(options) => uninstall::run(&session, &options).await,
         Command::Doctor(options) => doctor::run(&session, &options).await,
         Command::Explain(options) => explain::run(&session, &options).await,
+        Command::History(options) => history::run(&session, &options).await,
         Command::Plan(options) => plan::run(&session, &options).await,
         Command::Import(options) => import::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,
