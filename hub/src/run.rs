@@ -337,6 +337,12 @@ async fn start(
     let (connection_router, accepted, views) =
         ConnectionRouter::new(listeners, hub_state.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", connection_router.run());
+    let questions = Arc::new(Questions::new(
+        hub_state.clone(),
+        object_cache.clone(),
+        Reviewer::new(client.clone()),
+        options.plan_account.clone(),
+    ));
     if hub_state.settings.serves_views {
         let mut names = options.view_names.clone();
         if names.is_empty() {
@@ -345,19 +351,13 @@ async fn start(
         let server = ViewServer::new(
             hub_state.clone(),
             object_cache.clone(),
-            Reviewer::new(client.clone()),
+            (Reviewer::new(client.clone()), questions.clone()),
             client.clone(),
             authorities,
             names,
         );
         forever(tasks, shutdown.clone(), "view API", server.run(views));
     }
-    let questions = Questions::new(
-        hub_state.clone(),
-        object_cache.clone(),
-        Reviewer::new(client.clone()),
-        options.plan_account.clone(),
-    );
     let serve = serve(
         accepted,
         tls,
@@ -540,7 +540,7 @@ async fn until_listed(
 async fn serve(
     accepted: Accepted,
     tls: Arc<tls::ServerTls>,
-    (server, questions): (Server, Questions),
+    (server, questions): (Server, Arc<Questions>),
     (hub_state, metrics): (Arc<HubState>, Arc<HubMetrics>),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {

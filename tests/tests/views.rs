@@ -4,6 +4,8 @@
 mod copies;
 #[path = "views/member_targets.rs"]
 mod member_targets;
+#[path = "views/requests.rs"]
+mod requests;
 
 use std::sync::Arc;
 use std::time::Duration;

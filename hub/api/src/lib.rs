@@ -26,6 +26,7 @@ mod schema;
 mod selector;
 mod shape;
 mod view;
+mod view_request;
 
 pub use check::{SpecError, check_spec};
 pub use fleet::{
@@ -58,6 +59,11 @@ pub use view::{
     CopyTarget, Delivery, DeliveryCondition, DeliveryFailure, DeliverySpec, DeliveryStatus,
     ListedClusterCopy, ListedCopy, MemberTarget, MemberTargetSpec, MemberTargetStatus, RULE_LABEL,
     TargetGrant, VIEW_GROUP, VIEW_VERSION,
+};
+pub use view_request::{
+    ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyExplanationSpec,
+    CopyExplanationStatus, ExplainedObject, ExplainedRule, PlanOptions, PlannedCluster,
+    PlannedCopy, PlannedRule, PlannedSource, RulePlan, RulePlanSpec, RulePlanStatus,
 };
 
 /// The API group.

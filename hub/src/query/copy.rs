@@ -21,13 +21,23 @@ impl Questions {
         request: Request<wire::CopyQuestion>,
     ) -> Result<Response<wire::CopyExplained>, Status> {
         let (address, token) = (address(&request), review::bearer(request.metadata())?);
+        let user = self.reviewer.who(address, &token).await?;
+        let explained = self.explain_for(&user, request.into_inner()).await?;
+        Ok(Response::new(explained))
+    }
+
+    /// Explains a copy by the rules that the user may get.
+    pub(super) async fn explain_for(
+        &self,
+        user: &User,
+        question: wire::CopyQuestion,
+    ) -> Result<wire::CopyExplained, Status> {
         let wire::CopyQuestion {
             cluster,
             resource,
             namespace,
             name,
-        } = request.into_inner();
-        let user = self.reviewer.who(address, &token).await?;
+        } = question;
         if Kind::by_resource(&resource).is_none() {
             return Err(Status::invalid_argument(
                 "the kind is unknown: use configmaps or secrets",
@@ -39,10 +49,10 @@ impl Questions {
             SourceRef::new(&resource, &namespace, &name),
         );
         let mut explanations = self.explain_rules(&cluster, &copy).await?;
-        let visible = self.visible(&user, &explanations).await?;
+        let visible = self.visible(user, &explanations).await?;
         let member = self
             .reviewer
-            .allows(&user, "memberclusters", "", cluster.as_str())
+            .allows(user, "memberclusters", "", cluster.as_str())
             .await?;
         // The answer must not disclose the names of clusters.
         if !member
@@ -103,7 +113,7 @@ impl Questions {
             "is connected"
         };
         let live = answer.as_ref().and_then(|answer| answer.live.as_ref());
-        Ok(Response::new(wire::CopyExplained {
+        Ok(wire::CopyExplained {
             cluster: format!("{cluster} {words}"),
             answered,
             namespace: answer
@@ -118,7 +128,7 @@ impl Questions {
                 .collect(),
             live: live.map(|live| self.object(live, &visible, member)),
             hidden,
-        }))
+        })
     }
 
     /// Explains a copy by all rules. There may be many of them, and the index is not locked

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures::{Stream, stream};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use runnel_proto::model::{RuleName, RuleUid};
 use runnel_proto::wire;
 use runnel_transport::grpc::query_server::{Query, QueryServer};
@@ -25,6 +26,7 @@ use crate::lease::Caller;
 use crate::object_cache::ObjectCache;
 use crate::writer::view;
 pub(crate) use review::Access;
+use review::User;
 pub use review::{AUDIENCE, Reviewer};
 use runnel_hub_core::guard::Item;
 use runnel_hub_core::status::{ClusterDetail, ReportStore, details};
@@ -73,8 +75,32 @@ impl Questions {
     }
 
     /// Returns the service for a tonic router.
-    pub fn into_service(self) -> QueryServer<Self> {
-        QueryServer::new(self).max_decoding_message_size(QUESTION_LIMIT)
+    pub fn into_service(self: Arc<Self>) -> QueryServer<Self> {
+        QueryServer::from_arc(self).max_decoding_message_size(QUESTION_LIMIT)
+    }
+
+    /// Explains a copy to a user whom the API server has authenticated.
+    ///
+    /// # Errors
+    /// The status of `query.proto`.
+    pub(crate) async fn explain_to(
+        &self,
+        user: UserInfo,
+        question: wire::CopyQuestion,
+    ) -> Result<wire::CopyExplained, Status> {
+        self.explain_for(&User(user), question).await
+    }
+
+    /// Plans for a user whom the API server has authenticated.
+    ///
+    /// # Errors
+    /// The status of `query.proto`.
+    pub(crate) async fn plan_for(
+        &self,
+        user: UserInfo,
+        question: wire::PlanQuestion,
+    ) -> Result<Vec<wire::PlanPage>, Status> {
+        self.pages_for(&User(user), question).await
     }
 
     fn details(&self, rule: &RuleName) -> Option<Vec<ClusterDetail>> {

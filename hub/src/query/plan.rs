@@ -16,7 +16,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 use tonic::{Request, Status};
 
-use super::{Questions, address, aside, broken, review};
+use super::review::{self, User};
+use super::{Questions, address, aside, broken};
 use crate::hub_state::Unasked;
 use crate::ordered_lock::LeafMutex;
 use crate::watch::{api_resource, body_of};
@@ -115,31 +116,39 @@ impl Questions {
         &self,
         request: Request<wire::PlanQuestion>,
     ) -> Result<Vec<wire::PlanPage>, Status> {
-        let by = Deadline::now() + QUESTION;
         let (address, token) = (address(&request), review::bearer(request.metadata())?);
-        let asked = request.into_inner();
         let user = self.reviewer.who(address, &token).await?;
+        self.pages_for(&user, request.into_inner()).await
+    }
+
+    /// Plans with the rights of the user.
+    pub(super) async fn pages_for(
+        &self,
+        user: &User,
+        asked: wire::PlanQuestion,
+    ) -> Result<Vec<wire::PlanPage>, Status> {
+        let by = Deadline::now() + QUESTION;
         let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
         let _turn = turn.map_err(|_| {
             Status::resource_exhausted("the hub plans for others just now: try again")
         })?;
         self.can_answer()?;
         if let Some(kind) = change::kind_of(&asked) {
-            let change = self.change(&user, kind, &asked).await?;
+            let change = self.change(user, kind, &asked).await?;
             return self.change_pages(change, &asked, by).await;
         }
         let rule = if asked.object.is_empty() {
             self.saved(
-                &user,
+                user,
                 asked.rule.clone().unwrap_or_default(),
                 asked.dry_run,
                 asked.delete,
             )
             .await?
         } else {
-            self.unsaved(&user, &asked.object).await?
+            self.unsaved(user, &asked.object).await?
         };
-        self.may_read_sources(&user, &rule).await?;
+        self.may_read_sources(user, &rule).await?;
         // The plan shows the effect of the rule after it is enforced, or deleted.
         let rule = if asked.delete && asked.object.is_empty() {
             rule.deleted()

@@ -51,7 +51,7 @@ pub(super) fn bearer(metadata: &MetadataMap) -> Result<String, Status> {
 }
 
 /// A caller, as the API server authenticated it.
-pub(super) struct User(UserInfo);
+pub(super) struct User(pub(super) UserInfo);
 
 impl User {
     /// Returns the user name.

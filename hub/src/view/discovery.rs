@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use runnel_api::{
-    ClusterDelivery, Delivery, ListedClusterCopy, ListedCopy, MemberTarget, VIEW_GROUP,
-    VIEW_VERSION,
+    ClusterDelivery, ClusterRulePlan, CopyExplanation, Delivery, ListedClusterCopy, ListedCopy,
+    MemberTarget, RulePlan, VIEW_GROUP, VIEW_VERSION,
 };
 use serde_json::{Map, Value, json};
 
@@ -20,6 +20,10 @@ pub(super) enum View {
     Copies,
     /// One member cluster that grants open to a namespace.
     MemberTargets,
+    /// A request for what an object would change.
+    Plans,
+    /// A request for the reason of one copy.
+    Explanations,
 }
 
 /// A resource of the view API.
@@ -53,7 +57,7 @@ impl Resource {
             fields: match view {
                 View::Deliveries => DELIVERY_FIELDS,
                 View::Copies => COPY_FIELDS,
-                View::MemberTargets => METADATA_FIELDS,
+                View::MemberTargets | View::Plans | View::Explanations => METADATA_FIELDS,
             },
             schema,
         }
@@ -64,6 +68,7 @@ impl Resource {
         match self.view {
             View::Deliveries => &["get", "list", "watch"],
             View::Copies | View::MemberTargets => &["get", "list"],
+            View::Plans | View::Explanations => &["create"],
         }
     }
 
@@ -82,13 +87,16 @@ impl Resource {
 }
 
 /// The resources of the view API.
-pub(super) static RESOURCES: LazyLock<[Resource; 5]> = LazyLock::new(|| {
+pub(super) static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
     [
         Resource::of(View::Deliveries, &Delivery::crd()),
         Resource::of(View::Deliveries, &ClusterDelivery::crd()),
         Resource::of(View::Copies, &ListedCopy::crd()),
         Resource::of(View::Copies, &ListedClusterCopy::crd()),
         Resource::of(View::MemberTargets, &MemberTarget::crd()),
+        Resource::of(View::Plans, &RulePlan::crd()),
+        Resource::of(View::Plans, &ClusterRulePlan::crd()),
+        Resource::of(View::Explanations, &CopyExplanation::crd()),
     ]
 });
 
@@ -154,7 +162,7 @@ fn resources() -> Value {
 fn categories(view: View) -> &'static [&'static str] {
     match view {
         View::Deliveries => &["runnel"],
-        View::Copies | View::MemberTargets => &[],
+        _ => &[],
     }
 }
 
@@ -184,11 +192,13 @@ fn openapi() -> Value {
                 }}}},
             })
         };
-        paths.insert(resource.path(), json!({"get": operation("list")}));
-        paths.insert(
-            format!("{}/{{name}}", resource.path()),
-            json!({"get": operation("get")}),
-        );
+        if resource.verbs().contains(&"create") {
+            paths.insert(resource.path(), json!({"post": operation("post")}));
+        } else {
+            paths.insert(resource.path(), json!({"get": operation("list")}));
+            let one = format!("{}/{{name}}", resource.path());
+            paths.insert(one, json!({"get": operation("get")}));
+        }
         schemas.insert(name, schema);
     }
     json!({

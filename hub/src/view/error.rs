@@ -22,6 +22,9 @@ pub(super) enum ViewError {
     /// There is no such object or path.
     #[error("{0} not found")]
     NotFound(String),
+    /// The request is about something that does not exist.
+    #[error("{0}")]
+    Missing(String),
     /// The resource has no such verb.
     #[error(
         "the resource does not support this method: `kubectl api-resources --api-group view.runnel.dev -o wide` lists the verbs"
@@ -45,7 +48,7 @@ impl ViewError {
             Self::Invalid(_) => (StatusCode::UNPROCESSABLE_ENTITY, "Invalid"),
             Self::Unauthenticated => (StatusCode::UNAUTHORIZED, "Unauthorized"),
             Self::Forbidden(_) => (StatusCode::FORBIDDEN, "Forbidden"),
-            Self::NotFound(_) => (StatusCode::NOT_FOUND, "NotFound"),
+            Self::NotFound(_) | Self::Missing(_) => (StatusCode::NOT_FOUND, "NotFound"),
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
             Self::Timeout(_) => (StatusCode::GATEWAY_TIMEOUT, "Timeout"),
             Self::Expired => (StatusCode::GONE, "Expired"),
@@ -65,6 +68,18 @@ impl ViewError {
             "reason": reason,
             "code": code.as_u16(),
         })
+    }
+}
+
+impl From<tonic::Status> for ViewError {
+    fn from(status: tonic::Status) -> Self {
+        let message = status.message().to_owned();
+        match status.code() {
+            tonic::Code::InvalidArgument => Self::BadRequest(message),
+            tonic::Code::PermissionDenied => Self::Forbidden(message),
+            tonic::Code::NotFound => Self::Missing(message),
+            _ => Self::Unavailable(message),
+        }
     }
 }
 

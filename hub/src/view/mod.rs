@@ -12,6 +12,7 @@ mod error;
 mod front_proxy;
 mod member_targets;
 mod request;
+mod requests;
 mod table;
 mod target;
 mod watch;
@@ -28,6 +29,7 @@ use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -53,7 +55,7 @@ use crate::hub_state::HubState;
 use crate::lease::Accepted;
 use crate::object_cache::ObjectCache;
 use crate::ordered_lock::{LEAF, OrderedMutex};
-use crate::query::{Access, Reviewer};
+use crate::query::{Access, Questions, Reviewer};
 
 /// The name of the APIService.
 const API_SERVICE: &str = "v1alpha1.view.runnel.dev";
@@ -67,6 +69,8 @@ const AGAIN: Duration = Duration::from_secs(5);
 const GATHER: Duration = Duration::from_millis(250);
 /// How often rules that no client reads are forgotten.
 const SWEEP: Duration = Duration::from_secs(15);
+/// The size limit of a request in bytes, large enough for the largest rule.
+const BODY_LIMIT: usize = 256 * 1024;
 /// The limit of TLS handshakes at a time.
 const HANDSHAKES: usize = 64;
 /// The limit of lists of copies at a time.
@@ -80,6 +84,7 @@ pub struct ViewServer {
     object_cache: Arc<ObjectCache>,
     /// Of its own: clients of another port must not delay these requests.
     reviewer: Reviewer,
+    questions: Arc<Questions>,
     client: Client,
     authorities: Arc<Authorities>,
     /// The host names under which the API server reaches the hub.
@@ -98,7 +103,7 @@ impl ViewServer {
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
-        reviewer: Reviewer,
+        (reviewer, questions): (Reviewer, Arc<Questions>),
         client: Client,
         authorities: Arc<Authorities>,
         names: Vec<String>,
@@ -107,6 +112,7 @@ impl ViewServer {
             hub_state,
             object_cache,
             reviewer,
+            questions,
             client,
             authorities,
             names,
@@ -329,12 +335,20 @@ impl ViewServer {
         self.changes.lock().version()
     }
 
-    async fn answer(self: &Arc<Self>, request: &Parts) -> Result<Response, ViewError> {
+    async fn answer(self: &Arc<Self>, request: &Parts, body: Body) -> Result<Response, ViewError> {
         let path = request.uri.path();
         if let Some(document) = document(path.trim_end_matches('/')) {
             return Ok(Json(document).into_response());
         }
         let target = Target::of(path).ok_or_else(|| ViewError::NotFound(path.to_owned()))?;
+        if request.method == Method::POST && target.can_create() {
+            let user = self.authorize(&request.headers, &target, "create").await?;
+            let body = axum::body::to_bytes(body, BODY_LIMIT).await;
+            let body = body.map_err(|_| {
+                ViewError::BadRequest(format!("the object has more than {BODY_LIMIT} bytes"))
+            })?;
+            return self.request(&target, user, &body).await;
+        }
         if request.method != Method::GET {
             return Err(ViewError::Method);
         }
@@ -356,6 +370,7 @@ impl ViewServer {
             (View::Copies, Some(name)) => self.copy(&target, name, &query, form).await,
             (View::MemberTargets, None) => self.member_targets(&target, &query, form),
             (View::MemberTargets, Some(name)) => self.member_target(&target, name, &query, form),
+            (View::Plans | View::Explanations, _) => Err(ViewError::Method),
         }
     }
 
@@ -384,7 +399,7 @@ impl ViewServer {
         headers: &HeaderMap,
         target: &Target,
         verb: &str,
-    ) -> Result<(), ViewError> {
+    ) -> Result<UserInfo, ViewError> {
         let front_proxy = self
             .front_proxy
             .load_full()
@@ -398,9 +413,9 @@ impl ViewServer {
             namespace: &target.namespace,
             name: target.name.as_deref().unwrap_or_default(),
         };
-        let allowed = self.reviewer.allows_user(user, &access).await;
+        let allowed = self.reviewer.allows_user(user.clone(), &access).await;
         if allowed.map_err(|error| ViewError::Unavailable(error.message().to_owned()))? {
-            return Ok(());
+            return Ok(user);
         }
         let place = if target.namespace.is_empty() {
             "at the cluster scope".to_owned()
@@ -499,8 +514,8 @@ fn versioned<O: ViewObject>(mut object: O, version: u64) -> O {
 }
 
 async fn respond(State(server): State<Arc<ViewServer>>, request: Request) -> Response {
-    let (request, _) = request.into_parts();
-    match server.answer(&request).await {
+    let (request, body) = request.into_parts();
+    match server.answer(&request, body).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     }

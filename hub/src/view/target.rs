@@ -50,6 +50,12 @@ impl Target {
         })
     }
 
+    /// Whether an object can be created here.
+    pub(super) fn can_create(&self) -> bool {
+        let is_placed = !self.resource.namespaced || !self.namespace.is_empty();
+        self.name.is_none() && is_placed && self.resource.verbs().contains(&"create")
+    }
+
     /// Returns the rules of the request.
     pub(super) fn scope(&self) -> Scope {
         if self.resource.namespaced {

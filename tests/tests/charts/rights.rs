@@ -200,12 +200,19 @@ pub fn is_front_proxy(right: &Right) -> bool {
 
 /// Whether this is the right to read views, or to publish the CA of the hub in its own APIService.
 fn is_about_views(right: &Right) -> bool {
-    let reads = right.groups == ["view.runnel.dev"] && right.verbs == ["get", "list", "watch"];
+    let is_view = right.groups == ["view.runnel.dev"];
+    let reads = is_view && right.verbs == ["get", "list", "watch"];
+    let requests = ["clusterruleplans", "copyexplanations", "ruleplans"];
+    let asks = right.verbs == ["create"]
+        && right
+            .resources
+            .iter()
+            .all(|resource| requests.contains(&resource.as_str()));
     let publishes = right.groups == ["apiregistration.k8s.io"]
         && right.resources == ["apiservices"]
         && right.names == ["v1alpha1.view.runnel.dev"]
         && right.verbs == ["get", "patch"];
-    reads || publishes
+    reads || (is_view && asks) || publishes
 }
 
 /// Fails for a right that no part of Runnel may ever have.
