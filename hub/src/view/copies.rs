@@ -270,15 +270,21 @@ impl Reader<'_> {
                 }
             }
         }
-        let more = pairs.len() > PAIRS;
-        if more && only_rule.is_none() && only_cluster.is_none() {
-            return Err(ViewError::BadRequest(format!(
-                "there are more than {PAIRS} pairs of a rule and a member cluster: select one rule or one cluster, such as --field-selector cluster=NAME"
-            )));
-        }
-        pairs.truncate(PAIRS);
-        Ok(Pairs { pairs, more })
+        bounded(pairs, only_rule.is_some() || only_cluster.is_some())
     }
+}
+
+/// Limits the pairs of one page. A request that selects neither a rule nor a cluster is refused
+/// above the limit.
+fn bounded(mut pairs: Vec<Pair>, selects_one: bool) -> Result<Pairs, ViewError> {
+    let more = pairs.len() > PAIRS;
+    if more && !selects_one {
+        return Err(ViewError::BadRequest(format!(
+            "there are more than {PAIRS} pairs of a rule and a member cluster: select one rule or one cluster, such as --field-selector cluster=NAME"
+        )));
+    }
+    pairs.truncate(PAIRS);
+    Ok(Pairs { pairs, more })
 }
 
 /// Whether a page after a position has copies of a pair. Sets the copy after which they begin.
@@ -601,6 +607,23 @@ mod tests {
             ..pair()
         };
         assert!(begins(&mut later, Some(&within)) && later.after.is_none());
+    }
+
+    #[test]
+    fn unbounded_list_needs_a_rule_or_a_cluster() {
+        let of = |count: usize, selects_one: bool| {
+            let page = bounded(vec![pair(); count], selects_one)?;
+            Ok::<_, ViewError>((page.pairs.len(), page.more))
+        };
+        assert_eq!(of(PAIRS, false).ok(), Some((PAIRS, false)));
+        assert_eq!(of(PAIRS + 1, true).ok(), Some((PAIRS, true)));
+        let Err(ViewError::BadRequest(message)) = of(PAIRS + 1, false) else {
+            unreachable!("it is listed");
+        };
+        assert!(
+            message.contains("select one rule or one cluster"),
+            "{message}"
+        );
     }
 
     #[test]
