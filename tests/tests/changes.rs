@@ -463,7 +463,7 @@ async fn a_rule_that_is_deleted_takes_its_copies_along_and_only_those() -> Resul
 }
 
 #[tokio::test]
-async fn ordinary_edits_are_not_worth_an_event() -> Result<()> {
+async fn ordinary_edits_cause_no_warning() -> Result<()> {
     let home = "calm";
     let scene = scene_with(home).await?;
     let hub = &scene.hub;

@@ -475,6 +475,23 @@ mod tests {
     }
 
     #[test]
+    fn approval_counts_apart_and_names_what_was_blocked() {
+        let mut world = World::new();
+        let blocked = "labels of member cluster eu-1 changed";
+        world.note(&ChangeCause::of(ChangeKind::MemberChanged, "eu-1"), 11);
+        world.note(&ChangeCause::of(ChangeKind::Approved, blocked), 12);
+        world.reports("eu-1", REMOVED, 13);
+        assert_eq!(
+            world.lines(14),
+            [
+                "removed 12 copies of shop/x in eu-1: the removal was approved (labels of member cluster eu-1 changed)"
+            ]
+        );
+        let unnamed = ChangeCause::of(ChangeKind::GrantChanged, "");
+        assert_eq!(unnamed.to_string(), "grants were edited");
+    }
+
+    #[test]
     fn many_clusters_share_a_line_and_an_event() {
         let mut world = World::new();
         world.note(&ChangeCause::new(ChangeKind::RuleDeleted), 11);
