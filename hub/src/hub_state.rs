@@ -107,10 +107,10 @@ impl HubState {
     pub fn new(settings: Settings) -> Arc<Self> {
         let hasher =
             RevisionHasher::new(settings.revision_key.clone()).with_budget(settings.render_budget);
-        let index = Index::of(settings.scope.clone())
+        let mut index = Index::of(settings.scope.clone())
             .working_aside()
-            .hashing_with(hasher)
-            .with_ceiling(settings.removal_ceiling);
+            .hashing_with(hasher);
+        index.fleet_guard_mut().ceiling = Some(settings.removal_ceiling);
         let proof_key = settings.revision_key.proof_key();
         Arc::new(Self {
             index: OrderedRwLock::new(index),
@@ -177,12 +177,7 @@ impl HubState {
         self.change_quietly(Index::reset_removal_guards);
         self.leadership.ready.send_replace(Some(Instant::now()));
         // Removals that were in progress are judged again.
-        let rules = self
-            .index
-            .read()
-            .rules()
-            .map(|(uid, _)| uid.clone())
-            .collect();
+        let rules = self.index.read().rules().uids().cloned().collect();
         self.change(|_| Effect {
             judge: rules,
             ..Effect::default()
@@ -253,7 +248,12 @@ impl HubState {
             instant: Instant::now(),
             wall: jiff::Timestamp::now(),
         };
-        if rules.is_empty() && index.next_judgement().is_none_or(|due| due > now.instant) {
+        if rules.is_empty()
+            && index
+                .fleet_guard()
+                .due()
+                .is_none_or(|due| due > now.instant)
+        {
             return effect;
         }
         let report_store = self.report_store.lock();
@@ -262,7 +262,7 @@ impl HubState {
             &|rule, cluster| report_store.holding(rule, cluster),
             now,
         ));
-        if index.next_judgement().is_some() {
+        if index.fleet_guard().due().is_some() {
             self.deadline_changed.notify_one();
         }
         effect
@@ -321,7 +321,9 @@ impl HubState {
     }
 
     fn follow_rule(&self, index: &Index, uid: &RuleUid, since: Instant) {
-        let Some(entry) = index.rule(uid) else { return };
+        let Some(entry) = index.rules().get(uid) else {
+            return;
+        };
         let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
         let connected = entry
             .target_clusters
@@ -343,7 +345,8 @@ impl HubState {
         let (report_store, mut deliveries) = (self.report_store.lock(), self.deliveries.lock());
         deliveries.retain(|cluster, uid| {
             index
-                .rule(uid)
+                .rules()
+                .get(uid)
                 .is_some_and(|entry| followed(entry, &report_store, cluster).is_some())
         })
     }
@@ -352,7 +355,7 @@ impl HubState {
     pub fn rule_name(&self, uid: &RuleUid) -> String {
         let index = self.index.read();
         let name = |entry: &RuleEntry| entry.rule.terms.rule.to_string();
-        index.rule(uid).map_or_else(|| uid.to_string(), name)
+        index.rules().get(uid).map_or_else(|| uid.to_string(), name)
     }
 
     /// Wakes the session of a cluster.
@@ -365,7 +368,7 @@ impl HubState {
     /// Marks the statuses of all rules with copies in a cluster as possibly out of date.
     pub fn mark_rules_of(&self, cluster: &ClusterName) {
         let index = self.index.read();
-        let concerned = index.rules().filter(|(_, entry)| {
+        let concerned = index.rules().iter().filter(|(_, entry)| {
             entry.target_clusters.clusters.contains_key(cluster) || entry.rule.deleting
         });
         let concerned: Vec<_> = concerned.map(|(uid, _)| uid.clone()).collect();
@@ -380,6 +383,7 @@ impl HubState {
             .index
             .read()
             .clusters()
+            .iter()
             .map(|(name, _)| name.clone())
             .collect();
         self.queues.dirty_members.add(members);
@@ -387,12 +391,7 @@ impl HubState {
 
     /// Marks every status as possibly out of date.
     pub fn mark_everything(&self) {
-        let rules: Vec<_> = self
-            .index
-            .read()
-            .rules()
-            .map(|(uid, _)| uid.clone())
-            .collect();
+        let rules: Vec<_> = self.index.read().rules().uids().cloned().collect();
         self.queues.dirty_rules.add(rules);
         self.mark_members();
     }

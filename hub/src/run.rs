@@ -521,7 +521,7 @@ async fn until_listed(
             && index
                 .needed_scopes()
                 .iter()
-                .all(|place| index.place(place) != ScopeState::Unwatched)
+                .all(|place| index.scopes().state(place) != ScopeState::Unwatched)
     };
     while !known() {
         hub_state.leadership.progress.notified().await;

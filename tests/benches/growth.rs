@@ -157,7 +157,8 @@ fn session_delta(bencher: Bencher<'_, '_>, sources: usize) {
     let mut say = || {
         let index = index.borrow();
         let assignment = index
-            .rule(&uid)
+            .rules()
+            .get(&uid)
             .and_then(|entry| entry.assignment(&to))
             .expect("a share");
         session.update([(uid.clone(), Directive::Assigned(assignment))]);

@@ -160,7 +160,7 @@ fn index() -> Index {
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"}, "spec": spec,
     });
     let grant = RuleGrant::read(&serde_json::from_value(grant).expect("a grant"));
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.set_grants(Some(BTreeMap::from([("g".to_owned(), grant)])));
     index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     let cluster = Cluster {
@@ -269,7 +269,7 @@ impl World {
         let copies_there: Vec<_> = self.session.acked_rules().cloned().collect();
         let unknown = copies_there
             .into_iter()
-            .filter(|uid| self.index.rule(uid).is_none());
+            .filter(|uid| self.index.rules().get(uid).is_none());
         let claims: Vec<_> = unknown
             .map(|uid| (uid.clone(), self.index.directive(&uid, &cluster)))
             .collect();
@@ -336,7 +336,7 @@ impl World {
         let Some((uid, rule, is_gone)) = self.changes.pop_front() else {
             return;
         };
-        let is_known = self.index.rule(&uid).is_some();
+        let is_known = self.index.rules().get(&uid).is_some();
         if is_gone && !(is_known && rule.has_finalizer && !rule.is_deleting) {
             self.known.remove(&uid);
             self.index.remove_rule(&uid);
@@ -368,8 +368,8 @@ impl World {
             }
             return;
         }
-        let version = self.index.version_of(uid).unwrap_or_default();
-        if !self.index.may_go(uid) || !self.session.is_free_of(uid, version) {
+        let version = self.index.rules().version_of(uid).unwrap_or_default();
+        if !self.index.rules().may_go(uid) || !self.session.is_free_of(uid, version) {
             return;
         }
         if *is_gone {

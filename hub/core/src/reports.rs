@@ -66,7 +66,7 @@ impl ReportState<'_> {
             self.take_report(cluster, number, state, now, &mut outcome);
         }
         let selects_other = |uid: &&RuleUid| {
-            let entry = self.index.rule(uid);
+            let entry = self.index.rules().get(uid);
             entry.is_some_and(|entry| !entry.target_clusters.clusters.contains_key(cluster))
         };
         let unchosen = outcome.changed.iter().filter(selects_other);
@@ -76,7 +76,7 @@ impl ReportState<'_> {
             .collect();
         outcome.asked = asked(self.index, self.report_store, cluster, &outcome.changed);
         // The status of a leaving cluster shows its remaining copies.
-        let known = self.index.cluster(cluster);
+        let known = self.index.clusters().get(cluster);
         outcome.is_member_changed |= known.is_some_and(|known| known.leaving);
         outcome.shortened = self.report_store.take_shortened();
         outcome
@@ -89,7 +89,7 @@ impl ReportState<'_> {
             return;
         }
         // The agent alone knows the other rules, and its word is not enough for Events.
-        let Some(entry) = self.index.rule(&state.uid) else {
+        let Some(entry) = self.index.rules().get(&state.uid) else {
             return;
         };
         let (rule, is_rolled_back) = (entry.rule.terms.rule.clone(), entry.rollback().is_some());
@@ -112,7 +112,7 @@ impl ReportState<'_> {
             // The status is marked even if nothing was reported about the rule before, because its
             // release may wait for this report.
             outcome.changed.push(uid.clone());
-            let known = self.index.cluster(cluster);
+            let known = self.index.clusters().get(cluster);
             if known.is_some_and(|known| known.pending.contains_key(&uid)) {
                 outcome.settled.push(uid.clone());
             }
@@ -129,7 +129,7 @@ impl ReportState<'_> {
         if self.session.pending_prune_changed(&uid, waits) {
             outcome.lapsed.push(uid.clone());
         }
-        let entry = self.index.rule(&uid);
+        let entry = self.index.rules().get(&uid);
         // A rollback is not an edit.
         let edited = entry.filter(|entry| entry.rollback().is_none());
         let assignment = || edited.and_then(|entry| entry.assignment(cluster));
@@ -162,7 +162,9 @@ pub fn asked(
 ) -> BTreeSet<RuleUid> {
     let differs = |uid: &&RuleUid| {
         let holding = report_store.holding(uid, cluster).unwrap_or_default();
-        index.prune_differs(uid, cluster, holding)
+        let digest = holding.prunes.map(|asked| asked.digest);
+        let entry = index.rules().get(uid);
+        entry.is_some_and(|entry| entry.guard.prune_differs(cluster, digest))
     };
     rules.iter().filter(differs).cloned().collect()
 }
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn report_of_unknown_rule_keeps_no_failures() {
-        let (index, now) = (Index::new(), Instant::now());
+        let (index, now) = (Index::default(), Instant::now());
         let mut session = Session::default();
         let (mut report_store, mut deliveries) = (ReportStore::default(), Deliveries::default());
         let facts = SessionFacts {

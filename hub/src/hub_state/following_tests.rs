@@ -82,7 +82,8 @@ fn edit(hub_state: &HubState, revision: u8) {
 fn applies(hub_state: &HubState, cluster: &str) -> bool {
     let (index, cluster) = (hub_state.index.read(), ClusterName::from(cluster));
     let assignment = index
-        .rule(&uid())
+        .rules()
+        .get(&uid())
         .and_then(|entry| entry.assignment(&cluster))
         .unwrap();
     let state = RuleState {

@@ -81,14 +81,9 @@ impl<const LABELS: usize> Samples<LABELS> {
 /// Returns the sum of a count over all rules. It locks the index for one rule at a time, so that
 /// writers do not wait for all rules.
 fn sum_of_rules(hub_state: &HubState, count: impl Fn(&RuleEntry) -> usize) -> usize {
-    let uids: Vec<_> = hub_state
-        .index
-        .read()
-        .rules()
-        .map(|(uid, _)| uid.clone())
-        .collect();
+    let uids: Vec<_> = hub_state.index.read().rules().uids().cloned().collect();
     uids.iter()
-        .map(|uid| hub_state.index.read().rule(uid).map_or(0, &count))
+        .map(|uid| hub_state.index.read().rules().get(uid).map_or(0, &count))
         .sum()
 }
 
@@ -114,14 +109,17 @@ impl StateCollector {
         let index = self.hub_state.index.read();
         let intents: usize = index
             .rules()
+            .iter()
             .map(|(_, entry)| entry.plan.intents.len())
             .sum();
         let blocked = index
             .rules()
-            .filter(|(uid, _)| index.is_blocked(uid))
+            .iter()
+            .filter(|(uid, _)| index.rules().is_blocked(uid))
             .count();
         let pending: usize = index
             .clusters()
+            .iter()
             .map(|(_, cluster)| cluster.pending.len())
             .sum();
         let counts = [
@@ -130,11 +128,11 @@ impl StateCollector {
                 "Whether this replica of the hub leads",
                 usize::from(self.hub_state.leadership.leads()),
             ),
-            ("runnel_hub_rules", "Rules", index.rules().count()),
+            ("runnel_hub_rules", "Rules", index.rules().iter().count()),
             (
                 "runnel_hub_members",
                 "Member clusters",
-                index.clusters().count(),
+                index.clusters().iter().count(),
             ),
             (
                 "runnel_hub_intents",
@@ -211,7 +209,11 @@ impl StateCollector {
         let mut samples = Samples::new("runnel_member_connected", help, ["member"]);
         let (index, now) = (self.hub_state.index.read(), Instant::now());
         let report_store = self.hub_state.report_store.lock();
-        for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
+        for (name, _) in index
+            .clusters()
+            .iter()
+            .filter(|(_, cluster)| cluster.accepted)
+        {
             samples.add(
                 [name.as_str()],
                 f64::from(u8::from(report_store.session(name, now).is_some())),
@@ -229,6 +231,7 @@ impl StateCollector {
         let index = self.hub_state.index.read();
         for (uid, entry) in index
             .rules()
+            .iter()
             .filter(|(_, entry)| !entry.rule.terms.is_frozen())
         {
             let known = self.object_cache.with_rule(uid, |object| {
@@ -261,9 +264,9 @@ impl StateCollector {
         )?;
         for (uid, histogram) in self
             .metrics
-            .rule_deliveries(|uid| index.rule(uid).is_some())
+            .rule_deliveries(|uid| index.rules().get(uid).is_some())
         {
-            let Some(entry) = index.rule(&uid) else {
+            let Some(entry) = index.rules().get(&uid) else {
                 continue;
             };
             let name = &entry.rule.terms.rule;
@@ -320,7 +323,11 @@ impl StateCollector {
         samples.add(["serving", ""], seconds(self.tls.expires()));
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();
-        for (name, _) in index.clusters().filter(|(_, cluster)| cluster.accepted) {
+        for (name, _) in index
+            .clusters()
+            .iter()
+            .filter(|(_, cluster)| cluster.accepted)
+        {
             if let Some(expires) = report_store.certificate_expires(name) {
                 samples.add(["member", name.as_str()], expires.as_second() as f64);
             }

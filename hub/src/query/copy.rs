@@ -65,7 +65,14 @@ impl Questions {
                 user.name()
             )));
         }
-        let Some(known) = self.hub_state.index.read().cluster(&cluster).cloned() else {
+        let Some(known) = self
+            .hub_state
+            .index
+            .read()
+            .clusters()
+            .get(&cluster)
+            .cloned()
+        else {
             return Err(Status::not_found(format!("there is no member {cluster}")));
         };
         let connected = self
@@ -140,12 +147,7 @@ impl Questions {
     ) -> Result<Vec<RuleExplanation>, Status> {
         let (hub_state, cluster, copy) = (self.hub_state.clone(), cluster.clone(), copy.clone());
         aside(move || {
-            let rules: Vec<RuleUid> = hub_state
-                .index
-                .read()
-                .rules()
-                .map(|(uid, _)| uid.clone())
-                .collect();
+            let rules: Vec<RuleUid> = hub_state.index.read().rules().uids().cloned().collect();
             copy_reasons::explain_rules(
                 rules,
                 |look| look(&hub_state.index.read()),
@@ -205,7 +207,7 @@ impl Questions {
             .as_ref()
             .filter(|(uid, ..)| member || visible.contains(uid));
         let index = self.hub_state.index.read();
-        let name = |uid: &RuleUid| match index.rule(uid) {
+        let name = |uid: &RuleUid| match index.rules().get(uid) {
             Some(entry) => entry.rule.terms.rule.to_string(),
             None => format!("{uid} (not known to the hub)"),
         };

@@ -78,7 +78,7 @@ fn of_rule(
     cluster: &ClusterName,
     copy: &SourceRef,
 ) -> Vec<RuleExplanation> {
-    let Some(entry) = index.rule(uid) else {
+    let Some(entry) = index.rules().get(uid) else {
         return vec![];
     };
     let wish = |source: SourceRef| {
@@ -144,7 +144,8 @@ fn obstacle(
     let because = |state: ExplainedState, message: &str| Some((state, message.to_owned()));
     let Some(terms) = entry.target_clusters.clusters.get(cluster) else {
         let labels = index
-            .cluster(cluster)
+            .clusters()
+            .get(cluster)
             .map(|known| known.labels.clone())
             .unwrap_or_default();
         return if entry.rule.chooses(cluster, &labels) {
@@ -356,7 +357,7 @@ mod tests {
     }
 
     fn index(rules: Vec<Rule>, granted: Value) -> Index {
-        let mut index = Index::new();
+        let mut index = Index::default();
         let grant = json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"},
             "spec": {
@@ -389,7 +390,7 @@ mod tests {
     }
 
     fn all(index: &Index, cluster: &str, copy: &SourceRef) -> Vec<RuleExplanation> {
-        let rules: Vec<RuleUid> = index.rules().map(|(uid, _)| uid.clone()).collect();
+        let rules: Vec<RuleUid> = index.rules().uids().cloned().collect();
         explain_rules(rules, |look| look(index), &ClusterName::from(cluster), copy)
     }
 
@@ -486,7 +487,7 @@ mod tests {
         // One rule does not exist any more when it is read. No more rules are read than explained.
         let rules = ["gone".into()]
             .into_iter()
-            .chain(index.rules().map(|(uid, _)| uid.clone()));
+            .chain(index.rules().uids().cloned());
         assert_eq!(
             (
                 explain_rules(rules, look, &"one".into(), &copy).len(),
@@ -542,18 +543,24 @@ mod tests {
             because(&[("r", "RollingOut")])
         );
         let uid = RuleUid::from("r");
-        let revision = index.rule(&uid).unwrap().target().to_owned();
+        let revision = index.rules().get(&uid).unwrap().target().to_owned();
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
-        let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
+        let state = index
+            .rules()
+            .get(&uid)
+            .unwrap()
+            .completed_state()
+            .ok()
+            .unwrap();
         let back_to = Some(state.revision.clone());
-        index.set_completed_state(
+        index.rules_mut().set_completed_state(
             &uid,
             Some(StoredState {
                 revision: revision.clone(),
                 state: Ok(state),
             }),
         );
-        index.set_gate(
+        index.rules_mut().set_gate(
             &uid,
             Gate {
                 revision,

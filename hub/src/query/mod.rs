@@ -108,6 +108,7 @@ impl Questions {
         let index = self.hub_state.index.read();
         let (uid, _) = index
             .rules()
+            .iter()
             .find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let status = self
             .object_cache
@@ -125,6 +126,7 @@ impl Questions {
         let index = self.hub_state.index.read();
         let (uid, entry) = index
             .rules()
+            .iter()
             .find(|(_, entry)| entry.rule.terms.rule == *rule)?;
         let report_store = self.hub_state.report_store.lock();
         let mut all = AllBlocked::default();

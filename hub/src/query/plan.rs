@@ -3,7 +3,7 @@
 mod change;
 mod rights;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -155,7 +155,8 @@ impl Questions {
         } else {
             rule.enforced()
         };
-        let around = self.hub_state.index.read().around(&rule);
+        let uids = BTreeSet::from([rule.uid.clone()]);
+        let around = self.hub_state.index.read().around(&uids, Some(&rule));
         let preview = aside(move || PreviewIndex::new(around, rule)).await?;
         let uid = preview.uid().clone();
         self.preview_pages(preview, vec![(uid, None)], &asked, by)
@@ -186,7 +187,7 @@ impl Questions {
         };
         let state = self.hub_state.clone();
         let tried = move || {
-            let around = state.index.read().around_all(&rules, None);
+            let around = state.index.read().around(&rules, None);
             PreviewIndex::of_change(around, object, &rules)
         };
         let preview = aside(tried).await?;
@@ -263,7 +264,7 @@ impl Questions {
         let report_store = self.hub_state.report_store.lock();
         let mut blocked = BTreeMap::new();
         for uid in preview.rules() {
-            let all = preview.index().clusters();
+            let all = preview.index().clusters().iter();
             let of_rule = all.filter_map(|(cluster, _)| {
                 Some((
                     (uid.clone(), cluster.clone()),

@@ -82,7 +82,8 @@ impl Running {
                 self.bounds.extend();
                 self.extend_hello();
                 let index = self.context.hub_state.index.read();
-                self.acked.add(rules, |uid| index.rule(uid).is_some());
+                self.acked
+                    .add(rules, |uid| index.rules().get(uid).is_some());
                 drop(index);
                 if last {
                     self.register();

@@ -51,12 +51,12 @@ impl SessionContext {
     pub(super) fn claim_acked(&self) {
         let index = self.hub_state.index.read();
         let cluster = &self.identity.cluster;
-        if !index.talks_to(cluster, self.identity.uid()) {
+        if !index.clusters().talks_to(cluster, self.identity.uid()) {
             return;
         }
         let mut session = self.live.session.lock();
         let acked: Vec<_> = session.acked_rules().cloned().collect();
-        let unknown = acked.iter().filter(|uid| index.rule(uid).is_none());
+        let unknown = acked.iter().filter(|uid| index.rules().get(uid).is_none());
         let directives: Vec<_> = unknown
             .map(|uid| (uid.clone(), index.directive(uid, cluster)))
             .collect();
@@ -64,7 +64,8 @@ impl SessionContext {
         // A rule that was left out of the report may be that of an order.
         let is_whole = session.left_out_rules() == 0;
         let pending = index
-            .cluster(cluster)
+            .clusters()
+            .get(cluster)
             .filter(|_| is_whole)
             .into_iter()
             .flat_map(|known| known.pending.keys());
@@ -93,7 +94,10 @@ impl SessionContext {
             return;
         }
         let index = self.hub_state.index.read();
-        if index.talks_to(&self.identity.cluster, self.identity.uid()) {
+        if index
+            .clusters()
+            .talks_to(&self.identity.cluster, self.identity.uid())
+        {
             let directives: Vec<_> = rules
                 .into_iter()
                 .map(|uid| (uid.clone(), index.directive(&uid, &self.identity.cluster)))
@@ -108,7 +112,7 @@ impl SessionContext {
             self.hub_state.change(|index| {
                 again
                     .iter()
-                    .for_each(|uid| index.prune_again(uid, &self.identity.cluster));
+                    .for_each(|uid| index.rules_mut().prune_again(uid, &self.identity.cluster));
                 Effect {
                     judge: again.clone(),
                     ..Effect::default()
@@ -198,7 +202,7 @@ impl Running {
         if left_out == 0 {
             self.context
                 .hub_state
-                .change(|index| index.holds_only(&cluster, &with_copies));
+                .change(|index| index.rules_mut().holds_only(&cluster, &with_copies));
         }
         self.context.hub_state.mark_rules_of(&cluster);
         // The requests of agents are judged together with the pending removals, and answered after
@@ -227,7 +231,10 @@ impl Running {
             .metrics
             .limited(PeerLimit::Hello, left_out as u64);
         let index = self.context.hub_state.index.read();
-        if index.talks_to(cluster, self.context.identity.uid()) {
+        if index
+            .clusters()
+            .talks_to(cluster, self.context.identity.uid())
+        {
             let directives: Vec<_> = uids
                 .iter()
                 .map(|uid| (uid.clone(), index.directive(uid, cluster)))

@@ -305,13 +305,21 @@ impl Running {
     pub(super) fn update(&mut self) {
         let index = self.context.hub_state.index.read();
         // The index may be newer than the state that the admission check read.
-        if !index.talks_to(&self.context.identity.cluster, self.context.identity.uid()) {
+        if !index
+            .clusters()
+            .talks_to(&self.context.identity.cluster, self.context.identity.uid())
+        {
             return;
         }
         let before = self.context.live.session.lock().version();
-        let has_forgotten = index.has_forgotten_since(before);
+        let has_forgotten = index.rules().has_forgotten_since(before);
         let (directives, version) = index.directives_since(&self.context.identity.cluster, before);
-        let is_deleted = |uid: &RuleUid| index.rule(uid).is_some_and(|entry| entry.rule.deleting);
+        let is_deleted = |uid: &RuleUid| {
+            index
+                .rules()
+                .get(uid)
+                .is_some_and(|entry| entry.rule.deleting)
+        };
         let deleted: Vec<_> = directives
             .iter()
             .map(|(uid, _)| uid)

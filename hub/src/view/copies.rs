@@ -248,7 +248,7 @@ impl Reader<'_> {
                 continue;
             }
             let index = self.hub_state.index.read();
-            let Some(entry) = index.rule(&uid) else {
+            let Some(entry) = index.rules().get(&uid) else {
                 continue;
             };
             let clusters = entry.target_clusters.clusters.keys();

@@ -213,6 +213,7 @@ impl Reader<'_> {
         let index = self.hub_state.index.read();
         let mut rules: Vec<_> = index
             .rules()
+            .iter()
             .map(|(uid, entry)| (entry.rule.terms.rule.clone(), uid.clone()))
             .filter(|(name, _)| scope.has(name))
             .collect();
@@ -378,7 +379,8 @@ pub(super) fn labels_of(
     cluster: &ClusterName,
 ) -> BTreeMap<String, String> {
     let mut labels = index
-        .cluster(cluster)
+        .clusters()
+        .get(cluster)
         .map(|known| known.labels.clone())
         .unwrap_or_default();
     // The value of a label has at most 63 characters.

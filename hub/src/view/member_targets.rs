@@ -155,13 +155,17 @@ impl Reader<'_> {
         self.serving_since()?;
         let runnel_namespace = &self.hub_state.settings.namespace;
         let index = self.hub_state.index.read();
-        let Granted::These(grants) = index.grants_of(namespace, runnel_namespace) else {
+        let Granted::These(grants) = index
+            .targets()
+            .grants()
+            .of_namespace(namespace, runnel_namespace)
+        else {
             return Err(ViewError::Unavailable(
                 "the hub cannot read the grants now: try again".to_owned(),
             ));
         };
         let mut rows = Vec::new();
-        for (name, cluster) in index.clusters() {
+        for (name, cluster) in index.clusters().iter() {
             let grants = grants.iter();
             let grants: Vec<_> = grants
                 .filter(|grant| grant.clusters.chooses(name, &cluster.labels))

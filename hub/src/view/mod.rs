@@ -293,7 +293,10 @@ impl ViewServer {
     fn compare(&self, uid: &RuleUid) {
         let rule = {
             let index = self.hub_state.index.read();
-            index.rule(uid).map(|entry| entry.rule.terms.rule.clone())
+            index
+                .rules()
+                .get(uid)
+                .map(|entry| entry.rule.terms.rule.clone())
         };
         if !self.changes.lock().is_read(uid, rule.as_ref()) {
             return;

@@ -53,7 +53,7 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
         resource: "distributiongrants",
         one: Index::set_grant,
         all: Index::set_grants,
-        known: |index, name| index.grant(name).cloned(),
+        known: |index, name| index.targets().grants().get(name).cloned(),
         without: WITHOUT,
     };
     while first && let Err(why) = make_first_grant(&client, &hub_state.settings.namespace).await {
@@ -303,8 +303,15 @@ impl<T: Clone + 'static> Into<T> {
 pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: Arc<HubState>) {
     let into = Into {
         resource: K::crd_name(),
-        one: Index::set_definition,
-        all: Index::set_definitions,
+        one: |index, name, terminating| {
+            let scopes = &mut index.fleet_guard_mut().terminating;
+            scopes.set_definition(name, terminating);
+            Effect::default()
+        },
+        all: |index, all| {
+            index.fleet_guard_mut().terminating.set_definitions(all);
+            Effect::default()
+        },
         known: |_, _| None,
         without: "Few rules that are deleted with their definition count as deleted on purpose",
     };

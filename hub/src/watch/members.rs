@@ -100,7 +100,8 @@ pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_ca
     let reborn = hub_state
         .index
         .read()
-        .cluster(&name)
+        .clusters()
+        .get(&name)
         .is_some_and(|known| known.uid != cluster.uid);
     if reborn {
         hub_state.report_store.lock().forget(&name);
@@ -119,7 +120,8 @@ fn record_leaving(name: &ClusterName, leaving: bool, hub_state: &HubState) {
     let index = hub_state.index.read();
     let retains = |uid: &RuleUid| {
         index
-            .rule(uid)
+            .rules()
+            .get(uid)
             .is_some_and(|entry| entry.rule.terms.deletion_policy == DeletionPolicy::Retain)
     };
     hub_state.report_store.lock().leaves(name, leaving, retains);
@@ -226,7 +228,12 @@ mod tests {
         let known = |name: &str| {
             (
                 object_cache.member(&name.into()).is_some(),
-                hub_state.index.read().cluster(&name.into()).is_some(),
+                hub_state
+                    .index
+                    .read()
+                    .clusters()
+                    .get(&name.into())
+                    .is_some(),
             )
         };
         assert_eq!(
@@ -245,7 +252,8 @@ mod tests {
             !hub_state
                 .index
                 .read()
-                .cluster(&"eu-1".into())
+                .clusters()
+                .get(&"eu-1".into())
                 .unwrap()
                 .accepted
         );
@@ -265,7 +273,13 @@ mod tests {
             drop(index);
         });
         assert!(
-            !object_cache.is_in_turn() && hub_state.index.read().cluster(&"eu-1".into()).is_some()
+            !object_cache.is_in_turn()
+                && hub_state
+                    .index
+                    .read()
+                    .clusters()
+                    .get(&"eu-1".into())
+                    .is_some()
         );
     }
 }

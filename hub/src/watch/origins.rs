@@ -14,7 +14,6 @@ use serde::de::DeserializeOwned;
 use crate::hub_state::HubState;
 use crate::object_cache::RuleKind;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
-use runnel_hub_core::index::Index;
 
 /// Time limit of a read.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -51,7 +50,12 @@ impl Origins {
         let definition = match rule.namespace() {
             Some(namespace) => {
                 if is_terminating(Api::<Namespace>::all(self.client.clone()), &namespace).await? {
-                    hub_state.change_quietly(|index| index.set_terminating(&namespace, true));
+                    hub_state.change_quietly(|index| {
+                        index
+                            .fleet_guard_mut()
+                            .terminating
+                            .set_namespace(&namespace, true)
+                    });
                 }
                 DistributionRule::crd_name()
             }
@@ -63,7 +67,10 @@ impl Origins {
         )
         .await?
         {
-            hub_state.change(|index: &mut Index| index.set_definition(definition, Some(true)));
+            hub_state.change_quietly(|index| {
+                let scopes = &mut index.fleet_guard_mut().terminating;
+                scopes.set_definition(definition, Some(true));
+            });
         }
         Ok(())
     }

@@ -48,7 +48,8 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
                 hub_state
                     .index
                     .read()
-                    .sources_in(&scope.resource, &scope.namespace)
+                    .sources()
+                    .count_in(&scope.resource, &scope.namespace)
             };
             let Some(next) = queue.next(|scope| is_ready(&hub_state, scope), all) else {
                 break;
@@ -66,14 +67,14 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
             () = hub_state.queues.to_read.added() => {}
             Some(done) = reads.next(), if !reads.is_empty() => match done {
                 Done::One(source, is_done) => {
-                    queue.read(&source, |source| hub_state.index.read().is_read(source));
+                    queue.read(&source, |source| hub_state.index.read().sources().is_read(source));
                     if !is_done {
                         failed.push((Instant::now() + AGAIN, source));
                     }
                 }
                 Done::Many(scope, wanted, left) => {
                     let index = hub_state.index.read();
-                    queue.listed(scope, &wanted, left, |source| index.is_read(source));
+                    queue.listed(scope, &wanted, left, |source| index.sources().is_read(source));
                 }
             },
             () = until(next_try) => {}
@@ -354,9 +355,10 @@ pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
             // A replica that does not serve judges nothing, and checks again when it begins to
             // serve.
             let judgement = index
-                .next_judgement()
+                .fleet_guard()
+                .due()
                 .filter(|_| hub_state.leadership.serving_since().is_some());
-            (index.next_expiry(grace), judgement)
+            (index.sources().next_expiry(grace), judgement)
         };
         tokio::select! {
             () = hub_state.deadline_changed.notified() => {}

@@ -138,7 +138,8 @@ fn source(name: &str) -> SourceRef {
 fn is_read(hub_state: &HubState, name: &str) -> bool {
     let index = hub_state.index.read();
     index
-        .source(&source(name))
+        .sources()
+        .get(&source(name))
         .is_some_and(|source| matches!(source.body, SourceState::Read(_)))
 }
 

@@ -107,6 +107,7 @@ fn is_newly_deleted<K: RuleKind>(object: &K, hub_state: &HubState) -> bool {
         hub_state
             .index
             .read()
+            .planner()
             .latest_rule(&uid)
             .is_some_and(|rule| !rule.deleting)
     };
@@ -137,7 +138,12 @@ fn observe<K: RuleKind>(
     seen.finalizer_seen = finalizer_seen;
     let doubted = object_cache.set_rule(uid.clone(), seen, hub_state.leadership.leads());
     let message = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
-    let known = hub_state.index.read().latest_rule(&uid).map(message);
+    let known = hub_state
+        .index
+        .read()
+        .planner()
+        .latest_rule(&uid)
+        .map(message);
     // Most events of a rule are the hub's own writes of its status, and change nothing else.
     let (news, is_known) = (doubted || known != Some(message(&rule)), known.is_some());
     let is_planned = known.is_some_and(|(generation, deleting, _)| {
@@ -147,15 +153,19 @@ fn observe<K: RuleKind>(
         let why = hub_state
             .index
             .read()
-            .pending_approval(&uid)
-            .map(|pending| pending.cause.clone());
+            .rules()
+            .get(&uid)
+            .and_then(|entry| Some(entry.guard.pending()?.cause.clone()));
         let cause = match (&rule.removal.approve, why) {
             (Some(_), Some(why)) => ChangeCause::of(ChangeKind::Approved, why),
             _ => ChangeCause::new(ChangeKind::RuleEdited),
         };
-        hub_state.change_because(|| cause, |index| index.set_removal(&uid, rule.removal));
+        hub_state.change_because(
+            || cause,
+            |index| index.planner_mut().set_removal(&uid, rule.removal),
+        );
     } else if (has_finalizer || is_known) && news {
-        let places = rule.places(hub_state.index.read().scope());
+        let places = rule.places(hub_state.index.read().scopes().watched());
         hub_state.need(places);
         let cause = ChangeCause::new(match (rule.deleting, is_known) {
             (true, _) => ChangeKind::RuleDeleted,
@@ -181,7 +191,7 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
     let seen = object_cache.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
     let is_young = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
     let is_fulfilled = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
-    let slipped = is_young && is_fulfilled && hub_state.index.read().rule(&uid).is_some();
+    let slipped = is_young && is_fulfilled && hub_state.index.read().rules().get(&uid).is_some();
     let Some(mut rule) = object
         .rule(&hub_state.settings.namespace)
         .filter(|_| slipped)
@@ -242,7 +252,8 @@ mod tests {
         let is_deleting = hub_state
             .index
             .read()
-            .rule(&uid)
+            .rules()
+            .get(&uid)
             .is_some_and(|entry| entry.rule.deleting);
         assert_eq!(
             object_cache.rule(&uid).is_some_and(|object| object.is_gone),

@@ -155,7 +155,7 @@ impl SourceWatch {
             self.round = round;
             self.patience.begin(Instant::now());
             self.hub_state
-                .change_quietly(|index| index.mark_stale(&self.place));
+                .change_quietly(|index| index.sources_mut().mark_stale(&self.place));
         }
     }
 
@@ -206,7 +206,9 @@ impl SourceWatch {
             Ok(Event::InitDone) => {
                 let seen = std::mem::take(&mut self.seen);
                 self.hub_state.change_quietly(|index| {
-                    index.retain_sources(&self.place, &seen, Instant::now())
+                    index
+                        .sources_mut()
+                        .retain(&self.place, &seen, Instant::now())
                 });
                 self.hub_state.deadline_changed.notify_one();
                 self.hub_state
@@ -229,7 +231,7 @@ impl SourceWatch {
     /// Whether a refusal counts: it is repeated, or there was no earlier state.
     fn is_believed(&mut self) -> bool {
         let known = matches!(
-            self.hub_state.index.read().place(&self.place),
+            self.hub_state.index.read().scopes().state(&self.place),
             ScopeState::Unreadable(_)
         );
         self.patience.refused(Instant::now()) || known
@@ -273,7 +275,7 @@ impl SourceWatch {
     fn mark_deleted(&mut self, source: &SourceRef) {
         self.hub_state.edits.lock().remove(source);
         self.hub_state
-            .change_quietly(|index| index.mark_source_deleted(source, Instant::now()));
+            .change_quietly(|index| index.sources_mut().mark_deleted(source, Instant::now()));
         self.hub_state.deadline_changed.notify_one();
     }
 

@@ -100,11 +100,12 @@ impl FleetWriter {
             let index = self.hub_state.index.read();
             let accepted: Vec<_> = index
                 .clusters()
+                .iter()
                 .filter(|(_, cluster)| cluster.accepted)
                 .map(|(name, _)| name.clone())
                 .collect();
-            let uids: Vec<_> = index.rules().map(|(uid, _)| uid.clone()).collect();
-            (index.pending_causes(), accepted, uids)
+            let uids: Vec<_> = index.rules().uids().cloned().collect();
+            (index.rules().pending_causes(), accepted, uids)
         };
         let mut counts = FleetCounts {
             clusters: clusters.len() as u64,

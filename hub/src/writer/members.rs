@@ -121,9 +121,9 @@ impl Writer {
         let unknown = MemberClusterStatus::default();
         let previous = member.status.as_ref().unwrap_or(&unknown);
         let index = self.hub_state.index.read();
-        let cluster = index.cluster(name)?;
+        let cluster = index.clusters().get(name)?;
         let report_store = self.hub_state.report_store.lock();
-        let known = |uid| index.rule(uid).is_some() || cluster.pending.contains_key(uid);
+        let known = |uid| index.rules().get(uid).is_some() || cluster.pending.contains_key(uid);
         let orphaned: Vec<&RuleName> = report_store
             .acked_rules(name)
             .filter(|(uid, _)| !known(*uid))

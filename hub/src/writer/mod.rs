@@ -207,7 +207,7 @@ impl Writer {
             .lock()
             .expire(now, is_member);
         self.hub_state.queues.dirty_members.add(expired);
-        let rolling = self.hub_state.index.read().rolling();
+        let rolling = self.hub_state.index.read().rules().rolling();
         self.hub_state.queues.dirty_rules.add(rolling);
         let deleting = self.object_cache.deleting();
         self.hub_state.queues.dirty_rules.add(deleting);
@@ -302,7 +302,7 @@ impl Writer {
                 return true;
             };
             if object.deleting {
-                return index.is_blocked(uid);
+                return index.rules().is_blocked(uid);
             }
             let view = rules::view(&index, &report_store, uid, &object.status, started, false);
             view.is_none_or(|view| is_settled(&view, &report_store, now))

@@ -31,8 +31,8 @@ impl Writer {
         object: &RuleObject,
         now: Now,
     ) -> Result<bool, WriteError> {
-        if !self.hub_state.index.read().may_go(uid) {
-            if object.is_gone && self.hub_state.index.read().is_blocked(uid) {
+        if !self.hub_state.index.read().rules().may_go(uid) {
+            if object.is_gone && self.hub_state.index.read().rules().is_blocked(uid) {
                 let rule = object.display_name();
                 tracing::warn!(%rule, "a deleted rule has copies whose removal waits for approval: they are kept");
                 forget(uid, &self.hub_state, &self.object_cache);
@@ -80,7 +80,7 @@ impl Writer {
             .removal_overflow
             .peek(|(cluster, rule)| (rule == uid).then(|| cluster.clone()));
         let mut orders = Vec::new();
-        for (name, cluster) in index.clusters() {
+        for (name, cluster) in index.clusters().iter() {
             match self.answer((uid, &index), (name, cluster), now) {
                 Answer::Awaited if waits => return None,
                 Answer::Awaited | Answer::Away if !overflow.contains(&Some(name.clone())) => {
@@ -110,7 +110,7 @@ impl Writer {
             };
         }
         if let Some(live) = self.hub_state.sessions.get(name) {
-            let version = index.version_of(uid).unwrap_or_default();
+            let version = index.rules().version_of(uid).unwrap_or_default();
             let session = live.session.lock();
             let report_store = self.hub_state.report_store.lock();
             let holds = report_store

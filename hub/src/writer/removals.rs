@@ -158,8 +158,9 @@ impl RemovalRecorder {
         };
         let index = self.hub_state.index.read();
         let session = live.session.lock();
-        let is_free =
-            |uid: &&RuleUid| session.is_free_of(uid, index.version_of(uid).unwrap_or_default());
+        let is_free = |uid: &&RuleUid| {
+            session.is_free_of(uid, index.rules().version_of(uid).unwrap_or_default())
+        };
         let free: Vec<_> = rules
             .iter()
             .filter(is_free)
@@ -174,7 +175,7 @@ impl RemovalRecorder {
     fn removals(&self, rules: &BTreeSet<RuleUid>) -> Vec<PendingRemoval> {
         let index = self.hub_state.index.read();
         let removal = |uid: &RuleUid| {
-            let entry = index.rule(uid).filter(|entry| entry.rule.deleting)?;
+            let entry = index.rules().get(uid).filter(|entry| entry.rule.deleting)?;
             Some(PendingRemoval {
                 rule_uid: uid.as_str().to_owned(),
                 deletion_policy: entry.rule.terms.deletion_policy.into(),

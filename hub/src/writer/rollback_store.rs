@@ -125,8 +125,11 @@ impl RollbackStore {
         }
         if !self.is_readable {
             let states = BTreeMap::new();
-            self.hub_state
-                .change(|index| index.set_completed_states(states, RollbackBlocker::Unreadable));
+            self.hub_state.change(|index| {
+                index
+                    .rules_mut()
+                    .set_completed_states(states, RollbackBlocker::Unreadable)
+            });
             return Ok(());
         }
         (self.archive, self.versions) = (Archive::new(slots), versions);
@@ -143,15 +146,25 @@ impl RollbackStore {
             let state = state.map(Arc::new).ok_or(RollbackBlocker::Damaged);
             states.insert(uid, StoredState { revision, state });
         }
-        self.hub_state
-            .change(|index| index.set_completed_states(states, RollbackBlocker::NoneCompleted));
+        self.hub_state.change(|index| {
+            index
+                .rules_mut()
+                .set_completed_states(states, RollbackBlocker::NoneCompleted)
+        });
         Ok(())
     }
 
     /// Queues the writes of states that are new, and of Secrets from which a state is removed.
     async fn take_changes(&mut self) {
         for uid in self.hub_state.queues.completed_rules.take() {
-            let stored = self.hub_state.index.read().stored_state(&uid).cloned();
+            let stored = self
+                .hub_state
+                .index
+                .read()
+                .rules()
+                .completed()
+                .get(&uid)
+                .cloned();
             match stored {
                 Some(StoredState {
                     state: Ok(state), ..
@@ -164,13 +177,13 @@ impl RollbackStore {
             self.archive
                 .rules()
                 .into_iter()
-                .filter(|uid| index.latest_rule(uid).is_none())
+                .filter(|uid| index.planner().latest_rule(uid).is_none())
                 .collect()
         };
         for uid in gone {
             self.unwritten.extend(self.archive.remove(&uid));
             self.hub_state
-                .change(|index| index.set_completed_state(&uid, None));
+                .change(|index| index.rules_mut().set_completed_state(&uid, None));
         }
     }
 
@@ -192,7 +205,7 @@ impl RollbackStore {
             state: Err(RollbackBlocker::TooLarge),
         };
         self.hub_state
-            .change(|index| index.set_completed_state(uid, Some(too_large)));
+            .change(|index| index.rules_mut().set_completed_state(uid, Some(too_large)));
     }
 
     async fn write(&mut self) -> Result<(), ApiError> {

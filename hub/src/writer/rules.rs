@@ -26,7 +26,7 @@ pub(crate) fn view<'a>(
     hub_started: Instant,
     overdue: bool,
 ) -> Option<View<'a>> {
-    let entry = index.rule(uid)?;
+    let entry = index.rules().get(uid)?;
     let (cluster_plans, target_clusters) = entry.sent();
     Some(View {
         pending: entry.guard.pending().cloned(),
@@ -38,8 +38,8 @@ pub(crate) fn view<'a>(
         plan: &entry.plan,
         cluster_plans,
         target_clusters,
-        members: index.members(),
-        unreadable: index.unreadable_scopes(entry),
+        members: index.clusters().by_name(),
+        unreadable: index.scopes().unreadable(&entry.plan),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
             rollout,
             target: entry.target(),
@@ -62,7 +62,7 @@ fn completed_state(
     uid: &RuleUid,
     view: &mut View<'_>,
 ) -> Option<Option<StoredState>> {
-    let entry = index.rule(uid)?;
+    let entry = index.rules().get(uid)?;
     let reverts = entry
         .rule
         .rollout
@@ -70,13 +70,13 @@ fn completed_state(
         .is_some_and(|rollout| rollout.reverts);
     let progress = view.progress();
     if !reverts && !progress.is_some_and(|progress| progress.phase.is_rollback()) {
-        return index.stored_state(uid).map(|_| None);
+        return index.rules().completed().get(uid).map(|_| None);
     }
     let is_completed = |progress: &&Progress| {
         progress.phase == Phase::Completed && progress.revision == entry.target()
     };
     let revision = progress.filter(is_completed)?.revision.clone();
-    if entry.former_state().is_decided(&revision) || index.state_blocker().is_some() {
+    if entry.former_state().is_decided(&revision) || index.rules().completed().blocker().is_some() {
         return None;
     }
     let state = entry.completed_state();
@@ -125,7 +125,7 @@ impl Writer {
     fn settle_guard(&self, uid: &RuleUid, now: Now) {
         let away: BTreeSet<_> = {
             let index = self.hub_state.index.read();
-            if !index.is_blocked(uid) || self.uptime(now) < SETTLING {
+            if !index.rules().is_blocked(uid) || self.uptime(now) < SETTLING {
                 return;
             }
             let report_store = self.hub_state.report_store.lock();
@@ -134,12 +134,13 @@ impl Writer {
             };
             index
                 .clusters()
+                .iter()
                 .filter(silent)
                 .map(|(name, _)| name.clone())
                 .collect()
         };
         self.hub_state
-            .change(|index| index.settle_guard(uid, &away));
+            .change(|index| index.rules_mut().settle_guard(uid, &away));
     }
 
     fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {
@@ -213,11 +214,11 @@ impl Writer {
             else {
                 return Ok(false);
             };
-            let gate = view.take_step(
-                index.rollout_order(uid, view.progress()),
-                &report_store,
-                now,
-            );
+            let entry = index.rules().get(uid);
+            let order = entry
+                .map(|entry| entry.rollout_order(index.clusters(), view.progress()))
+                .unwrap_or_default();
+            let gate = view.take_step(order, &report_store, now);
             let completed = completed_state(&index, uid, &mut view);
             (fold(&view, &report_store, now), gate, completed)
         };
@@ -264,7 +265,7 @@ impl Writer {
     fn keep_completed(&self, uid: &RuleUid, completed: Option<Option<StoredState>>) {
         if let Some(state) = completed {
             self.hub_state
-                .change(|index| index.set_completed_state(uid, state));
+                .change(|index| index.rules_mut().set_completed_state(uid, state));
             self.hub_state.queues.completed_rules.add([uid.clone()]);
         }
     }
@@ -273,7 +274,8 @@ impl Writer {
     /// written, so that a new leader can continue.
     fn set_gate(&self, uid: &RuleUid, gate: Option<Gate>) {
         if let Some(gate) = gate {
-            self.hub_state.change(|index| index.set_gate(uid, gate));
+            self.hub_state
+                .change(|index| index.rules_mut().set_gate(uid, gate));
         }
     }
 

@@ -123,7 +123,7 @@ pub fn index(sources: usize, clusters: usize, rules: usize) -> Index {
 
 /// Creates an index from input.
 pub fn planned(shown: Shown) -> Index {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.set_grants(Some(BTreeMap::from([(
         "everything".to_owned(),
         everything(),

@@ -12,7 +12,7 @@ use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::Records;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub_core::guard::DELAY;
-use runnel_hub_core::index::{Cluster, Effect, Index, ScopeState};
+use runnel_hub_core::index::{Cluster, Effect, Index, ScopeState, SeenNamespace};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
 use runnel_hub_core::session::Session;
@@ -188,11 +188,20 @@ fn planned(rule: Rule) -> runnel_hub_core::plan::Rule {
 }
 
 fn hub(rule: Rule, grants: &[Grant]) -> Index {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.set_grants(Some(granted(grants)));
-    index.set_hub_namespaces(Some(
+    index.set_seen_namespaces(Some(
         HOMES
-            .map(|home| (home.name.to_owned(), labels(home)))
+            .map(|home| {
+                let (labels, terminating) = (labels(home), false);
+                (
+                    home.name.to_owned(),
+                    SeenNamespace {
+                        labels,
+                        terminating,
+                    },
+                )
+            })
             .into(),
     ));
     for cluster in CLUSTERS {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use runnel_api::Deliberate;
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use super::{Cause, DELAY, Item, Limit, WINDOW};
+use super::{Cause, DELAY, Item, Limit, TerminatingScopes, WINDOW};
 
 /// The maximum delay of a removal, as a number of [`DELAY`]s, however many others follow.
 const DELAYS: u32 = 5;
@@ -123,6 +123,10 @@ impl<'a> Sums<'a> {
 pub struct FleetGuard {
     /// The limits.
     pub terms: FleetTerms,
+    /// The limit that rules cannot raise.
+    pub ceiling: Option<Limit>,
+    /// The scopes that are being deleted.
+    pub terminating: TerminatingScopes,
     /// Rules with removals that wait to be judged together.
     waiting: BTreeSet<RuleUid>,
     first: Option<Instant>,
@@ -172,6 +176,8 @@ impl FleetGuard {
         let (terms, passed) = (self.terms.clone(), self.passed.clone());
         Self {
             terms,
+            ceiling: self.ceiling,
+            terminating: self.terminating.clone(),
             passed,
             all_rules: Some(all_rules),
             ..Self::default()

@@ -23,6 +23,7 @@ mod digest;
 mod fleet;
 mod item;
 mod limit;
+mod terminating;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -41,6 +42,7 @@ pub use digest::digest_of_all;
 pub use fleet::{FleetGuard, FleetTerms, Part, Totals};
 pub use item::Item;
 pub use limit::Limit;
+pub use terminating::TerminatingScopes;
 
 /// Indirect removals within this time add up.
 pub const WINDOW: Duration = Duration::from_secs(60);

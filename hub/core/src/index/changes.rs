@@ -254,7 +254,7 @@ mod tests {
             },
         }))
         .unwrap();
-        let (mut index, cluster) = (Index::new(), ClusterName::from("one"));
+        let (mut index, cluster) = (Index::default(), ClusterName::from("one"));
         index.set_scope(
             crate::plan::WatchScope::everywhere("configmaps"),
             super::super::ScopeState::Known,
@@ -280,7 +280,8 @@ mod tests {
             Some(crate::plan::SourceState::Read(Arc::new(content))),
         );
         index
-            .rule(&"r".into())
+            .rules()
+            .get(&"r".into())
             .unwrap()
             .orphaned_intent(&cluster, &app.as_copy(name))
     }

@@ -1,13 +1,11 @@
-//! Creation, change and removal of member clusters.
+//! The member clusters, and what their changes are to the rules.
 use std::collections::{BTreeMap, BTreeSet};
 
 use kube_core::ResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use super::changes::record_choice;
 use super::{Effect, Index};
-use crate::guard::{CauseKind, Item};
-use crate::plan::{EffectiveTerms, Rule, TermsResolver};
+use crate::plan::{ClusterPlans, RevisionHasher, Rule, RulePlan};
 use runnel_api::{MemberCluster, PendingRemoval};
 
 /// A member cluster in the index.
@@ -56,9 +54,104 @@ impl Cluster {
         self.accepted && !self.leaving
     }
 
+    /// Whether the cluster leaves as a member: its copies are to be removed.
+    pub fn is_leaving(&self) -> bool {
+        self.accepted && self.leaving
+    }
+
     /// Whether a rule selects the cluster.
     pub fn is_chosen_by(&self, rule: &Rule, name: &ClusterName) -> bool {
         self.takes_part() && rule.chooses(name, &self.labels)
+    }
+}
+
+/// The change of a member cluster.
+pub(super) struct ClusterChange<'a> {
+    pub(super) name: &'a ClusterName,
+    /// Its state; `None`: it is revoked.
+    pub(super) cluster: Option<&'a Cluster>,
+    /// Whether removals from a leaving cluster are judged.
+    pub(super) judges_leaving: bool,
+    /// Whether it is another cluster than before, so that rules concern it again.
+    pub(super) is_reborn: bool,
+}
+
+/// The member clusters.
+#[derive(Clone, Default)]
+pub struct Clusters(BTreeMap<ClusterName, Cluster>);
+
+impl Clusters {
+    /// Returns a cluster.
+    pub fn get(&self, name: &ClusterName) -> Option<&Cluster> {
+        self.0.get(name)
+    }
+
+    /// Every cluster, by its name.
+    pub fn by_name(&self) -> &BTreeMap<ClusterName, Cluster> {
+        &self.0
+    }
+
+    /// Every cluster.
+    pub fn iter(&self) -> impl Iterator<Item = (&ClusterName, &Cluster)> {
+        self.0.iter()
+    }
+
+    /// Every name.
+    pub fn names(&self) -> impl Iterator<Item = &ClusterName> {
+        self.0.keys()
+    }
+
+    /// Whether the hub serves this cluster: it exists, with this uid, and is accepted. Any other
+    /// cluster is sent nothing, not even a removal.
+    pub fn talks_to(&self, name: &ClusterName, uid: &str) -> bool {
+        self.get(name)
+            .is_some_and(|known| known.accepted && known.uid == uid)
+    }
+
+    /// Whether rules may choose a cluster.
+    pub(super) fn takes_part(&self, name: &ClusterName) -> bool {
+        self.get(name).is_some_and(Cluster::takes_part)
+    }
+
+    /// Whether a rule selects a cluster.
+    pub(super) fn is_chosen(&self, rule: &Rule, name: &ClusterName) -> bool {
+        self.get(name)
+            .is_some_and(|cluster| cluster.is_chosen_by(rule, name))
+    }
+
+    /// The clusters that a rule selects.
+    pub(super) fn chosen_by(&self, rule: &Rule) -> impl Iterator<Item = (&ClusterName, &Cluster)> {
+        self.iter()
+            .filter(|(name, cluster)| cluster.is_chosen_by(rule, name))
+    }
+
+    /// Drops clusters that a rule has left while its copies were rendered. Returns whether there were any.
+    pub(super) fn drop_unchosen(
+        &self,
+        rule: &Rule,
+        plan: &RulePlan,
+        cluster_plans: &mut ClusterPlans,
+        revision_hasher: &RevisionHasher,
+    ) -> bool {
+        let gone: Vec<_> = cluster_plans
+            .clusters()
+            .filter(|name| !self.is_chosen(rule, name))
+            .cloned()
+            .collect();
+        for name in &gone {
+            cluster_plans.set_cluster(rule, plan, name, None, revision_hasher);
+        }
+        !gone.is_empty()
+    }
+
+    /// Sets a cluster. Returns its former state.
+    pub(super) fn set(&mut self, name: ClusterName, cluster: Cluster) -> Option<Cluster> {
+        self.0.insert(name, cluster)
+    }
+
+    /// Removes a cluster. Returns whether it existed.
+    pub(super) fn remove(&mut self, name: &ClusterName) -> bool {
+        self.0.remove(name).is_some()
     }
 }
 
@@ -66,7 +159,7 @@ impl Index {
     /// Sets a cluster.
     pub fn set_cluster(&mut self, name: ClusterName, cluster: Cluster) -> Effect {
         let mut effect = Effect::default();
-        let former = self.clusters.insert(name.clone(), cluster.clone());
+        let former = self.targets.clusters.set(name.clone(), cluster.clone());
         if former.as_ref() == Some(&cluster) {
             return effect;
         }
@@ -74,16 +167,23 @@ impl Index {
             .iter()
             .flat_map(|former| former.pending.keys().cloned())
             .collect();
-        let reborn = former
-            .is_none_or(|former| former.uid != cluster.uid || former.leaving != cluster.leaving);
-        for (uid, chosen) in self.choices(&name, &cluster) {
-            self.choose(&uid, &name, chosen, reborn, &mut effect);
+        let change = ClusterChange {
+            name: &name,
+            cluster: Some(&cluster),
+            judges_leaving: self.fleet_guard.terms.holds_deliberate,
+            is_reborn: former.is_none_or(|former| {
+                former.uid != cluster.uid || former.leaving != cluster.leaving
+            }),
+        };
+        for (uid, terms) in self
+            .targets
+            .choices(self.planner.rules.iter(), &name, &cluster)
+        {
+            self.planner.choose(&uid, &change, terms, &mut effect);
         }
         // The orders of deleted rules follow from their absence in the index.
         for uid in cluster.pending.keys().filter(|uid| !before.contains(*uid)) {
-            if !self.rules.contains_key(uid) {
-                self.changes.forget(uid);
-            }
+            self.planner.rules.note_absent(uid);
         }
         effect.clusters.insert(name);
         effect
@@ -92,13 +192,20 @@ impl Index {
     /// A cluster is no longer on the hub: it is revoked.
     pub fn remove_cluster(&mut self, name: &ClusterName) -> Effect {
         let mut effect = Effect::default();
-        if self.clusters.remove(name).is_some() {
-            let uids: Vec<_> = self.rules.keys().cloned().collect();
+        if self.targets.clusters.remove(name) {
+            let change = ClusterChange {
+                name,
+                cluster: None,
+                judges_leaving: false,
+                is_reborn: false,
+            };
+            let uids: Vec<_> = self.planner.rules.uids().cloned().collect();
             for uid in uids {
-                self.choose(&uid, name, None, false, &mut effect);
+                self.planner.choose(&uid, &change, None, &mut effect);
             }
             // Their statuses name the missing cluster.
             let naming = self
+                .planner
                 .rules
                 .iter()
                 .filter(|(_, entry)| entry.rule.names_cluster(name));
@@ -110,9 +217,8 @@ impl Index {
 
     /// Removes all clusters that are not in a complete list.
     pub fn retain_clusters(&mut self, listed: &BTreeSet<ClusterName>) -> Effect {
-        let gone: Vec<_> = self
-            .clusters
-            .keys()
+        let names = self.targets.clusters.names();
+        let gone: Vec<_> = names
             .filter(|name| !listed.contains(*name))
             .cloned()
             .collect();
@@ -121,121 +227,5 @@ impl Index {
             effect.merge(self.remove_cluster(&name));
         }
         effect
-    }
-
-    /// The lot of each rule in a cluster, where it chooses it.
-    fn choices(
-        &self,
-        name: &ClusterName,
-        cluster: &Cluster,
-    ) -> Vec<(RuleUid, Option<EffectiveTerms>)> {
-        let effective_terms =
-            |rule: &Rule| TermsResolver::new(rule, self.grants.of(rule)).of(name, &cluster.labels);
-        let choice = |rule: &Rule| {
-            cluster
-                .is_chosen_by(rule, name)
-                .then(|| effective_terms(rule))
-        };
-        self.rules
-            .iter()
-            .map(|(uid, entry)| (uid.clone(), choice(&entry.rule)))
-            .collect()
-    }
-
-    fn choose(
-        &mut self,
-        uid: &RuleUid,
-        name: &ClusterName,
-        effective_terms: Option<EffectiveTerms>,
-        always: bool,
-        effect: &mut Effect,
-    ) {
-        let waits = if effective_terms.is_some() {
-            self.defer_cluster(uid, name, effect)
-        } else {
-            None
-        };
-        if waits == Some(false) {
-            // The cluster gets the rule when its content is rendered.
-            if always {
-                self.renew(uid);
-            }
-            effect.rules.insert(uid.clone());
-            return;
-        }
-        let Some(entry) = self.rules.get_mut(uid) else {
-            return;
-        };
-        let cordoned = self
-            .clusters
-            .get(name)
-            .is_some_and(|cluster| cluster.cordoned);
-        let labels = self
-            .clusters
-            .get(name)
-            .filter(|_| effective_terms.is_some())
-            .map(|cluster| &cluster.labels);
-        let former = (
-            entry.target_clusters.clusters.get(name).cloned(),
-            entry.cluster_plans.plan(name, &entry.plan).cloned(),
-        );
-        let exceeded = entry.cluster_plans.exceeds();
-        let dealt = waits.is_none()
-            && entry.cluster_plans.set_cluster(
-                &entry.rule,
-                &entry.plan,
-                name,
-                labels,
-                &self.revision_hasher,
-            );
-        if dealt && labels.is_none() && entry.cluster_plans.exceeds() {
-            // Perhaps not any more, without this cluster.
-            if self.rendering.is_aside() {
-                entry.unrendered.set_again();
-                effect.render.insert(uid.clone());
-            } else {
-                entry.cluster_plans.begin_again(
-                    &entry.rule,
-                    &entry.plan,
-                    Vec::new(),
-                    &self.revision_hasher,
-                );
-            }
-        }
-        let all = exceeded != entry.cluster_plans.exceeds();
-        let chosen = entry
-            .target_clusters
-            .set(&entry.rule, name, effective_terms, cordoned);
-        let takes_part = self.clusters.get(name).is_some_and(Cluster::takes_part);
-        let leaves = |cluster: &Cluster| {
-            cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate
-        };
-        let leaves = self.clusters.get(name).is_some_and(leaves);
-        if !takes_part && !leaves && entry.guard.blocks_in(name) {
-            // Nothing that is blocked there needs a decision any more.
-            entry.guard.forget(name);
-            effect.rules.insert(uid.clone());
-        }
-        if chosen || dealt {
-            let was_chosen = former.0.is_some();
-            record_choice(entry, name, former, takes_part || leaves);
-            if leaves && was_chosen {
-                entry
-                    .guard
-                    .remove(Item::Cluster(name.clone()), CauseKind::Deleted.of(""));
-            }
-            if entry.guard.is_open() {
-                effect.judge.insert(uid.clone());
-            }
-        }
-        if chosen || dealt || always {
-            // No other cluster is concerned, so only this one is woken; the version informs its
-            // session.
-            self.renew(uid);
-            effect.rules.insert(uid.clone());
-        }
-        if all {
-            self.touch(uid, effect);
-        }
     }
 }

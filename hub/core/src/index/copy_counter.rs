@@ -1,19 +1,21 @@
 //! Counts the copies that a removal concerns.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
 
+use super::RuleEntry;
+use super::clusters::Clusters;
 use super::holdings::Holdings;
 use super::rule_lookup::Selection;
-use super::{Cluster, RuleEntry};
+use super::rules::Rules;
 use crate::guard::Item;
 use crate::plan::Rule;
 
 /// Counts copies by the reports of the agents.
 #[derive(Clone, Copy)]
 pub(super) struct CopyCounter<'a> {
-    pub(super) rules: &'a BTreeMap<RuleUid, RuleEntry>,
-    pub(super) clusters: &'a BTreeMap<ClusterName, Cluster>,
+    pub(super) rules: &'a Rules,
+    pub(super) clusters: &'a Clusters,
     pub(super) selection: &'a Selection,
     pub(super) holdings: Holdings<'a>,
 }
@@ -69,7 +71,7 @@ impl CopyCounter<'_> {
         };
         let there = self
             .clusters
-            .keys()
+            .names()
             .filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
         // In a cluster that loses all copies, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
@@ -111,7 +113,7 @@ impl CopyCounter<'_> {
     /// there is no other one to protect.
     pub(super) fn all_copies(&self, entry: &RuleEntry) -> u64 {
         let (decision, leaving) = (entry.guard.decision(), entry.guard.leaving());
-        let outside = self.clusters.keys().filter(|name| {
+        let outside = self.clusters.names().filter(|name| {
             !entry.target_clusters.clusters.contains_key(*name)
                 && decision.blocks(&Item::Cluster((*name).clone()))
         });

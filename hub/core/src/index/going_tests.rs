@@ -38,7 +38,7 @@ fn rule(uid: &str, deleting: bool) -> Rule {
 
 /// Whether a rule with this many copies in one cluster passes the guard after `happens`.
 fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     index.set_cluster(
         "eu-1".into(),
@@ -71,7 +71,7 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     let uid = RuleUid::from(uid);
     index.judge(&BTreeSet::from([uid.clone()]), &holds, now);
     assert!(
-        !index.may_go(&uid),
+        !index.rules().may_go(&uid),
         "judged before its namespace could be heard of"
     );
     index.judge(
@@ -82,7 +82,7 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
             ..now
         },
     );
-    index.may_go(&uid)
+    index.rules().may_go(&uid)
 }
 
 #[test]
@@ -91,8 +91,14 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
         DistributionRule::crd_name(),
         ClusterDistributionRule::crd_name(),
     );
-    let dies =
-        |name: &'static str| move |index: &mut Index| drop(index.set_definition(name, Some(true)));
+    let dies = |name: &'static str| {
+        move |index: &mut Index| {
+            index
+                .fleet_guard_mut()
+                .terminating
+                .set_definition(name, Some(true))
+        }
+    };
     for uid in [NAMESPACED, CLUSTER] {
         let (own, other) = if uid == CLUSTER {
             (cluster_rules, rules)
@@ -106,31 +112,55 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
         assert!(may_go(uid, 10, dies(own)), "{uid}");
         // The deletion of a scope deletes its rules, whose events may arrive later.
         assert!(
-            !may_go(uid, 11, |index| drop(index.set_definition(own, None))),
+            !may_go(uid, 11, |index| index
+                .fleet_guard_mut()
+                .terminating
+                .set_definition(own, None)),
             "{uid}"
         );
         // A list has the same effect; a failed one has none.
         let list = |terminating| Some(BTreeMap::from([(own.to_owned(), terminating)]));
         assert!(
-            !may_go(uid, 11, |index| drop(index.set_definitions(list(true)))),
+            !may_go(uid, 11, |index| index
+                .fleet_guard_mut()
+                .terminating
+                .set_definitions(list(true))),
             "{uid}"
         );
         assert!(
-            may_go(uid, 11, |index| drop(index.set_definitions(None))),
+            may_go(uid, 11, |index| index
+                .fleet_guard_mut()
+                .terminating
+                .set_definitions(None)),
             "{uid}"
         );
         let blind = |index: &mut Index| {
-            index.set_definition(own, Some(true));
-            index.set_definitions(None);
+            index
+                .fleet_guard_mut()
+                .terminating
+                .set_definition(own, Some(true));
+            index.fleet_guard_mut().terminating.set_definitions(None);
         };
         assert!(!may_go(uid, 11, blind), "{uid}");
         // The scope is created again.
         let begins_again = |index: &mut Index| {
-            index.set_definition(own, None);
-            index.set_definitions(list(false));
+            index
+                .fleet_guard_mut()
+                .terminating
+                .set_definition(own, None);
+            index
+                .fleet_guard_mut()
+                .terminating
+                .set_definitions(list(false));
         };
         assert!(may_go(uid, 11, begins_again), "{uid}");
     }
-    assert!(!may_go(NAMESPACED, 11, |index| index.set_terminating("team", true)));
-    assert!(may_go(CLUSTER, 11, |index| index.set_terminating("team", true)));
+    assert!(!may_go(NAMESPACED, 11, |index| index
+        .fleet_guard_mut()
+        .terminating
+        .set_namespace("team", true)));
+    assert!(may_go(CLUSTER, 11, |index| index
+        .fleet_guard_mut()
+        .terminating
+        .set_namespace("team", true)));
 }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use runnel_api::PendingApproval;
 use runnel_proto::model::{Asked, AskedDigest, ClusterName, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
@@ -80,8 +81,12 @@ fn grant() -> RuleGrant {
 }
 
 impl World {
+    fn approval(&self, rule: &str) -> Option<&PendingApproval> {
+        self.index.rules().get(&rule.into())?.guard.pending()
+    }
+
     fn new() -> Self {
-        let mut index = Index::new();
+        let mut index = Index::default();
         index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
         for name in MEMBERS {
             index.set_cluster(name.into(), cluster("prod"));
@@ -181,7 +186,12 @@ impl World {
 
     /// Returns the number of (rule, member) pairs whose copies may all be removed.
     fn leaving(&self) -> usize {
-        let uids: Vec<_> = self.index.rules().map(|(uid, _)| uid.clone()).collect();
+        let uids: Vec<_> = self
+            .index
+            .rules()
+            .iter()
+            .map(|(uid, _)| uid.clone())
+            .collect();
         let is_leaving = |uid: &RuleUid, name: &str| {
             let unwanted = matches!(
                 self.index.directive(uid, &name.into()),
@@ -199,7 +209,7 @@ impl World {
     }
 
     fn pending(&self) -> Vec<(String, i64, u64)> {
-        let causes = self.index.pending_causes();
+        let causes = self.index.rules().pending_causes();
         causes
             .into_iter()
             .map(|cause| (cause.approval.cause, cause.approval.copies, cause.rules))
@@ -209,6 +219,7 @@ impl World {
     fn approve_all(&mut self) {
         let digests: Vec<_> = self
             .index
+            .rules()
             .pending_causes()
             .into_iter()
             .map(|cause| cause.approval.digest)
@@ -225,7 +236,8 @@ impl World {
     fn delete_sources(&mut self, namespace: &str, names: &[String]) {
         for name in names {
             self.index
-                .mark_source_deleted(&source(namespace, name), self.now.instant);
+                .sources_mut()
+                .mark_deleted(&source(namespace, name), self.now.instant);
         }
         let now = self.now.instant;
         self.change(|index| index.expire_deleted(now, Duration::ZERO));
@@ -305,7 +317,11 @@ fn delete_of_a_namespace_or_a_definition_is_blocked() {
         let mut effect = Effect::default();
         if !is_namespace {
             let name = <runnel_api::DistributionRule as kube_core::CustomResourceExt>::crd_name();
-            world.index.set_definition(name, Some(true));
+            world
+                .index
+                .fleet_guard_mut()
+                .terminating
+                .set_definition(name, Some(true));
         }
         for number in 0..30 {
             effect.merge(
@@ -345,9 +361,13 @@ fn rule_without_own_copies_never_waits() {
     MEMBERS
         .iter()
         .for_each(|member| world.set_holding("shadowed", member, 0));
-    world.index.set_terminating("team", true);
+    world
+        .index
+        .fleet_guard_mut()
+        .terminating
+        .set_namespace("team", true);
     world.change(|index| index.set_rule(rule("shadowed", "team", &gone)));
-    assert!(world.index.may_go(&"shadowed".into()));
+    assert!(world.index.rules().may_go(&"shadowed".into()));
     assert_eq!(world.pending(), []);
 }
 
@@ -360,7 +380,7 @@ fn delete_of_a_rule_is_free_whatever_strangers_delete() {
     let names: Vec<_> = (0..30).map(|number| format!("theirs-{number}")).collect();
     world.delete_sources("other", &names);
     world.change(|index| index.set_rule(rule("mine", "team", &gone)));
-    assert!(world.index.may_go(&"mine".into()));
+    assert!(world.index.rules().may_go(&"mine".into()));
     assert_eq!(world.pending(), []);
 }
 
@@ -375,7 +395,7 @@ fn deliberate_deletes_are_limited_where_the_fleet_says_hold() {
     };
     world.change(|index| index.set_fleet_terms(terms));
     world.change(|index| index.set_rule(rule("big", "team", &gone)));
-    assert!(!world.index.may_go(&"big".into()));
+    assert!(!world.index.rules().may_go(&"big".into()));
     let leaving = Cluster {
         leaving: true,
         ..cluster("prod")
@@ -405,7 +425,7 @@ fn approval_is_good_for_the_set_that_was_shown_and_once() {
     world.add("one", "team", 12);
     let none = json!({"clusters": {"selector": {"matchLabels": {"env": "none"}}}});
     world.change(|index| index.set_rule(rule("one", "team", &none)));
-    let first = world.index.pending_approval(&"one".into()).unwrap().clone();
+    let first = world.approval("one").unwrap().clone();
     assert_eq!((first.copies, first.clusters), (24, 2));
     assert_eq!(first.cause, "rule team/one was edited");
     let approved = |digest: &str| {
@@ -422,10 +442,7 @@ fn approval_is_good_for_the_set_that_was_shown_and_once() {
     world.later(WINDOW);
     world.change(|index| index.set_rule(rule("one", "team", &approved(&first.digest))));
     assert_eq!(world.leaving(), 0);
-    assert_ne!(
-        world.index.pending_approval(&"one".into()).unwrap().digest,
-        first.digest
-    );
+    assert_ne!(world.approval("one").unwrap().digest, first.digest);
 }
 
 #[test]
@@ -434,11 +451,11 @@ fn removal_joining_a_blocked_cause_needs_approval_again() {
     world.add("one", "team", 12);
     let only = |names: &[&str]| json!({"sources": [{"resources": ["configmaps"], "names": names}]});
     world.change(|index| index.set_rule(rule("one", "team", &only(&["one-0*", "one-1*"]))));
-    let first = world.index.pending_approval(&"one".into()).unwrap().clone();
+    let first = world.approval("one").unwrap().clone();
     world.later(WINDOW * 2);
     // One more removal is far below the limits, and is decided together with the rest.
     world.change(|index| index.set_rule(rule("one", "team", &only(&["one-1*"]))));
-    let second = world.index.pending_approval(&"one".into()).unwrap().clone();
+    let second = world.approval("one").unwrap().clone();
     assert!(second.copies > first.copies && second.digest != first.digest);
     // The digest approves the set of that time.
     let mut approved = only(&["one-1*"]);
@@ -472,7 +489,7 @@ fn small_removal_does_not_join_what_is_blocked_of_others() {
             judge: BTreeSet::from([name.into()]),
             ..Effect::default()
         });
-        world.index.pending_approval(&name.into()).is_some()
+        world.approval(name).is_some()
     };
     assert!(prune("large", 20));
     assert!(!prune("small", 1), "its own limits allow it");
@@ -484,11 +501,11 @@ fn small_removal_does_not_join_what_is_blocked_of_others() {
     world.index.set_rule(rule("small", "team", &other));
     world.index.reset_removal_guards();
     world.relabel("prd");
-    assert!(world.index.pending_approval(&"large".into()).is_some());
+    assert!(world.approval("large").is_some());
     world.later(WINDOW * 2);
     world.change(|index| index.set_cluster(MEMBERS[0].into(), cluster("pr")));
-    assert!(world.index.pending_approval(&"large".into()).is_some());
-    assert!(world.index.pending_approval(&"small".into()).is_none() && world.leaving() == 1);
+    assert!(world.approval("large").is_some());
+    assert!(world.approval("small").is_none() && world.leaving() == 1);
 }
 
 #[test]
@@ -510,11 +527,9 @@ fn prunes_of_agents_count_with_other_removals() {
                 .holdings
                 .insert(("one".into(), member.into()), holding);
         }
-        let differs = world.index.prune_differs(
-            &"one".into(),
-            &MEMBERS[0].into(),
-            world.holdings[&("one".into(), MEMBERS[0].into())],
-        );
+        let reported = world.holdings[&("one".into(), MEMBERS[0].into())].prunes;
+        let guard = &world.index.rules().get(&"one".into()).unwrap().guard;
+        let differs = guard.prune_differs(&MEMBERS[0].into(), reported.map(|asked| asked.digest));
         assert!(differs);
         world.judge(Effect {
             judge: BTreeSet::from(["one".into()]),
@@ -549,7 +564,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     world.add("one", "team", 12);
     let none = json!({"clusters": {"selector": {"matchLabels": {"env": "none"}}}});
     world.change(|index| index.set_rule(rule("one", "team", &none)));
-    let blocked = world.index.pending_approval(&"one".into()).unwrap().clone();
+    let blocked = world.approval("one").unwrap().clone();
     let mut edited = rule("one", "team", &none);
     edited.removal.pending = Some(blocked.clone());
     // A new leader: agents reconnect one by one, each below every limit.
@@ -562,7 +577,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
         next.change(|index| index.orphaned_cluster(&"one".into(), &member.into()));
         assert_eq!(next.leaving(), 0);
         assert_eq!(
-            next.index.pending_approval(&"one".into()).unwrap().digest,
+            next.approval("one").unwrap().digest,
             blocked.digest,
             "nothing flaps"
         );
@@ -582,16 +597,14 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     changed.index.reset_removal_guards();
     changed.set_holding("one", MEMBERS[0], 12);
     changed.change(|index| index.orphaned_cluster(&"one".into(), &MEMBERS[0].into()));
-    assert_eq!(
-        changed.index.pending_approval(&"one".into()),
-        Some(&blocked)
-    );
-    changed.change(|index| index.settle_guard(&"one".into(), &BTreeSet::new()));
+    assert_eq!(changed.approval("one"), Some(&blocked));
+    changed.change(|index| {
+        index
+            .rules_mut()
+            .settle_guard(&"one".into(), &BTreeSet::new())
+    });
     assert_ne!(
-        changed
-            .index
-            .pending_approval(&"one".into())
-            .map(|pending| &pending.digest),
+        changed.approval("one").map(|pending| &pending.digest),
         Some(&blocked.digest)
     );
     // A member that was disconnected reports more of them.
@@ -600,7 +613,11 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     edited.removal.pending = Some(blocked);
     late.index.set_rule(edited);
     late.index.reset_removal_guards();
-    late.change(|index| index.settle_guard(&"one".into(), &BTreeSet::from(["member-2".into()])));
+    late.change(|index| {
+        index
+            .rules_mut()
+            .settle_guard(&"one".into(), &BTreeSet::from(["member-2".into()]))
+    });
     assert_eq!(late.pending(), []);
     late.set_holding("one", "member-2", 5);
     late.change(|index| index.orphaned_cluster(&"one".into(), &"member-2".into()));

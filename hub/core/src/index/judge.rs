@@ -5,48 +5,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kube_core::CustomResourceExt;
-use runnel_api::{ClusterDistributionRule, DistributionRule, PendingApproval};
+use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_proto::model::{AskedDigest, ClusterName, DeletionPolicy, RuleName, RuleUid};
 
+use super::clusters::Clusters;
 use super::copy_counter::CopyCounter;
-use super::holdings::{Holdings, PendingCause};
+use super::holdings::Holdings;
 use super::rule_lookup::Selection;
-use super::{Cluster, RuleEntry};
+use super::rules::{Before, Rules};
+use super::{Effect, Index, RuleEntry};
 use crate::guard::{
-    Cause, CauseKind, FleetGuard, GuardDecision, Item, Limit, Part, RemovalGuard, Totals, approves,
-    digest_of_all,
+    Cause, CauseKind, FleetGuard, FleetTerms, Item, Limit, Part, RemovalGuard, Totals, approves,
 };
 use crate::now::Now;
 
-/// The decisions about rules before a judgement, to find those that changed.
-pub(super) type Before = BTreeMap<RuleUid, Arc<GuardDecision>>;
-
-/// Scopes that are being deleted: rules and sources in them were not deleted individually.
-#[derive(Clone, Default)]
-pub(super) struct TerminatingScopes {
-    /// Namespaces.
-    pub(super) namespaces: BTreeSet<String>,
-    /// Definitions of rules.
-    pub(super) definitions: BTreeSet<String>,
-}
-
 /// One judgement.
-pub(super) struct Judge<'a> {
-    pub(super) rules: &'a mut BTreeMap<RuleUid, RuleEntry>,
-    pub(super) fleet: &'a mut FleetGuard,
-    pub(super) clusters: &'a BTreeMap<ClusterName, Cluster>,
-    pub(super) selection: &'a Selection,
-    pub(super) origins: &'a TerminatingScopes,
-    /// The limit that no rule can raise.
-    pub(super) ceiling: Option<Limit>,
-    pub(super) holdings: Holdings<'a>,
-    pub(super) now: Now,
-    pub(super) before: Before,
+struct Judge<'a> {
+    rules: &'a mut Rules,
+    fleet: &'a mut FleetGuard,
+    clusters: &'a Clusters,
+    selection: &'a Selection,
+    holdings: Holdings<'a>,
+    now: Now,
+    before: Before,
 }
 
 impl<'a> Judge<'a> {
     /// Judges the removals of these rules, and all removals that are due. Returns the decisions before.
-    pub(super) fn judge(mut self, uids: &BTreeSet<RuleUid>) -> Before {
+    fn judge(mut self, uids: &BTreeSet<RuleUid>) -> Before {
         let mut undone = false;
         for uid in uids {
             undone |= self.sort_out(uid);
@@ -64,7 +50,7 @@ impl<'a> Judge<'a> {
             self.reopen_blocked();
         }
         if self.fleet.has_approved() {
-            let guards = self.rules.values().map(|entry| &entry.guard);
+            let guards = self.rules.iter().map(|(_, entry)| &entry.guard);
             let left = guards.flat_map(RemovalGuard::causes).collect();
             self.fleet.retain_approved(&left);
         }
@@ -163,7 +149,7 @@ impl<'a> Judge<'a> {
         if cause.kind != CauseKind::Deleted {
             return None;
         }
-        let (rule, origins) = (&entry.rule.terms.rule, self.origins);
+        let (rule, terminating) = (&entry.rule.terms.rule, &self.fleet.terminating);
         let deleted = match item {
             Item::Rule => format!("rule {rule}"),
             Item::Source(source) => format!("a source in namespace {}", source.namespace),
@@ -176,9 +162,9 @@ impl<'a> Judge<'a> {
             _ => "",
         };
         let holds = self.fleet.terms.holds_deliberate;
-        if origins.namespaces.contains(namespace) {
+        if terminating.has_namespace(namespace) {
             Some(CauseKind::NamespaceDeleted.of(namespace))
-        } else if *item == Item::Rule && origins.definitions.contains(definition_of(rule)) {
+        } else if *item == Item::Rule && terminating.has_definition(definition_of(rule)) {
             Some(CauseKind::DefinitionDeleted.of(definition_of(rule)))
         } else if holds || (*item == Item::Rule && entry.rule.removal.on_rule_delete) {
             Some(CauseKind::LimitedDeletion.of(deleted))
@@ -253,7 +239,7 @@ impl<'a> Judge<'a> {
         let mut fleet = std::mem::take(self.fleet);
         let totals = FleetTotals {
             counter: self.counter(),
-            ceiling: self.ceiling,
+            ceiling: fleet.ceiling,
             all_rules: fleet.all_rules(),
             members: RefCell::default(),
             fleet: OnceCell::new(),
@@ -317,7 +303,9 @@ impl<'a> Judge<'a> {
         let Some(approval) = self.fleet.terms.approve.clone() else {
             return false;
         };
-        let approved: Vec<_> = blocked_rules(self.rules)
+        let approved: Vec<_> = self
+            .rules
+            .blocked_causes()
             .filter(|(cause, ..)| approves(Some(&approval), &cause.approval.digest))
             .collect();
         let mut undone = false;
@@ -335,6 +323,62 @@ impl<'a> Judge<'a> {
     }
 }
 
+impl Index {
+    /// Sets the removal settings of the `Fleet` object.
+    pub fn set_fleet_terms(&mut self, terms: FleetTerms) -> Effect {
+        let mut effect = Effect::default();
+        if self.fleet_guard.terms != terms {
+            self.fleet_guard.terms = terms;
+            effect.judge = self.rules().with_removals();
+        }
+        effect
+    }
+
+    /// Resets the guards and gates: from now on this process decides, by the blocked sets and the
+    /// rollout progress in the statuses.
+    pub fn reset_removal_guards(&mut self) {
+        self.fleet_guard.reset();
+        self.planner.mark_unrendered_stale();
+        self.planner.rules.reset_guards();
+    }
+
+    /// Judges the items that these rules no longer select. Deliberate deletes and approved sets
+    /// pass at once. All other items wait, and are judged together when the fleet's guard is due
+    /// ([`crate::guard::FleetGuard::due`]).
+    pub fn judge(&mut self, uids: &BTreeSet<RuleUid>, holdings: Holdings<'_>, now: Now) -> Effect {
+        let clusters = &self.targets.clusters;
+        let judge = Judge {
+            rules: &mut self.planner.rules,
+            fleet: &mut self.fleet_guard,
+            clusters,
+            selection: &self.planner.selection,
+            holdings,
+            now,
+            before: Before::new(),
+        };
+        let before = judge.judge(uids);
+        self.planner.rules.record_decisions(before, clusters)
+    }
+
+    /// Returns the number of copies that a dry run would remove by order of the hub, by cluster.
+    pub fn planned_removals(
+        &self,
+        uid: &RuleUid,
+        holdings: Holdings<'_>,
+    ) -> BTreeMap<ClusterName, u64> {
+        let entry = self.rules().get(uid).filter(|entry| is_preview(entry));
+        let counter = CopyCounter {
+            rules: self.rules(),
+            clusters: self.clusters(),
+            selection: &self.planner.selection,
+            holdings,
+        };
+        entry
+            .map(|entry| counter.count(entry, entry.guard.open()))
+            .unwrap_or_default()
+    }
+}
+
 /// The definition of the kind of a rule.
 fn definition_of(rule: &RuleName) -> &'static str {
     if rule.is_cluster_scoped() {
@@ -344,64 +388,10 @@ fn definition_of(rule: &RuleName) -> &'static str {
     }
 }
 
-pub(super) fn blocked_rules(
-    rules: &BTreeMap<RuleUid, RuleEntry>,
-) -> impl Iterator<Item = (PendingCause, Vec<RuleUid>)> {
-    let mut causes: BTreeMap<&str, Vec<(&RuleUid, &RuleEntry, &PendingApproval)>> = BTreeMap::new();
-    for (uid, entry) in rules {
-        if let Some(pending) = entry.guard.pending() {
-            causes
-                .entry(&pending.cause)
-                .or_default()
-                .push((uid, entry, pending));
-        }
-    }
-    causes.into_iter().map(|(cause, rules)| {
-        let sum = |of: fn(&PendingApproval) -> i64| {
-            rules
-                .iter()
-                .map(|(.., pending)| of(pending))
-                .fold(0, i64::saturating_add)
-        };
-        let approval = PendingApproval {
-            digest: digest_of_all(
-                cause,
-                rules.iter().map(|(.., pending)| pending.digest.as_str()),
-            ),
-            cause: cause.to_owned(),
-            copies: sum(|pending| pending.copies),
-            clusters: rules
-                .iter()
-                .map(|(.., pending)| pending.clusters)
-                .max()
-                .unwrap_or_default(),
-            names: rules
-                .iter()
-                .take(NAMES)
-                .map(|(_, entry, _)| entry.rule.terms.rule.to_string())
-                .collect(),
-            since: rules
-                .iter()
-                .filter_map(|(.., pending)| pending.since.clone())
-                .min(),
-        };
-        let uids = rules.iter().map(|(uid, ..)| (*uid).clone()).collect();
-        (
-            PendingCause {
-                approval,
-                rules: rules.len() as u64,
-            },
-            uids,
-        )
-    })
-}
-
 /// Whether a rule is a dry run, which its deletion ends.
-pub(super) fn is_preview(entry: &RuleEntry) -> bool {
+fn is_preview(entry: &RuleEntry) -> bool {
     entry.rule.terms.is_dry_run() && !entry.rule.deleting
 }
-/// Number of rules named for a cause.
-const NAMES: usize = 5;
 
 /// The removals from namespaces that are no longer targets, in the clusters of the rule. Elsewhere
 /// the whole cluster is judged.
@@ -455,7 +445,7 @@ impl Totals for FleetTotals<'_> {
             None => self
                 .counter
                 .rules
-                .keys()
+                .uids()
                 .map(copies)
                 .fold(0, u64::saturating_add),
         };
@@ -469,7 +459,7 @@ impl Totals for FleetTotals<'_> {
             let all: Vec<_> = self
                 .counter
                 .clusters
-                .keys()
+                .names()
                 .map(|cluster| self.of_member(cluster))
                 .collect();
             let sum = all.iter().copied().fold(0, u64::saturating_add);

@@ -9,34 +9,38 @@
 //! The index pushes nothing to sessions. They ask for the [`Directive`]s that changed since the
 //! last version they saw. So a slow agent skips to the newest state, and nothing can overflow.
 //!
-//! # Files
+//! # Parts
+//! [`Index`] coordinates parts that each own their state: a change of one part returns what follows
+//! from it, and the index applies that to the others.
+//!
+//! | part | state | changes |
+//! |---|---|---|
+//! | [`Sources`] | `sources`: the known sources | `sources` |
+//! | [`WatchScopes`] | `watch_scopes`: the states of the watch scopes | `watch_scopes` |
+//! | [`Targets`] | `clusters` and grants: where rules send objects, resolved in `targets` | `clusters`, `grants` |
+//! | [`Planner`] | `rules`: the rules with their versions; `rule_lookup`: the rules by source; `rendering`: changes that wait | `planner` |
+//! | [`FleetGuard`] | [`crate::guard`]: the removals that wait, the limits, and the scopes that are being deleted | `judge` |
+//!
+//! # Other files
 //! - `changes`: reports to the removal guard what a rule selects and no longer selects.
-//! - `clusters`: changes of member clusters.
 //! - `copy_counter`: counts the copies that a removal concerns.
-//! - `grants`: changes of grants and namespaces.
-//! - `guard`: holds items that are no longer selected.
-//! - `judge`: decides which removals pass and which are blocked, by cause.
 //! - `orphaned_intents`: copies that agents report and no rule selects.
-//! - `rendering`: rendering outside the lock of the index.
+//! - `render_jobs`: what a render job takes from the index, and what its result changes.
 //! - `rollouts`: which clusters may have the newest change, and the stored states.
 //! - `rule_context`: the part of the index that concerns one rule, for a preview.
-//! - `rule_lookup`: finds the rules that may need an object.
-//! - `rules`: changes of rules.
-//! - `source_cache`: the known sources.
-//! - `sources`: changes of sources.
-//! - `watch_scopes`: states of the watch scopes.
 mod changes;
 mod clusters;
 mod copy_counter;
 #[cfg(test)]
 mod going_tests;
 mod grants;
-mod guard;
 #[cfg(test)]
 mod guard_tests;
 mod holdings;
 mod judge;
 mod orphaned_intents;
+mod planner;
+mod render_jobs;
 mod rendering;
 #[cfg(test)]
 mod rendering_tests;
@@ -46,37 +50,36 @@ mod rule_lookup;
 mod rules;
 #[cfg(test)]
 mod secret_refs_tests;
-mod source_cache;
 mod sources;
+mod targets;
 #[cfg(test)]
 mod tests;
 mod watch_scopes;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
-use crate::guard::{FleetGuard, Item, Limit, RemovalGuard};
+use crate::guard::{FleetGuard, Item, RemovalGuard};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, Grants, NamedTerms, RevisionHasher, Rule, RulePlan, Scope,
-    TargetClusters, WatchScope,
+    ClusterAssignment, ClusterPlans, NamedTerms, RevisionHasher, Rule, RulePlan, Scope,
+    TargetClusters,
 };
 use crate::rollout::Gate;
-pub use clusters::Cluster;
+pub use clusters::{Cluster, Clusters};
 pub use grants::SeenNamespace;
 pub use holdings::{Holding, Holdings, PendingCause};
-use judge::TerminatingScopes;
-pub use rendering::{RenderJob, Rendered};
-use rendering::{Rendering, Unrendered};
+pub use planner::Planner;
+pub use render_jobs::{RenderJob, Rendered};
+use rendering::Unrendered;
 use rollouts::RolloutTarget;
-pub use rollouts::{Former, StoredState};
-pub use rule_context::{Around, ChangedObject};
-use rule_lookup::Selection;
-use source_cache::SourceCache;
-pub use source_cache::version_number;
-pub use watch_scopes::ScopeState;
+pub use rollouts::{CompletedStates, Former, StoredState};
+pub use rule_context::Around;
+pub use rules::Rules;
+pub use sources::{Sources, version_number};
+pub use targets::{ChangedObject, Targets};
+pub use watch_scopes::{ScopeState, WatchScopes};
 
 /// The hub's directive about one rule to one cluster.
 #[derive(Clone)]
@@ -192,98 +195,104 @@ impl RuleEntry {
 /// The state of the hub: rules, sources, grants, clusters and plans.
 #[derive(Default)]
 pub struct Index {
-    rules: BTreeMap<RuleUid, RuleEntry>,
-    sources: SourceCache,
-    /// Computes revisions of rendered contents.
-    revision_hasher: RevisionHasher,
-    /// The scope of the hub's watches.
-    scope: Scope,
-    places: BTreeMap<WatchScope, ScopeState>,
-    clusters: BTreeMap<ClusterName, Cluster>,
-    grants: Grants,
-    /// The rules by the sources that they select.
-    selection: Selection,
-    changes: ChangeLog,
-    /// The guard across rules.
-    guard: FleetGuard,
-    terminating: TerminatingScopes,
-    /// The limit that rules cannot raise.
-    ceiling: Option<Limit>,
-    /// The state of deferred rendering.
-    rendering: Rendering,
-    /// The states of completed rollouts.
-    completed: rollouts::CompletedStates,
+    planner: Planner,
+    sources: Sources,
+    scopes: WatchScopes,
+    targets: Targets,
+    fleet_guard: FleetGuard,
 }
 
 impl Index {
-    /// Returns an empty index.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Returns a rule.
-    pub fn rule(&self, uid: &RuleUid) -> Option<&RuleEntry> {
-        self.rules.get(uid)
-    }
-
-    /// Every rule.
-    pub fn rules(&self) -> impl Iterator<Item = (&RuleUid, &RuleEntry)> {
-        self.rules.iter()
-    }
-
-    /// Returns a cluster.
-    pub fn cluster(&self, name: &ClusterName) -> Option<&Cluster> {
-        self.clusters.get(name)
-    }
-
-    /// Every cluster, by its name.
-    pub fn members(&self) -> &BTreeMap<ClusterName, Cluster> {
-        &self.clusters
-    }
-
-    /// Every cluster.
-    pub fn clusters(&self) -> impl Iterator<Item = (&ClusterName, &Cluster)> {
-        self.clusters.iter()
-    }
-
     /// An index of a hub that watches these namespaces.
     pub fn of(scope: Scope) -> Self {
         Self {
-            scope,
+            scopes: WatchScopes::of(scope),
             ..Self::default()
         }
     }
 
     /// Sets the hasher for rendered contents.
-    pub fn hashing_with(self, revision_hasher: RevisionHasher) -> Self {
-        Self {
-            revision_hasher,
-            ..self
-        }
+    #[must_use]
+    pub fn hashing_with(mut self, revision_hasher: RevisionHasher) -> Self {
+        self.planner.rendering.revision_hasher = revision_hasher;
+        self
     }
 
-    /// The scope of the hub's watches.
-    pub fn scope(&self) -> &Scope {
-        &self.scope
+    /// Defers slow work to the caller: see [`Effect::render`] and [`Effect::follow`].
+    #[must_use]
+    pub fn working_aside(mut self) -> Self {
+        self.planner.rendering.defer();
+        self
     }
 
-    /// Whether the hub serves this cluster: it exists, with this uid, and is accepted. Any other
-    /// cluster is sent nothing, not even a removal.
-    pub fn talks_to(&self, cluster: &ClusterName, uid: &str) -> bool {
-        self.clusters
-            .get(cluster)
-            .is_some_and(|known| known.accepted && known.uid == uid)
+    /// Returns the rules.
+    pub fn rules(&self) -> &Rules {
+        &self.planner.rules
     }
 
-    /// The directive about a rule to a served cluster ([`Index::talks_to`]). A pure function of
+    /// Returns the rules, for changes that concern nothing else.
+    pub fn rules_mut(&mut self) -> &mut Rules {
+        &mut self.planner.rules
+    }
+
+    /// Returns the rules with the changes that wait to be rendered.
+    pub fn planner(&self) -> &Planner {
+        &self.planner
+    }
+
+    /// Returns the planner, for changes that concern nothing else.
+    pub fn planner_mut(&mut self) -> &mut Planner {
+        &mut self.planner
+    }
+
+    /// Returns the known sources.
+    pub fn sources(&self) -> &Sources {
+        &self.sources
+    }
+
+    /// Returns the known sources, for changes that concern no rule yet.
+    pub fn sources_mut(&mut self) -> &mut Sources {
+        &mut self.sources
+    }
+
+    /// Returns the watch scopes.
+    pub fn scopes(&self) -> &WatchScopes {
+        &self.scopes
+    }
+
+    /// Returns the member clusters.
+    pub fn clusters(&self) -> &Clusters {
+        &self.targets.clusters
+    }
+
+    /// Returns the member clusters and the grants.
+    pub fn targets(&self) -> &Targets {
+        &self.targets
+    }
+
+    /// Returns the guard across rules.
+    pub fn fleet_guard(&self) -> &FleetGuard {
+        &self.fleet_guard
+    }
+
+    /// Returns the guard across rules, for changes that no rule follows at once.
+    pub fn fleet_guard_mut(&mut self) -> &mut FleetGuard {
+        &mut self.fleet_guard
+    }
+
+    /// The directive about a rule to a served cluster ([`Clusters::talks_to`]). A pure function of
     /// rule and cluster, so it needs no session.
-    pub fn directive(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
-        let Some(entry) = self.rules.get(uid) else {
-            return if self.is_awaited(uid) {
-                Directive::Unknown
-            } else {
-                self.pending_claim(uid, cluster)
-            };
+    pub fn directive(&self, uid: &RuleUid, name: &ClusterName) -> Directive {
+        let cluster = || self.targets.clusters.get(name);
+        let Some(entry) = self.planner.rules.get(uid) else {
+            if self.planner.rendering.is_awaited(uid) {
+                return Directive::Unknown;
+            }
+            // A deleted rule may have left an order for a cluster that was not connected.
+            let pending = cluster().and_then(|cluster| cluster.pending.get(uid));
+            return pending.map_or(Directive::Orphaned, |removal| {
+                Directive::Removed(removal.deletion_policy.into())
+            });
         };
         let policy = entry.rule.terms.deletion_policy;
         let judged = entry.guard.decision();
@@ -291,54 +300,35 @@ impl Index {
             return Directive::Removed(policy);
         }
         if entry.unrendered.is_outdated()
-            || (entry.target_clusters.clusters.contains_key(cluster) && entry.lacks(cluster))
+            || (entry.target_clusters.clusters.contains_key(name) && entry.lacks(name))
         {
             return Directive::Unknown;
         }
-        if let Some(assignment) = entry.assignment(cluster) {
+        if let Some(assignment) = entry.assignment(name) {
             return if entry.target_clusters.unknown {
                 Directive::Unknown
-            } else if entry.awaits(cluster) {
+            } else if entry.awaits(name) {
                 Directive::AwaitingWave(assignment)
-            } else if entry.target_clusters.cordoned.contains(cluster) {
+            } else if entry.target_clusters.cordoned.contains(name) {
                 Directive::Cordoned(assignment)
-            } else if entry.is_shut_to(cluster) {
+            } else if entry.is_shut_to(name) {
                 // Only whether the rule is suspended is sent, to all clusters.
                 Directive::AwaitingWave(assignment)
             } else {
                 Directive::Assigned(assignment)
             };
         }
-        let leaving = self
-            .clusters
-            .get(cluster)
-            .is_some_and(|cluster| cluster.leaving);
+        let leaving = cluster().is_some_and(|cluster| cluster.leaving);
         // If deliberate deletes are under the limits, removals from a leaving cluster are, too.
-        if leaving && !self.guard.terms.holds_deliberate {
+        if leaving && !self.fleet_guard.terms.holds_deliberate {
             Directive::Removed(policy)
         } else if entry.rule.terms.is_frozen() {
-            Directive::Suspended(entry.share_of(cluster, &entry.plan, &entry.rule.terms))
-        } else if judged.passes(&Item::Cluster(cluster.clone())) {
+            Directive::Suspended(entry.share_of(name, &entry.plan, &entry.rule.terms))
+        } else if judged.passes(&Item::Cluster(name.clone())) {
             Directive::Removed(policy)
         } else {
             Directive::RemovalBlocked
         }
-    }
-
-    /// A deleted rule may have left an order for a cluster that was not connected.
-    fn pending_claim(&self, uid: &RuleUid, cluster: &ClusterName) -> Directive {
-        let pending = self
-            .clusters
-            .get(cluster)
-            .and_then(|cluster| cluster.pending.get(uid));
-        pending.map_or(Directive::Orphaned, |removal| {
-            Directive::Removed(removal.deletion_policy.into())
-        })
-    }
-
-    /// The version in which a rule changed last.
-    pub fn version_of(&self, uid: &RuleUid) -> Option<u64> {
-        self.rules.get(uid).map(|entry| entry.version)
     }
 
     /// The rules with a directive for this cluster that may have changed after `since`, with that
@@ -349,95 +339,11 @@ impl Index {
         cluster: &ClusterName,
         since: u64,
     ) -> (Vec<(RuleUid, Directive)>, u64) {
-        let changed = self.changes.since(since);
-        let directives = changed
+        let rules = &self.planner.rules;
+        let directives = rules
+            .changed_since(since)
             .map(|uid| (uid.clone(), self.directive(uid, cluster)))
             .collect();
-        (directives, self.changes.version())
-    }
-
-    /// Marks a rule as changed for every session.
-    fn touch(&mut self, uid: &RuleUid, effect: &mut Effect) {
-        self.renew(uid);
-        if let Some(entry) = self.rules.get(uid) {
-            effect
-                .clusters
-                .extend(entry.target_clusters.clusters.keys().cloned());
-        }
-        effect.rules.insert(uid.clone());
-    }
-
-    /// Gives a rule a new version without waking any session. The cost does not depend on the
-    /// number of clusters.
-    fn renew(&mut self, uid: &RuleUid) {
-        if let Some(entry) = self.rules.get_mut(uid) {
-            entry.version = self.changes.record(uid, entry.version);
-            entry.target = OnceLock::new();
-            entry.former.renew();
-        }
-    }
-
-    /// Whether rules were forgotten after `since` that [`Index::directives_since`] does not return
-    /// any more: a session has to ask for each of its rules.
-    pub fn has_forgotten_since(&self, since: u64) -> bool {
-        self.changes.has_forgotten_since(since)
-    }
-}
-
-/// Deleted rules that are listed for sessions that have not received the deletion.
-const FORGOTTEN_LIMIT: usize = 1024;
-
-/// The newest version of each rule.
-#[derive(Default)]
-struct ChangeLog {
-    version: u64,
-    changes: BTreeMap<u64, RuleUid>,
-    forgotten: BTreeMap<u64, RuleUid>,
-    /// The version of the newest deleted rule that is not listed any more.
-    forgotten_before: u64,
-}
-
-impl ChangeLog {
-    /// The newest version.
-    fn version(&self) -> u64 {
-        self.version
-    }
-
-    /// Gives a rule a new version, instead of `former`.
-    fn record(&mut self, uid: &RuleUid, former: u64) -> u64 {
-        self.version += 1;
-        self.changes.remove(&former);
-        self.changes.insert(self.version, uid.clone());
-        self.version
-    }
-
-    /// The rule of this version is not in the index any more.
-    fn remove(&mut self, version: u64) {
-        self.changes.remove(&version);
-    }
-
-    /// Lists a rule that is not in the index.
-    fn forget(&mut self, uid: &RuleUid) {
-        self.version += 1;
-        self.forgotten.insert(self.version, uid.clone());
-        while self.forgotten.len() > FORGOTTEN_LIMIT
-            && let Some((version, _)) = self.forgotten.pop_first()
-        {
-            self.forgotten_before = version;
-        }
-    }
-
-    /// The rules with a newer version.
-    fn since(&self, version: u64) -> impl Iterator<Item = &RuleUid> {
-        let newer = (Bound::Excluded(version), Bound::Unbounded);
-        self.changes
-            .range(newer)
-            .chain(self.forgotten.range(newer))
-            .map(|(_, uid)| uid)
-    }
-
-    /// Whether rules that were deleted after this version are not listed any more.
-    fn has_forgotten_since(&self, version: u64) -> bool {
-        version > 0 && version < self.forgotten_before
+        (directives, rules.version())
     }
 }

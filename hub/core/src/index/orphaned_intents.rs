@@ -1,10 +1,10 @@
-//! Copies that agents report and no rule selects, and the proofs of reconnected agents about
-//! earlier removals.
+//! Copies that agents report and no rule selects.
 use std::collections::BTreeSet;
 
-use runnel_proto::model::{ClusterName, KINDS, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
-use super::{Cluster, Effect, Index};
+use super::clusters::Cluster;
+use super::{Effect, Index};
 use crate::guard::{CauseKind, Item};
 
 impl Index {
@@ -16,20 +16,14 @@ impl Index {
         sources: BTreeSet<SourceRef>,
     ) -> Effect {
         let mut effect = Effect::default();
-        // Sources outside of all watches are unknown to the hub.
-        let known = |source: &SourceRef| {
-            let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
-            kind.is_some_and(|kind| {
-                self.is_known(&self.scope.place(kind.resource, &source.namespace))
-            })
+        let absent = |source: &SourceRef| {
+            self.scopes.knows(source) && self.sources.get(&source.plain()).is_none()
         };
-        let absent =
-            |source: &SourceRef| known(source) && self.sources.get(&source.plain()).is_none();
         let causes: Vec<_> = sources
             .into_iter()
             .map(|source| {
                 let refused = self
-                    .rules
+                    .rules()
                     .get(uid)
                     .is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
                 let cause = if refused || absent(&source) {
@@ -40,7 +34,7 @@ impl Index {
                 (source, cause)
             })
             .collect();
-        let Some(entry) = self.rules.get_mut(uid) else {
+        let Some(entry) = self.rules_mut().get_mut(uid) else {
             return effect;
         };
         let carried = entry.guard.was_awaited(cluster);
@@ -73,13 +67,11 @@ impl Index {
     /// A cluster has copies of a rule that does not select it, and their removal is not judged yet.
     pub fn orphaned_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
         let mut effect = Effect::default();
-        let leaves = |cluster: &Cluster| {
-            cluster.accepted && cluster.leaving && self.guard.terms.holds_deliberate
-        };
-        let leaves = self.clusters.get(cluster).is_some_and(leaves);
-        let takes_part = leaves || self.clusters.get(cluster).is_some_and(Cluster::takes_part);
-        if let Some(entry) = self.rules.get_mut(uid)
-            && takes_part
+        let judges_leaving = self.fleet_guard.terms.holds_deliberate;
+        let takes_part =
+            |known: &Cluster| known.takes_part() || (judges_leaving && known.is_leaving());
+        if self.clusters().get(cluster).is_some_and(takes_part)
+            && let Some(entry) = self.rules_mut().get_mut(uid)
             && !entry.target_clusters.clusters.contains_key(cluster)
         {
             let cause = if entry.guard.was_awaited(cluster) {
@@ -93,35 +85,6 @@ impl Index {
             if entry.guard.is_open() {
                 effect.judge.insert(uid.clone());
             }
-        }
-        effect
-    }
-
-    /// Handles the report of a reconnected cluster: it has no copies of rules other than these.
-    pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
-        let mut effect = Effect::default();
-        let others = self
-            .rules
-            .iter_mut()
-            .filter(|(uid, _)| !rules.contains(*uid));
-        for (uid, entry) in others.filter(|(_, entry)| entry.guard.blocks_in(cluster)) {
-            entry.guard.forget(cluster);
-            effect.rules.insert(uid.clone());
-        }
-        effect
-    }
-
-    /// Every agent has reported its intents, except those in `away`: copies of an earlier process
-    /// are reported by now, or removed.
-    pub fn settle_guard(&mut self, uid: &RuleUid, away: &BTreeSet<ClusterName>) -> Effect {
-        let mut effect = Effect::default();
-        if self
-            .rules
-            .get_mut(uid)
-            .is_some_and(|entry| entry.guard.settle(away))
-        {
-            effect.rules.insert(uid.clone());
-            effect.judge.insert(uid.clone());
         }
         effect
     }

@@ -213,7 +213,9 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
         }
         Step::Unreadable { secret, name } => index.could_not_read(&source(*secret, *name)),
         Step::Gone { secret, name } => {
-            index.mark_source_deleted(&source(*secret, *name), now);
+            index
+                .sources_mut()
+                .mark_deleted(&source(*secret, *name), now);
             index.expire_deleted(now + GRACE, GRACE)
         }
         Step::Cluster { name, env } => {
@@ -229,8 +231,12 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             index.set_scope(WatchScope::everywhere("configmaps"), state)
         }
         Step::MarkStale => {
-            index.mark_stale(&WatchScope::everywhere("secrets"));
-            index.mark_stale(&WatchScope::everywhere("configmaps"));
+            index
+                .sources_mut()
+                .mark_stale(&WatchScope::everywhere("secrets"));
+            index
+                .sources_mut()
+                .mark_stale(&WatchScope::everywhere("configmaps"));
             Effect::default()
         }
         Step::Begin | Step::Take => Effect::default(),
@@ -247,7 +253,7 @@ fn follow(index: &mut Index, mut effect: Effect, render: &mut BTreeSet<RuleUid>)
 
 /// Only selected sources may be sent, and no source without known content is sent.
 fn is_consistent(index: &Index) -> Result<(), TestCaseError> {
-    for (_, entry) in index.rules() {
+    for (_, entry) in index.rules().iter() {
         for (_, plan) in entry.cluster_plans.plans(&entry.plan) {
             for intent in plan.intents.keys() {
                 let source = intent.plain();
@@ -260,7 +266,8 @@ fn is_consistent(index: &Index) -> Result<(), TestCaseError> {
         }
         for cluster in entry.cluster_plans.clusters() {
             let chosen = index
-                .cluster(cluster)
+                .clusters()
+                .get(cluster)
                 .is_some_and(|known| known.is_chosen_by(&entry.rule, cluster));
             prop_assert!(chosen, "{cluster:?} is not chosen");
         }
@@ -272,12 +279,13 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
     let uids = |index: &Index| {
         index
             .rules()
+            .iter()
             .map(|(uid, _)| uid.clone())
             .collect::<Vec<_>>()
     };
     prop_assert_eq!(uids(aside), uids(here));
-    for (uid, entry) in aside.rules() {
-        let expected = here.rule(uid).unwrap();
+    for (uid, entry) in aside.rules().iter() {
+        let expected = here.rules().get(uid).unwrap();
         prop_assert_eq!(entry.rule.generation, expected.rule.generation);
         if entry.rule.deleting {
             // The pending rendering is dropped.
@@ -296,10 +304,14 @@ fn is_same(aside: &Index, here: &Index) -> Result<(), TestCaseError> {
         prop_assert!(entry.target_clusters == expected.target_clusters);
     }
     for source in here.sources.names() {
-        let known: BTreeSet<_> = aside.selection.of(source).collect();
-        let all = here.selection.of(source).all(|uid| known.contains(uid));
+        let known: BTreeSet<_> = aside.planner.selection.of(source).collect();
+        let all = here
+            .planner
+            .selection
+            .of(source)
+            .all(|uid| known.contains(uid));
         prop_assert!(
-            all || here.rules().any(|(_, entry)| entry.rule.deleting),
+            all || here.rules().iter().any(|(_, entry)| entry.rule.deleting),
             "no task would read {source}"
         );
     }
@@ -313,7 +325,7 @@ proptest! {
     /// as an index that renders at once.
     #[test]
     fn rendering_aside_ends_as_rendering_at_once(steps in proptest::collection::vec(step(), 1..60)) {
-        let (mut aside, mut here) = (known(Index::new().working_aside()), known(Index::new()));
+        let (mut aside, mut here) = (known(Index::default().working_aside()), known(Index::default()));
         let (mut render, mut job): (BTreeSet<RuleUid>, Option<RenderJob>) = (BTreeSet::new(), None);
         let (mut last, mut also_last) = (None, None);
         for (count, step) in steps.iter().enumerate() {
@@ -337,7 +349,7 @@ proptest! {
             is_consistent(&aside)?;
         }
         // All existing objects are read.
-        let sources: Vec<_> = here.sources.names().filter_map(|source| Some((source.clone(), here.source(source)?.labels.clone()))).collect();
+        let sources: Vec<_> = here.sources.names().filter_map(|source| Some((source.clone(), here.sources.get(source)?.labels.clone()))).collect();
         for (source, labels) in sources {
             let secret = *source.resource == *"secrets";
             for index in [&mut aside, &mut here] {
@@ -351,7 +363,7 @@ proptest! {
             if let Some(mut rendered) = rendered.take() {
                 let effect = aside.take_rendered(&mut rendered);
                 for source in effect.read.clone() {
-                    let known = aside.source(&source).map(|known| known.labels.clone());
+                    let known = aside.sources.get(&source).map(|known| known.labels.clone());
                     let body = content(text(*source.resource == *"secrets", 1));
                     let effect = aside.read(&source, 1000, known.unwrap_or_default(), body);
                     follow(&mut aside, effect, &mut render);
@@ -379,7 +391,7 @@ fn many(index: Index, clusters: u32) -> Index {
 }
 
 fn sent(index: &Index, cluster: &str) -> usize {
-    let entry = index.rule(&"r".into()).unwrap();
+    let entry = index.rules().get(&"r".into()).unwrap();
     entry
         .assignment(&ClusterName::from(cluster))
         .map_or(0, |assignment| assignment.plan.intents.len())
@@ -400,7 +412,7 @@ fn noise(seed: u64) -> String {
 #[test]
 fn rule_over_its_render_budget_sends_nothing() {
     let revision_hasher = RevisionHasher::default().with_budget(20 * 2048);
-    let mut index = many(Index::new().hashing_with(revision_hasher), 10);
+    let mut index = many(Index::default().hashing_with(revision_hasher), 10);
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
     let read = |index: &mut Index, name: u8, version: u64, text: &str| {
         index.observe(&source(false, name), version, labels(0));
@@ -415,7 +427,7 @@ fn rule_over_its_render_budget_sends_nothing() {
     for name in 1..3 {
         read(&mut index, name, 2, &noise(u64::from(name) + 7));
     }
-    let entry = index.rule(&"r".into()).unwrap();
+    let entry = index.rules().get(&"r".into()).unwrap();
     assert!(entry.cluster_plans.exceeds() && sent(&index, "c0") == 0);
     let assignment = entry.assignment(&"c7".into()).unwrap();
     let (_, why) = assignment.plan.render_errors.first_key_value().unwrap();
@@ -459,7 +471,7 @@ fn rule_over_its_render_budget_sends_nothing() {
 /// contents.
 fn narrow(contents: u64) -> Index {
     many(
-        Index::new()
+        Index::default()
             .hashing_with(RevisionHasher::default().with_budget(contents * 2048))
             .working_aside(),
         10,
@@ -489,7 +501,12 @@ fn noisy(index: &mut Index, name: u8) -> Effect {
 }
 
 fn exceeds(index: &Index) -> bool {
-    index.rule(&"r".into()).unwrap().cluster_plans.exceeds()
+    index
+        .rules()
+        .get(&"r".into())
+        .unwrap()
+        .cluster_plans
+        .exceeds()
 }
 
 #[test]
@@ -505,7 +522,9 @@ fn rule_over_its_budget_is_rendered_again_aside() {
     assert!(effect.render.contains(&"r".into()) && exceeds(&index));
     settle(&mut index);
     assert!(exceeds(&index));
-    index.mark_source_deleted(&source(false, 1), Instant::now());
+    index
+        .sources_mut()
+        .mark_deleted(&source(false, 1), Instant::now());
     let effect = index.expire_deleted(Instant::now() + GRACE, GRACE);
     assert!(
         effect.render.contains(&"r".into()) && exceeds(&index),
@@ -565,12 +584,12 @@ fn deselected_sources_leave_no_memory() {
             content(&noise(1)),
         );
         settle(&mut index);
-        index.mark_source_deleted(&of, Instant::now());
-        let cluster_plans = &index.rule(&"r".into()).unwrap().cluster_plans;
+        index.sources_mut().mark_deleted(&of, Instant::now());
+        let cluster_plans = &index.rules().get(&"r".into()).unwrap().cluster_plans;
         assert_eq!(cluster_plans.rendered_sources(), 1, "{turn}");
         index.set_rule(rule(1, "v9", &json!({"all": true}), &shapes()[1], false));
         settle(&mut index);
-        let cluster_plans = &index.rule(&"r".into()).unwrap().cluster_plans;
+        let cluster_plans = &index.rules().get(&"r".into()).unwrap().cluster_plans;
         assert_eq!(cluster_plans.rendered_sources(), 0, "{turn}");
         index.expire_deleted(Instant::now() + GRACE, GRACE);
     }
@@ -578,7 +597,7 @@ fn deselected_sources_leave_no_memory() {
 
 #[test]
 fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
-    let mut index = many(Index::new().working_aside(), 1);
+    let mut index = many(Index::default().working_aside(), 1);
     let directive = |index: &Index| index.directive(&"r".into(), &"c0".into());
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
     assert!(
@@ -622,7 +641,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
 
 #[test]
 fn labels_of_unselected_object_are_bounded() {
-    let mut index = many(Index::new(), 1);
+    let mut index = many(Index::default(), 1);
     let many: BTreeMap<String, String> = (0..50_000)
         .map(|number| (format!("a{number}"), String::new()))
         .collect();
@@ -637,7 +656,8 @@ fn labels_of_unselected_object_are_bounded() {
     let of = source(false, 0);
     let kept = |index: &Index, name| {
         index
-            .source(&source(false, name))
+            .sources()
+            .get(&source(false, name))
             .map(|known| known.labels.len())
     };
     for name in 1..=11 {
@@ -650,7 +670,7 @@ fn labels_of_unselected_object_are_bounded() {
     );
     index.observe(&of, 1, labelled(&[("rule", "v0")]));
     assert_eq!(
-        index.source(&of).map(|known| known.labels.len()),
+        index.sources().get(&of).map(|known| known.labels.len()),
         Some(0),
         "no rule chooses by any of them"
     );
@@ -667,12 +687,14 @@ fn labels_of_unselected_object_are_bounded() {
     assert_eq!(
         (
             sent(&index, "c0"),
-            index.source(&of).map(|known| known.labels.len())
+            index.sources().get(&of).map(|known| known.labels.len())
         ),
         (1, Some(1))
     );
     // A deleted object releases its labels.
-    index.mark_source_deleted(&source(false, 1), Instant::now());
+    index
+        .sources_mut()
+        .mark_deleted(&source(false, 1), Instant::now());
     index.expire_deleted(Instant::now() + GRACE, GRACE);
     index.observe(&source(false, 11), 2, labelled(&[]));
     assert_eq!(kept(&index, 11), Some(50_000));

@@ -9,13 +9,14 @@ use std::sync::{Arc, OnceLock};
 use ring::digest;
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use super::{Effect, Index, RuleEntry};
+use super::RuleEntry;
+use super::clusters::Clusters;
 use crate::guard::Item;
 use crate::plan::{
     ClusterPlans, CompletedState, FormerPlans, RollbackBlocker, Rule, RulePlan, Scope, SourceState,
     TargetClusters,
 };
-use crate::rollout::{Gate, Progress, RolloutPosition};
+use crate::rollout::{Progress, RolloutPosition};
 
 impl RuleEntry {
     /// Returns the current target.
@@ -51,7 +52,7 @@ impl RuleEntry {
     }
 
     /// Whether a rollout is under way, so that time alone may bring the next step.
-    fn is_rolling(&self) -> bool {
+    pub(super) fn is_rolling(&self) -> bool {
         let is_settled = || {
             self.gate
                 .as_ref()
@@ -62,81 +63,27 @@ impl RuleEntry {
             && !self.rule.deleting
             && !is_settled()
     }
-}
 
-impl Index {
-    /// Sets the gate of a rule: its clusters may have its target. The caller has written the
-    /// progress to the status before.
-    pub fn set_gate(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
-        let mut effect = Effect::default();
-        let Some(entry) = self
-            .rules
-            .get_mut(uid)
-            .filter(|entry| entry.gate.as_ref() != Some(&gate))
-        else {
-            return effect;
-        };
-        let waiting = |entry: &RuleEntry| {
-            let all = entry.target_clusters.clusters.keys();
-            all.filter(|cluster| entry.awaits(cluster))
-                .cloned()
-                .collect::<Vec<_>>()
-        };
-        let before = waiting(entry);
-        let back_to = gate.back_to.clone();
-        let before_back_to = entry.gate.replace(gate).map(|gate| gate.back_to);
-        let set_gate = before.into_iter().filter(|cluster| !entry.awaits(cluster));
-        effect.clusters.extend(set_gate);
-        if before_back_to != Some(back_to) {
-            effect
-                .clusters
-                .extend(entry.target_clusters.clusters.keys().cloned());
-        }
-        if !effect.clusters.is_empty() {
-            self.renew(uid);
-        }
-        effect.rules.insert(uid.clone());
-        effect
-    }
-
-    /// The place of each cluster of a rule in the order of its rollout, which has come so far.
+    /// Returns the place of each cluster in the order of the rollout, which has come so far.
     pub fn rollout_order(
         &self,
-        uid: &RuleUid,
+        clusters: &Clusters,
         progress: Option<&Progress>,
     ) -> Vec<RolloutPosition> {
-        let Some((entry, rollout)) = self
-            .rules
-            .get(uid)
-            .and_then(|entry| Some((entry, entry.rule.rollout.as_ref()?)))
-        else {
+        let Some(rollout) = &self.rule.rollout else {
             return Vec::new();
         };
-        let none = BTreeMap::new();
-        let order = rollout.order(progress, entry.target());
-        let turn = |cluster: &ClusterName| {
-            let labels = self
-                .clusters
-                .get(cluster)
-                .map_or(&none, |known| &known.labels);
-            let value = order.and_then(|label| labels.get(label)).cloned();
+        let order = rollout.order(progress, self.target());
+        let turn = |name: &ClusterName| {
+            let value = order.and_then(|label| clusters.get(name)?.labels.get(label));
             RolloutPosition {
-                value,
-                cluster: cluster.clone(),
+                value: value.cloned(),
+                cluster: name.clone(),
             }
         };
-        let mut turns: Vec<_> = entry.target_clusters.clusters.keys().map(turn).collect();
+        let mut turns: Vec<_> = self.target_clusters.clusters.keys().map(turn).collect();
         turns.sort();
         turns
-    }
-
-    /// Returns the rules with an unfinished rollout.
-    pub fn rolling(&self) -> Vec<RuleUid> {
-        self.rules
-            .iter()
-            .filter(|(_, entry)| entry.is_rolling())
-            .map(|(uid, _)| uid.clone())
-            .collect()
     }
 }
 
@@ -151,13 +98,34 @@ pub struct StoredState {
 
 /// The states of completed rollouts, rule by rule.
 #[derive(Default)]
-pub(super) struct CompletedStates {
+pub struct CompletedStates {
     by_rule: BTreeMap<RuleUid, StoredState>,
     /// Why a rule that is not among them has none.
     missing: RollbackBlocker,
 }
 
 impl CompletedStates {
+    pub(super) fn of(by_rule: BTreeMap<RuleUid, StoredState>, missing: RollbackBlocker) -> Self {
+        Self { by_rule, missing }
+    }
+
+    /// Returns the stored state of a rule's last completed rollout.
+    pub fn get(&self, uid: &RuleUid) -> Option<&StoredState> {
+        self.by_rule.get(uid)
+    }
+
+    /// Returns the reason why no state can be stored for any rule.
+    pub fn blocker(&self) -> Option<&RollbackBlocker> {
+        Some(&self.missing).filter(|missing| **missing == RollbackBlocker::Unreadable)
+    }
+
+    pub(super) fn set(&mut self, uid: &RuleUid, state: Option<StoredState>) {
+        match state {
+            Some(state) => drop(self.by_rule.insert(uid.clone(), state)),
+            None => drop(self.by_rule.remove(uid)),
+        }
+    }
+
     pub(super) fn former(&self, uid: &RuleUid) -> Former {
         let missing = || StoredState {
             revision: String::new(),
@@ -272,57 +240,6 @@ impl RuleEntry {
         }
         let (plans, clusters) = (&self.cluster_plans, &self.target_clusters);
         CompletedState::of(&self.rule, &self.plan, plans, clusters, self.target()).map(Arc::new)
-    }
-}
-
-impl Index {
-    /// Sets the stored state of a rule's last completed rollout; `None`: there is none.
-    pub fn set_completed_state(&mut self, uid: &RuleUid, state: Option<StoredState>) -> Effect {
-        match state {
-            Some(state) => drop(self.completed.by_rule.insert(uid.clone(), state)),
-            None => drop(self.completed.by_rule.remove(uid)),
-        }
-        self.renew_former(uid)
-    }
-
-    /// Sets all stored states. `missing` is the reason for which any other rule has none.
-    pub fn set_completed_states(
-        &mut self,
-        states: BTreeMap<RuleUid, StoredState>,
-        missing: RollbackBlocker,
-    ) -> Effect {
-        self.completed = CompletedStates {
-            by_rule: states,
-            missing,
-        };
-        let mut effect = Effect::default();
-        for uid in self.rules.keys().cloned().collect::<Vec<_>>() {
-            effect.merge(self.renew_former(&uid));
-        }
-        effect
-    }
-
-    /// Returns the reason why no state can be stored for any rule.
-    pub fn state_blocker(&self) -> Option<&RollbackBlocker> {
-        Some(&self.completed.missing).filter(|missing| **missing == RollbackBlocker::Unreadable)
-    }
-
-    /// Returns the stored state of a rule's last completed rollout.
-    pub fn stored_state(&self, uid: &RuleUid) -> Option<&StoredState> {
-        self.completed.by_rule.get(uid)
-    }
-
-    fn renew_former(&mut self, uid: &RuleUid) -> Effect {
-        let (mut effect, former) = (Effect::default(), self.completed.former(uid));
-        let Some(entry) = self.rules.get_mut(uid) else {
-            return effect;
-        };
-        entry.former = former;
-        effect.rules.insert(uid.clone());
-        if entry.is_rolling_back() {
-            self.touch(uid, &mut effect);
-        }
-        effect
     }
 }
 

@@ -1,25 +1,19 @@
 //! A part of the index for a preview: a rule with everything that affects it. Changes of the part
 //! have no effect elsewhere.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use runnel_proto::model::{ClusterName, RuleUid};
+use runnel_proto::model::RuleUid;
 
-use super::{Cluster, Effect, Index};
+use super::planner::Planner;
+use super::rendering::Rendering;
+use super::targets::ChangedObject;
+use super::{Effect, Index};
 use crate::guard::RemovalGuard;
-use crate::plan::{Rule, RuleGrant};
+use crate::plan::Rule;
 use crate::rollout::Gate;
 
 /// Limit of copied other rules; they matter for transfers of copies.
 const OTHERS: usize = 256;
-
-/// A grant or a member cluster as it would be; `None`: it is deleted.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ChangedObject {
-    /// A grant.
-    Grant(String, Option<Box<RuleGrant>>),
-    /// A member cluster.
-    Member(ClusterName, Option<Cluster>),
-}
 
 /// Everything that affects a rule, copied from an index. It is planned later, so that the lock of
 /// the index is short.
@@ -43,7 +37,7 @@ impl Around {
         for (rule, guard, gate) in former {
             let uid = rule.uid.clone();
             part.set_rule(rule);
-            if let Some(entry) = part.rules.get_mut(&uid) {
+            if let Some(entry) = part.planner.rules.get_mut(&uid) {
                 (entry.guard, entry.gate) = (guard, gate);
             }
         }
@@ -52,43 +46,35 @@ impl Around {
 }
 
 impl Index {
-    /// Copies the part of the index that concerns a rule: clusters, grants, current and former
-    /// sources, related rules, and the rule itself with its removal guard. Changes of the copy do
-    /// not affect the index. Payloads are shared.
-    pub fn around(&self, rule: &Rule) -> Around {
-        self.around_all(&BTreeSet::from([rule.uid.clone()]), Some(rule))
-    }
-
-    /// As above, for several saved rules and one rule that may be unsaved.
-    pub fn around_all(&self, uids: &BTreeSet<RuleUid>, rule: Option<&Rule>) -> Around {
-        let former: Vec<_> = uids.iter().filter_map(|uid| self.rules.get(uid)).collect();
-        let mut part = Index {
-            revision_hasher: self.revision_hasher.clone(),
-            scope: self.scope.clone(),
-            places: self.places.clone(),
-            clusters: self.clusters.clone(),
-            grants: self.grants.clone(),
-            guard: self.guard.for_part(self.rules.keys().cloned().collect()),
-            terminating: self.terminating.clone(),
-            ceiling: self.ceiling,
-            ..Index::default()
+    /// Copies the part of the index that concerns some saved rules and one that may be unsaved:
+    /// clusters, grants, current and former sources, related rules, and the rules themselves with
+    /// their removal guards. Changes of the copy do not affect the index. Payloads are shared.
+    pub fn around(&self, uids: &BTreeSet<RuleUid>, rule: Option<&Rule>) -> Around {
+        let Planner {
+            rules,
+            selection,
+            rendering,
+        } = &self.planner;
+        let former: Vec<_> = uids.iter().filter_map(|uid| rules.get(uid)).collect();
+        let needing = rule
+            .into_iter()
+            .chain(former.iter().map(|entry| &entry.rule));
+        let part = Index {
+            planner: Planner {
+                rendering: Rendering::hashing_with(rendering.revision_hasher.clone()),
+                ..Planner::default()
+            },
+            sources: self.sources.part(needing),
+            scopes: self.scopes.clone(),
+            targets: self.targets.clone(),
+            fleet_guard: self.fleet_guard.for_part(rules.uids().cloned().collect()),
         };
-        part.sources = self.sources.part(
-            rule.into_iter()
-                .chain(former.iter().map(|entry| &entry.rule)),
-        );
-        let readers = part
-            .sources
-            .names()
-            .flat_map(|source| self.selection.of(source));
+        let readers = part.sources.names().flat_map(|source| selection.of(source));
         let others: BTreeSet<_> = readers
             .filter(|uid| !uids.contains(*uid))
             .cloned()
             .collect();
-        let others = others
-            .iter()
-            .take(OTHERS)
-            .filter_map(|uid| self.rules.get(uid));
+        let others = others.iter().take(OTHERS).filter_map(|uid| rules.get(uid));
         let others = others.map(|other| other.rule.clone()).collect();
         let of_entry = |entry: &super::RuleEntry| {
             (entry.rule.clone(), entry.guard.clone(), entry.gate.clone())
@@ -108,49 +94,5 @@ impl Index {
             ChangedObject::Member(name, Some(cluster)) => self.set_cluster(name, cluster),
             ChangedObject::Member(name, None) => self.remove_cluster(&name),
         }
-    }
-
-    /// Clusters and grants with a grant or a member cluster as given, to compare rules with ([`Index::is_affected`]). Of a
-    /// changed member cluster it has that cluster alone.
-    pub fn with_change(&self, changed: ChangedObject) -> Index {
-        let clusters = match &changed {
-            ChangedObject::Grant(..) => self.clusters.clone(),
-            ChangedObject::Member(..) => BTreeMap::new(),
-        };
-        let mut part = Index {
-            clusters,
-            grants: self.grants.clone(),
-            ..Index::default()
-        };
-        part.apply(changed);
-        part
-    }
-
-    /// Whether the clusters of a rule, or its terms in one, would be others, or whether its copies are rendered with labels
-    /// of a cluster that would be others.
-    pub fn is_affected(
-        &self,
-        uid: &RuleUid,
-        member: Option<&ClusterName>,
-        changed: &Index,
-    ) -> bool {
-        let Some(entry) = self.rules.get(uid) else {
-            return false;
-        };
-        let (before, now) = (&entry.target_clusters, changed.target_clusters(&entry.rule));
-        let Some(name) = member else {
-            return now != *before;
-        };
-        let labels = |index: &Index| {
-            index
-                .clusters
-                .get(name)
-                .map(|cluster| cluster.labels.clone())
-        };
-        let renders = !entry.rule.sends_as_selected() && now.clusters.contains_key(name);
-        now.clusters.get(name) != before.clusters.get(name)
-            || now.not_granted.contains(name) != before.not_granted.contains(name)
-            || now.cordoned.contains(name) != before.cordoned.contains(name)
-            || (renders && labels(self) != labels(changed))
     }
 }

@@ -1,312 +1,437 @@
-//! Creation, change and removal of rules.
-use std::collections::BTreeSet;
+//! The rules of the index, each with the version in which it changed last.
+//!
+//! A change of a rule gives it a new version and returns the clusters that are concerned.
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
-use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
+use runnel_api::PendingApproval;
+use runnel_proto::model::{ClusterName, RuleUid};
 
-use super::changes::record_changes;
-use super::rendering::Unrendered;
-use super::{Effect, Index, RuleEntry};
-use crate::guard::{Cause, Item};
-use crate::plan::{ClusterPlans, RemovalTerms, Rule, RulePlan, SourceState, plan};
+use super::changes::record_goes;
+use super::clusters::Clusters;
+use super::holdings::PendingCause;
+use super::rollouts::{CompletedStates, StoredState};
+use super::{Effect, RuleEntry};
+use crate::guard::{Cause, CauseKind, GuardDecision, Item, digest_of_all};
+use crate::plan::{RollbackBlocker, TargetClusters, WatchScope};
 use crate::rollout::Gate;
 
-impl Index {
-    /// Sets a rule. If its copies must be rendered outside the lock, the rule keeps its former
-    /// state until they are.
-    pub fn set_rule(&mut self, rule: Rule) -> Effect {
-        if rule.sends_as_selected() {
-            self.rendering.forget(&rule.uid);
-            let plan = Arc::new(self.plan_of(&rule));
-            return self.put_rule(rule, plan, ClusterPlans::default(), Unrendered::default());
-        }
-        self.set_rendered_rule(rule)
+/// The decisions about rules before a judgement, to find those that changed.
+pub(super) type Before = BTreeMap<RuleUid, Arc<GuardDecision>>;
+
+/// Number of rules named for a cause.
+const NAMES: usize = 5;
+
+/// The rules.
+#[derive(Default)]
+pub struct Rules {
+    entries: BTreeMap<RuleUid, RuleEntry>,
+    changes: ChangeLog,
+    /// The states of completed rollouts.
+    completed: CompletedStates,
+}
+
+impl Rules {
+    /// Returns a rule.
+    pub fn get(&self, uid: &RuleUid) -> Option<&RuleEntry> {
+        self.entries.get(uid)
     }
 
-    /// Sets a rule whose copies are rendered.
-    pub(super) fn put_rule(
-        &mut self,
-        rule: Rule,
-        plan: Arc<RulePlan>,
-        cluster_plans: ClusterPlans,
-        unrendered: Unrendered,
-    ) -> Effect {
-        let mut effect = Effect::default();
-        let uid = rule.uid.clone();
-        let former = self.unregister(&uid);
-        let target_clusters = self.target_clusters(&rule);
-        if let Some(former) = &former {
-            effect
-                .clusters
-                .extend(former.target_clusters.clusters.keys().cloned());
-        }
-        if rule.deleting {
-            // Any formerly selected cluster may have copies.
-            effect.clusters.extend(self.clusters.keys().cloned());
-        }
-        let unchanged = former.as_ref().is_some_and(|former| {
-            former.plan.has_equal_content(&plan)
-                && former.cluster_plans.has_equal_content(&cluster_plans)
-                && former.target_clusters == target_clusters
-                && former.rule.terms == rule.terms
-                && former.rule.deleting == rule.deleting
-                && former.rule.rollout.is_some() == rule.rollout.is_some()
-        });
-        let awaited = plan
-            .secret_refs
-            .iter()
-            .filter(|(_, body)| matches!(body, SourceState::Unread))
-            .map(|(secret, _)| secret);
-        effect
-            .read
-            .extend(plan.unread.iter().chain(awaited).cloned());
-        let version = former.as_ref().map_or(0, |former| former.version);
-        let before = former.as_ref().map(|former| former.plan.clone());
-        let waited: Vec<_> = former
-            .iter()
-            .flat_map(|former| former.unrendered.sources().cloned())
-            .collect();
-        let mut former = former;
-        let guard = match &mut former {
-            Some(former) => std::mem::take(&mut former.guard),
-            None => rule.removal.guard(),
-        };
-        // The clusters of a suspended rollout had no time to settle, so they are determined again.
-        let goes_on = former
-            .as_ref()
-            .is_some_and(|former| former.rule.terms.suspend)
-            && !rule.terms.suspend;
-        let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.is_rolling_back());
-        let gate = former
-            .as_ref()
-            .and_then(|former| former.gate.clone())
-            .filter(stays);
-        let (target, former_state) = (OnceLock::new(), self.completed.former(&uid));
-        let mut entry = RuleEntry {
-            rule,
-            plan,
-            cluster_plans,
-            target_clusters,
-            guard,
-            gate,
-            unrendered,
-            version,
-            target,
-            former: former_state,
-        };
-        let takes_part = |name: &ClusterName| {
-            self.clusters
-                .get(name)
-                .is_some_and(super::Cluster::takes_part)
-        };
-        if record_changes(former.as_ref(), &mut entry, takes_part) {
-            effect.judge.insert(uid.clone());
-        }
-        match former {
-            Some(former) if unchanged => {
-                entry.plan = former.plan;
-                self.rendering.drop_later(std::mem::replace(
-                    &mut entry.cluster_plans,
-                    former.cluster_plans,
-                ));
-            }
-            former => former
-                .into_iter()
-                .for_each(|former| self.rendering.drop_later(former.cluster_plans)),
-        }
-        effect.relist = self.register(entry);
-        self.drop_unselected(
-            before
-                .iter()
-                .flat_map(|before| all_sources(before))
-                .chain(&waited),
-        );
-        if unchanged {
-            effect.clusters.clear();
-            effect.rules.insert(uid);
-        } else {
-            self.touch(&uid, &mut effect);
-        }
-        effect
+    pub(super) fn get_mut(&mut self, uid: &RuleUid) -> Option<&mut RuleEntry> {
+        self.entries.get_mut(uid)
     }
 
-    /// Sets the removal terms of a rule that has no other change, without planning it again. Most
-    /// such changes are the hub's own writes of the status, which only another replica needs.
-    pub fn set_removal(&mut self, uid: &RuleUid, removal: RemovalTerms) -> Effect {
-        let mut effect = Effect::default();
-        self.rendering.set_removal(uid, &removal);
-        let Some(entry) = self.rules.get_mut(uid) else {
-            return effect;
-        };
-        let former = std::mem::replace(&mut entry.rule.removal, removal);
-        let now = &entry.rule.removal;
-        if (&former.approve, former.limit, former.on_rule_delete)
-            != (&now.approve, now.limit, now.on_rule_delete)
-        {
-            effect.judge.insert(uid.clone());
-        }
-        effect
+    /// Every rule.
+    pub fn iter(&self) -> impl Iterator<Item = (&RuleUid, &RuleEntry)> {
+        self.entries.iter()
     }
 
-    /// Removes a rule that no longer exists on the hub. Its copies stay, unless its deletion was
-    /// carried out before: to the sessions the rule is orphaned.
-    pub fn remove_rule(&mut self, uid: &RuleUid) -> Effect {
-        let mut effect = Effect::default();
-        self.rendering.forget(uid);
-        if let Some(former) = self.unregister(uid) {
-            self.changes.remove(former.version);
-            effect.clusters.extend(self.clusters.keys().cloned());
-            effect.rules.insert(uid.clone());
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&RuleUid, &mut RuleEntry)> {
+        self.entries.iter_mut()
+    }
+
+    /// Every uid.
+    pub fn uids(&self) -> impl Iterator<Item = &RuleUid> {
+        self.entries.keys()
+    }
+
+    /// Stores a rule without a new version.
+    pub(super) fn insert(&mut self, uid: RuleUid, entry: RuleEntry) {
+        self.entries.insert(uid, entry);
+    }
+
+    /// Takes a rule out that [`Rules::insert`] stores again, or [`Rules::forget`] forgets.
+    pub(super) fn take(&mut self, uid: &RuleUid) -> Option<RuleEntry> {
+        self.entries.remove(uid)
+    }
+
+    /// Lists a rule of this version as deleted.
+    pub(super) fn forget(&mut self, uid: &RuleUid, version: u64) {
+        self.changes.remove(version);
+        self.changes.forget(uid);
+    }
+
+    /// Lists a rule as changed if it is deleted: there is a new order about it.
+    pub(super) fn note_absent(&mut self, uid: &RuleUid) {
+        if !self.entries.contains_key(uid) {
             self.changes.forget(uid);
-            self.drop_unselected(all_sources(&former.plan).chain(former.unrendered.sources()));
-            self.rendering.drop_later(former.cluster_plans);
-        }
-        effect
-    }
-
-    /// Drops the content of deselected sources.
-    pub(super) fn drop_unselected<'a>(&mut self, former: impl IntoIterator<Item = &'a SourceRef>) {
-        for source in former {
-            if !self.selection.has(source) {
-                self.sources.drop_content(source);
-            }
         }
     }
 
-    /// Removes all rules that are not in a complete list.
-    pub fn retain_rules(&mut self, listed: &BTreeSet<RuleUid>) -> Effect {
-        let known = self.rules.keys().chain(self.rendering.awaited());
-        let gone: BTreeSet<_> = known
-            .filter(|uid| !listed.contains(*uid))
-            .cloned()
-            .collect();
-        let mut effect = Effect::default();
-        for uid in gone {
-            effect.merge(self.remove_rule(&uid));
+    /// Returns the version in which a rule changed last.
+    pub fn version_of(&self, uid: &RuleUid) -> Option<u64> {
+        self.entries.get(uid).map(|entry| entry.version)
+    }
+
+    /// Returns the newest version of all rules.
+    pub(super) fn version(&self) -> u64 {
+        self.changes.version
+    }
+
+    /// The rules that changed or were deleted after this version.
+    pub(super) fn changed_since(&self, version: u64) -> impl Iterator<Item = &RuleUid> {
+        self.changes.since(version)
+    }
+
+    /// Whether rules were forgotten after `since` that [`super::Index::directives_since`] does not
+    /// return any more: a session has to ask for each of its rules.
+    pub fn has_forgotten_since(&self, since: u64) -> bool {
+        self.changes.has_forgotten_since(since)
+    }
+
+    /// Marks a rule as changed for every session.
+    pub(super) fn touch(&mut self, uid: &RuleUid, effect: &mut Effect) {
+        self.renew(uid);
+        if let Some(entry) = self.entries.get(uid) {
+            let clusters = entry.target_clusters.clusters.keys();
+            effect.clusters.extend(clusters.cloned());
         }
-        effect
+        effect.rules.insert(uid.clone());
     }
 
-    pub(super) fn plan_of(&self, rule: &Rule) -> RulePlan {
-        plan(rule, self.sources.candidates(rule), &self.scope, |place| {
-            self.is_known(place)
-        })
-    }
-
-    /// Returns whether labels that it needs may have been left out.
-    fn register(&mut self, entry: RuleEntry) -> bool {
-        let uid = entry.rule.uid.clone();
-        for source in all_sources(&entry.plan) {
-            self.selection.select(source, &uid);
+    /// Gives a rule a new version without waking any session. The cost does not depend on the
+    /// number of clusters.
+    pub(super) fn renew(&mut self, uid: &RuleUid) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.version = self.changes.record(uid, entry.version);
+            entry.target = OnceLock::new();
+            entry.former.renew();
         }
-        let relist = self.selection.add_rule(&entry.rule);
-        self.rules.insert(uid, entry);
-        relist
     }
 
-    fn unregister(&mut self, uid: &RuleUid) -> Option<RuleEntry> {
-        let entry = self.rules.remove(uid)?;
-        for source in all_sources(&entry.plan).chain(entry.unrendered.sources()) {
-            self.selection.unselect(source, uid);
-        }
-        self.selection.remove_rule(uid);
-        Some(entry)
-    }
-
-    /// Sets the state of one source in the plan of a rule.
-    pub(super) fn update_plan(
+    /// Sets the chosen clusters of a rule after a change of its grants.
+    pub(super) fn set_target_clusters(
         &mut self,
         uid: &RuleUid,
-        source: &SourceRef,
-        selected: Option<&SourceState>,
-        cause: Cause,
-        effect: &mut Effect,
-    ) {
-        if self.defer_source(uid, source, selected, effect) {
-            return;
-        }
-        let Some(entry) = self.rules.get_mut(uid) else {
-            return;
+        now: TargetClusters,
+        cause: &Cause,
+        clusters: &Clusters,
+    ) -> Effect {
+        let mut effect = Effect::default();
+        let entry = self.entries.get_mut(uid);
+        let Some(entry) = entry.filter(|entry| entry.target_clusters != now) else {
+            return effect;
         };
-        entry.unrendered.set_at_once(source);
-        if entry.plan.is_unchanged_by(source, selected) {
-            if !entry.plan.names(source) {
-                self.selection.unselect(source, uid);
-            }
-            return;
-        }
-        let wanted = entry.plan.wants(source);
-        Arc::make_mut(&mut entry.plan).set(source, selected);
-        if entry.cluster_plans.exceeds() && self.rendering.is_aside() {
-            // Nothing of it is sent or removed until it is rendered again completely.
-            entry.unrendered.set_again();
-            effect.render.insert(uid.clone());
-        } else {
-            entry
-                .cluster_plans
-                .update(&entry.rule, &entry.plan, source, &self.revision_hasher);
-        }
+        let former = std::mem::replace(&mut entry.target_clusters, now);
+        let takes_part = |name: &ClusterName| clusters.takes_part(name);
+        record_goes(&former, entry, takes_part, |_| cause.clone());
         entry.keep_wanted();
-        if wanted && !entry.plan.wants(source) {
-            entry.guard.remove(Item::Source(source.clone()), cause);
-        }
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
-        match selected {
-            Some(_) => {
-                self.selection.select(source, uid);
-            }
-            None if entry.plan.secret_refs.contains_key(source) => {}
-            None => self.selection.unselect(source, uid),
-        }
-        self.touch(uid, effect);
+        effect.clusters.extend(former.clusters.into_keys());
+        self.touch(uid, &mut effect);
+        effect
     }
 
-    /// Sets the state of one Secret (`None`: deleted) in a rule that may take values from it.
-    /// Returns whether it does.
-    pub(super) fn update_referenced(
-        &mut self,
-        uid: &RuleUid,
-        secret: &SourceRef,
-        body: Option<&SourceState>,
-        effect: &mut Effect,
-    ) -> bool {
-        if let Some(takes) = self.defer_references(uid, secret, body, effect) {
-            return takes;
-        }
-        let Some(entry) = self
-            .rules
-            .get_mut(uid)
-            .filter(|entry| entry.rule.reads_secret(secret))
-        else {
-            return false;
+    /// Sets the unknown scopes of a rule.
+    pub(super) fn set_unknown(&mut self, uid: &RuleUid, unknown: BTreeSet<WatchScope>) -> Effect {
+        let mut effect = Effect::default();
+        let entry = self.entries.get_mut(uid);
+        let Some(entry) = entry.filter(|entry| entry.plan.unknown != unknown) else {
+            return effect;
         };
-        if Arc::make_mut(&mut entry.plan).set_referenced(secret, body) {
-            entry.cluster_plans.update_referenced(
-                &entry.rule,
-                &entry.plan,
-                secret,
-                &self.revision_hasher,
-            );
-            match body {
-                Some(_) => {
-                    self.selection.select(secret, uid);
-                }
-                None => self.selection.unselect(secret, uid),
-            }
-            self.touch(uid, effect);
+        entry.cluster_plans.set_unknown(&unknown);
+        Arc::make_mut(&mut entry.plan).unknown = unknown;
+        entry.keep_wanted();
+        if entry.guard.is_open() {
+            effect.judge.insert(uid.clone());
         }
-        true
+        self.touch(uid, &mut effect);
+        effect
+    }
+
+    /// Resets guards and gates: from now on this process decides, by the blocked sets and the
+    /// rollout progress in the statuses.
+    pub(super) fn reset_guards(&mut self) {
+        for entry in self.entries.values_mut() {
+            entry.guard = entry.rule.removal.guard();
+            entry.gate = None;
+            if entry.rule.deleting {
+                entry.guard.remove(Item::Rule, CauseKind::Deleted.of(""));
+            }
+        }
+    }
+
+    /// Returns the rules with removals to judge.
+    pub(super) fn with_removals(&self) -> BTreeSet<RuleUid> {
+        let open = self.iter().filter(|(_, entry)| entry.guard.is_open());
+        open.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Whether the removal of a deleted rule has passed the guard.
+    pub fn may_go(&self, uid: &RuleUid) -> bool {
+        self.get(uid)
+            .is_none_or(|entry| entry.guard.decision().passes(&Item::Rule))
+    }
+
+    /// Whether removals of a rule wait for approval.
+    pub fn is_blocked(&self, uid: &RuleUid) -> bool {
+        self.get(uid).is_some_and(|entry| entry.guard.is_blocking())
+    }
+
+    /// Returns the pending approvals of the fleet, by cause.
+    pub fn pending_causes(&self) -> Vec<PendingCause> {
+        self.blocked_causes().map(|(cause, _)| cause).collect()
+    }
+
+    /// The pending approvals by cause, with their rules.
+    pub(super) fn blocked_causes(&self) -> impl Iterator<Item = (PendingCause, Vec<RuleUid>)> {
+        let mut causes: BTreeMap<&str, Vec<(&RuleUid, &RuleEntry, &PendingApproval)>> =
+            BTreeMap::new();
+        for (uid, entry) in self.iter() {
+            if let Some(pending) = entry.guard.pending() {
+                causes
+                    .entry(&pending.cause)
+                    .or_default()
+                    .push((uid, entry, pending));
+            }
+        }
+        causes.into_iter().map(|(cause, rules)| {
+            let sum = |of: fn(&PendingApproval) -> i64| {
+                rules
+                    .iter()
+                    .map(|(.., pending)| of(pending))
+                    .fold(0, i64::saturating_add)
+            };
+            let approval = PendingApproval {
+                digest: digest_of_all(
+                    cause,
+                    rules.iter().map(|(.., pending)| pending.digest.as_str()),
+                ),
+                cause: cause.to_owned(),
+                copies: sum(|pending| pending.copies),
+                clusters: rules
+                    .iter()
+                    .map(|(.., pending)| pending.clusters)
+                    .max()
+                    .unwrap_or_default(),
+                names: rules
+                    .iter()
+                    .take(NAMES)
+                    .map(|(_, entry, _)| entry.rule.terms.rule.to_string())
+                    .collect(),
+                since: rules
+                    .iter()
+                    .filter_map(|(.., pending)| pending.since.clone())
+                    .min(),
+            };
+            let uids = rules.iter().map(|(uid, ..)| (*uid).clone()).collect();
+            (
+                PendingCause {
+                    approval,
+                    rules: rules.len() as u64,
+                },
+                uids,
+            )
+        })
+    }
+
+    /// Judges removals of a cluster again, because its agent repeats the request after they passed.
+    pub fn prune_again(&mut self, uid: &RuleUid, cluster: &ClusterName) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.guard.prune_again(cluster);
+        }
+    }
+
+    /// Handles the report of a reconnected cluster: it has no copies of rules other than these.
+    pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
+        let mut effect = Effect::default();
+        let others = self.iter_mut().filter(|(uid, _)| !rules.contains(*uid));
+        for (uid, entry) in others.filter(|(_, entry)| entry.guard.blocks_in(cluster)) {
+            entry.guard.forget(cluster);
+            effect.rules.insert(uid.clone());
+        }
+        effect
+    }
+
+    /// Every agent has reported its intents, except those in `away`: copies of an earlier process
+    /// are reported by now, or removed.
+    pub fn settle_guard(&mut self, uid: &RuleUid, away: &BTreeSet<ClusterName>) -> Effect {
+        let mut effect = Effect::default();
+        if self
+            .get_mut(uid)
+            .is_some_and(|entry| entry.guard.settle(away))
+        {
+            effect.rules.insert(uid.clone());
+            effect.judge.insert(uid.clone());
+        }
+        effect
+    }
+
+    /// Gives the rules new versions whose decision is not that of `before` any more.
+    pub(super) fn record_decisions(&mut self, before: Before, clusters: &Clusters) -> Effect {
+        let mut effect = Effect::default();
+        for (uid, former) in before {
+            let Some(entry) = self.get(&uid) else {
+                continue;
+            };
+            let decision = entry.guard.decision().clone();
+            effect.rules.insert(uid.clone());
+            if decision == former {
+                continue;
+            }
+            match decision.differing_prunes(&former) {
+                // Removals of one cluster do not concern the others.
+                Some(clusters) => {
+                    self.renew(&uid);
+                    effect.clusters.extend(clusters);
+                }
+                None => self.touch(&uid, &mut effect),
+            }
+            if decision.differs_elsewhere(&former) {
+                // Clusters that are no longer selected are concerned, too.
+                effect.clusters.extend(clusters.names().cloned());
+            }
+        }
+        effect
+    }
+
+    /// Sets the gate of a rule: its clusters may have its target. The caller has written the
+    /// progress to the status before.
+    pub fn set_gate(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
+        let mut effect = Effect::default();
+        let entry = self.entries.get_mut(uid);
+        let Some(entry) = entry.filter(|entry| entry.gate.as_ref() != Some(&gate)) else {
+            return effect;
+        };
+        let waiting = |entry: &RuleEntry| {
+            let all = entry.target_clusters.clusters.keys();
+            all.filter(|cluster| entry.awaits(cluster))
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        let before = waiting(entry);
+        let back_to = gate.back_to.clone();
+        let before_back_to = entry.gate.replace(gate).map(|gate| gate.back_to);
+        let set_gate = before.into_iter().filter(|cluster| !entry.awaits(cluster));
+        effect.clusters.extend(set_gate);
+        if before_back_to != Some(back_to) {
+            let clusters = entry.target_clusters.clusters.keys();
+            effect.clusters.extend(clusters.cloned());
+        }
+        if !effect.clusters.is_empty() {
+            self.renew(uid);
+        }
+        effect.rules.insert(uid.clone());
+        effect
+    }
+
+    /// Returns the rules with an unfinished rollout.
+    pub fn rolling(&self) -> Vec<RuleUid> {
+        let rolling = self.iter().filter(|(_, entry)| entry.is_rolling());
+        rolling.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Returns the states of completed rollouts.
+    pub fn completed(&self) -> &CompletedStates {
+        &self.completed
+    }
+
+    /// Sets the stored state of a rule's last completed rollout; `None`: there is none.
+    pub fn set_completed_state(&mut self, uid: &RuleUid, state: Option<StoredState>) -> Effect {
+        self.completed.set(uid, state);
+        self.renew_former(uid)
+    }
+
+    /// Sets all stored states. `missing` is the reason for which any other rule has none.
+    pub fn set_completed_states(
+        &mut self,
+        states: BTreeMap<RuleUid, StoredState>,
+        missing: RollbackBlocker,
+    ) -> Effect {
+        self.completed = CompletedStates::of(states, missing);
+        let mut effect = Effect::default();
+        for uid in self.uids().cloned().collect::<Vec<_>>() {
+            effect.merge(self.renew_former(&uid));
+        }
+        effect
+    }
+
+    fn renew_former(&mut self, uid: &RuleUid) -> Effect {
+        let (mut effect, former) = (Effect::default(), self.completed.former(uid));
+        let Some(entry) = self.entries.get_mut(uid) else {
+            return effect;
+        };
+        entry.former = former;
+        effect.rules.insert(uid.clone());
+        if entry.is_rolling_back() {
+            self.touch(uid, &mut effect);
+        }
+        effect
     }
 }
 
-/// Returns every source whose content the rule needs.
-fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
-    plan.intents
-        .keys()
-        .chain(&plan.unread)
-        .chain(&plan.unreadable)
-        .chain(plan.refused.keys())
-        .chain(plan.secret_refs.keys())
+/// Deleted rules that are listed for sessions that have not received the deletion.
+pub(super) const FORGOTTEN_LIMIT: usize = 1024;
+
+/// The newest version of each rule.
+#[derive(Default)]
+struct ChangeLog {
+    version: u64,
+    changes: BTreeMap<u64, RuleUid>,
+    forgotten: BTreeMap<u64, RuleUid>,
+    /// The version of the newest deleted rule that is not listed any more.
+    forgotten_before: u64,
+}
+
+impl ChangeLog {
+    /// Gives a rule a new version, instead of `former`.
+    fn record(&mut self, uid: &RuleUid, former: u64) -> u64 {
+        self.version += 1;
+        self.changes.remove(&former);
+        self.changes.insert(self.version, uid.clone());
+        self.version
+    }
+
+    /// The rule of this version is not in the index any more.
+    fn remove(&mut self, version: u64) {
+        self.changes.remove(&version);
+    }
+
+    /// Lists a rule that is not in the index.
+    fn forget(&mut self, uid: &RuleUid) {
+        self.version += 1;
+        self.forgotten.insert(self.version, uid.clone());
+        while self.forgotten.len() > FORGOTTEN_LIMIT
+            && let Some((version, _)) = self.forgotten.pop_first()
+        {
+            self.forgotten_before = version;
+        }
+    }
+
+    /// The rules with a newer version.
+    fn since(&self, version: u64) -> impl Iterator<Item = &RuleUid> {
+        let newer = (Bound::Excluded(version), Bound::Unbounded);
+        self.changes
+            .range(newer)
+            .chain(self.forgotten.range(newer))
+            .map(|(_, uid)| uid)
+    }
+
+    /// Whether rules that were deleted after this version are not listed any more.
+    fn has_forgotten_since(&self, version: u64) -> bool {
+        version > 0 && version < self.forgotten_before
+    }
 }

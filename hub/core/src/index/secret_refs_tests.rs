@@ -59,7 +59,7 @@ fn body(data: Value) -> SourceState {
 }
 
 fn index() -> Index {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.set_scope(WatchScope::everywhere("secrets"), ScopeState::Known);
     for name in ["eu-1", "us-1"] {
         let cluster = Cluster {
@@ -137,7 +137,10 @@ fn secret_value_beside_the_source_is_inserted_and_follows() {
         assert!(message.contains(reason), "{reason} is not in {message}");
     }
     // The Secret exists, but is not read: the hub reads it, and sends nothing meanwhile.
-    assert!(index.is_selected(&eu, &BTreeMap::new()), "it is not read");
+    assert!(
+        index.planner().needs(&eu, &BTreeMap::new()),
+        "it is not read"
+    );
     let effect = index.set_source(eu.clone(), BTreeMap::new(), None);
     assert!(effect.read.contains(&eu));
     assert_eq!(sent(&index, "team", "eu-1"), None);
@@ -211,7 +214,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
     // It is deleted: nothing changes within the grace period, and then the sent copies stay.
     let now = Instant::now();
-    index.mark_source_deleted(&eu, now);
+    index.sources_mut().mark_deleted(&eu, now);
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
     index.expire_deleted(now + GRACE, GRACE);
     says(&index, &["there is no secrets/team/eu"]);

@@ -1,36 +1,358 @@
-//! Changes of sources: each one updates the plans of the rules that select the source.
+//! The known sources: what the watches of metadata delivered, and what reading the objects returned.
+//!
+//! The two race: an answer that is older than the last version of the watch is void. A change of a
+//! source updates the plans of the rules that select it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{RuleUid, SourceRef};
+use runnel_proto::model::SourceRef;
 
-use super::rule_lookup::Selection;
-use super::source_cache::Observation;
-use super::{Effect, Index, RuleEntry};
-use crate::guard::CauseKind;
-use crate::plan::{Source, SourceState, WatchScope};
+use super::planner::Planner;
+use super::watch_scopes::WatchScopes;
+use super::{Effect, Index};
+use crate::plan::{Rule, RulePlan, Source, SourceState, WatchScope, plan};
 
-impl Index {
-    /// Whether a rule selects an object with these labels, or takes values from it: whether its content is needed.
-    pub fn is_selected(&self, source: &SourceRef, labels: &BTreeMap<String, String>) -> bool {
-        is_selected(&self.selection, &self.rules, source, labels)
-    }
+/// The last version of an existing object that a watch delivered.
+struct ObservedVersion {
+    version: u64,
+    /// The labels of an object whose content is being read. Labels and content change together.
+    awaited: Option<BTreeMap<String, String>>,
+    /// The version is of an earlier list, and may be long out of date.
+    is_stale: bool,
+}
 
+/// A resource version as the number that it is: versions of one kind are ordered (KEP-5504, Kubernetes 1.35).
+pub fn version_number(version: Option<&str>) -> u64 {
+    version
+        .and_then(|version| version.parse().ok())
+        .unwrap_or_default()
+}
+
+/// What follows from a version that a watch delivered.
+enum Observation {
+    /// The version is older than a known one: no effect.
+    Old,
+    /// The object is to be read before its labels change in the plans.
+    ToRead,
+    /// The labels change in the plans.
+    Labels(BTreeMap<String, String>),
+}
+
+/// The known sources.
+#[derive(Default)]
+pub struct Sources {
+    sources: BTreeMap<SourceRef, Source>,
+    versions: BTreeMap<SourceRef, ObservedVersion>,
+    /// Deleted sources with the time of deletion: they count as existing until the grace period
+    /// ends.
+    deleted: BTreeMap<SourceRef, Instant>,
+}
+
+impl Sources {
     /// Returns a source with its labels.
-    pub fn source(&self, source: &SourceRef) -> Option<&Source> {
+    pub fn get(&self, source: &SourceRef) -> Option<&Source> {
         self.sources.get(source)
     }
 
+    /// The state of a source after a change: content that was read before outlives a failure to read it again. `body` is the
+    /// content if it was read.
+    fn state_after(&self, source: &SourceRef, body: Option<SourceState>) -> SourceState {
+        let known = self.sources.get(source).map(|known| known.body.clone());
+        match (body, known) {
+            (
+                None | Some(SourceState::Unread),
+                Some(known @ (SourceState::Read(_) | SourceState::Stale(_))),
+            ) => known,
+            (
+                Some(SourceState::Unreadable),
+                Some(SourceState::Read(content) | SourceState::Stale(content)),
+            ) => SourceState::Stale(content),
+            (Some(body), _) => body,
+            (None, known) => known.unwrap_or(SourceState::Unread),
+        }
+    }
+
+    /// Stores an existing source.
+    fn insert(&mut self, source: SourceRef, known: Source) {
+        self.deleted.remove(&source);
+        self.sources.insert(source, known);
+    }
+
+    fn drop_content(&mut self, source: &SourceRef) {
+        if let Some(known) = self.sources.get_mut(source) {
+            known.body = SourceState::Unread;
+        }
+    }
+
+    /// Drops the content of the sources that no rule selects any more.
+    pub(super) fn drop_unselected<'a>(
+        &mut self,
+        former: impl IntoIterator<Item = &'a SourceRef>,
+        planner: &Planner,
+    ) {
+        for source in former {
+            if !planner.selection.has(source) {
+                self.drop_content(source);
+            }
+        }
+    }
+
+    /// Plans a rule from scratch.
+    pub(super) fn plan(&self, rule: &Rule, scopes: &WatchScopes) -> RulePlan {
+        plan(rule, self.candidates(rule), scopes.watched(), |place| {
+            scopes.is_known(place)
+        })
+    }
+
     /// The number of the sources of a kind in a namespace, selected or not.
-    pub fn sources_in(&self, resource: &str, namespace: &str) -> usize {
-        self.sources.count_in(resource, namespace)
+    pub fn count_in(&self, resource: &str, namespace: &str) -> usize {
+        self.in_namespace(resource, namespace).count()
+    }
+
+    fn in_namespace<'a>(
+        &'a self,
+        resource: &'a str,
+        namespace: &'a str,
+    ) -> impl Iterator<Item = (&'a SourceRef, &'a Source)> + 'a {
+        let from = SourceRef::new(resource, namespace, "");
+        let is_here = move |source: &SourceRef| {
+            (&*source.resource, &*source.namespace) == (resource, namespace)
+        };
+        self.sources
+            .range(from..)
+            .take_while(move |(source, _)| is_here(source))
+    }
+
+    /// The sources that a rule could select.
+    fn candidates<'a>(
+        &'a self,
+        rule: &'a Rule,
+    ) -> Box<dyn Iterator<Item = (&'a SourceRef, &'a Source)> + 'a> {
+        let Some(namespaces) = rule.literal_namespaces() else {
+            return Box::new(self.sources.iter());
+        };
+        let unique: BTreeSet<_> = namespaces.into_iter().collect();
+        Box::new(rule.resources().flat_map(move |resource| {
+            let unique = unique.clone();
+            unique
+                .into_iter()
+                .flat_map(move |namespace| self.in_namespace(resource, namespace))
+        }))
+    }
+
+    /// Records the version of an object that a watch delivered.
+    fn observe(
+        &mut self,
+        source: &SourceRef,
+        version: u64,
+        labels: BTreeMap<String, String>,
+        is_selected: impl FnOnce(&BTreeMap<String, String>) -> bool,
+    ) -> Observation {
+        let is_stale = self
+            .versions
+            .get(source)
+            .is_some_and(|observed| observed.is_stale);
+        let before = self.versions.get(source).map(|observed| observed.version);
+        if !is_stale && before.is_some_and(|before| before > version) {
+            return Observation::Old;
+        }
+        // Records that the object exists.
+        self.deleted.remove(source);
+        let known = self
+            .sources
+            .get(source)
+            .map(|known| matches!(known.body, SourceState::Read(_) | SourceState::Refused(_)));
+        let is_read = known == Some(true) && before == Some(version);
+        if is_stale && !is_read {
+            // The agents may have newer content than the known one, so it is unknown until it has been read.
+            self.drop_content(source);
+            self.versions.insert(
+                source.clone(),
+                ObservedVersion {
+                    version,
+                    awaited: None,
+                    is_stale: false,
+                },
+            );
+            return Observation::Labels(labels);
+        }
+        let reads = known.is_some() && !is_read && is_selected(&labels);
+        let awaited = reads.then(|| labels.clone());
+        self.versions.insert(
+            source.clone(),
+            ObservedVersion {
+                version,
+                awaited,
+                is_stale: false,
+            },
+        );
+        if reads {
+            Observation::ToRead
+        } else {
+            Observation::Labels(labels)
+        }
+    }
+
+    /// An object was read. Returns whether the answer counts: no watch has delivered a newer version since.
+    fn record_read(&mut self, source: &SourceRef, version: u64) -> bool {
+        let Some(observed) = self
+            .versions
+            .get_mut(source)
+            .filter(|observed| observed.version <= version)
+        else {
+            return false;
+        };
+        // The object may have been read before its version became stale.
+        *observed = ObservedVersion {
+            version,
+            awaited: None,
+            is_stale: observed.is_stale,
+        };
+        true
+    }
+
+    /// An object could not be read. Returns the labels that it has now, if it is known.
+    fn record_unreadable(&mut self, source: &SourceRef) -> Option<BTreeMap<String, String>> {
+        let observed = self.versions.get_mut(source)?;
+        let known = self.sources.get(source).map(|known| &known.labels);
+        observed.awaited.take().or_else(|| known.cloned())
     }
 
     /// Whether the content of the last observed version is known.
     pub fn is_read(&self, source: &SourceRef) -> bool {
-        self.sources.is_read(source)
+        let is_awaited = self
+            .versions
+            .get(source)
+            .is_some_and(|observed| observed.awaited.is_some());
+        let known = self.sources.get(source);
+        !is_awaited
+            && known.is_some_and(|known| {
+                matches!(known.body, SourceState::Read(_) | SourceState::Refused(_))
+            })
     }
 
+    /// Marks the versions of a watch as stale until its next list: the watch may have been behind while another replica
+    /// led, and the agents may have newer content.
+    pub fn mark_stale(&mut self, place: &WatchScope) {
+        let here = self
+            .versions
+            .iter_mut()
+            .filter(|(source, _)| place.holds(source));
+        here.for_each(|(_, observed)| observed.is_stale = true);
+    }
+
+    /// Drops the content of all stale sources of a watch. Returns these sources, with their labels.
+    fn invalidate_stale(
+        &mut self,
+        place: &WatchScope,
+    ) -> Vec<(SourceRef, BTreeMap<String, String>)> {
+        let here = self
+            .versions
+            .iter()
+            .filter(|(source, observed)| observed.is_stale && place.holds(source));
+        let mut invalidated = vec![];
+        for (source, _) in here {
+            let Some(known) = self.sources.get_mut(source) else {
+                continue;
+            };
+            if !matches!(known.body, SourceState::Unread | SourceState::Unreadable) {
+                known.body = SourceState::Unread;
+                invalidated.push((source.clone(), known.labels.clone()));
+            }
+        }
+        invalidated
+    }
+
+    /// Marks a source as deleted or terminating. It counts as existing until [`Index::expire_deleted`] finds its grace
+    /// period over: a delete and a create within it are an edit.
+    pub fn mark_deleted(&mut self, source: &SourceRef, now: Instant) {
+        self.versions.remove(source);
+        if self.sources.contains_key(source) {
+            self.deleted.entry(source.clone()).or_insert(now);
+        }
+    }
+
+    /// A watch has delivered a complete list: the other objects of its scope are deleted.
+    pub fn retain(&mut self, place: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
+        let from = SourceRef::new(
+            place.resource,
+            place.namespace.as_deref().unwrap_or_default(),
+            "",
+        );
+        let here = self
+            .sources
+            .range(from..)
+            .take_while(|(key, _)| place.holds(key));
+        let gone: Vec<_> = here
+            .filter(|(key, _)| !listed.contains(*key))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for source in gone {
+            self.mark_deleted(&source, now);
+        }
+    }
+
+    /// Removes the sources that were deleted at least `grace` ago. Returns them with their labels.
+    fn take_expired(
+        &mut self,
+        now: Instant,
+        grace: Duration,
+    ) -> Vec<(SourceRef, BTreeMap<String, String>)> {
+        let is_over = |since: &Instant| now.saturating_duration_since(*since) >= grace;
+        let expired = self.deleted.iter().filter(|(_, since)| is_over(since));
+        let expired: Vec<_> = expired.map(|(source, _)| source.clone()).collect();
+        self.deleted.retain(|_, since| !is_over(since));
+        let sources = &mut self.sources;
+        let with_labels = expired.into_iter().map(|source| {
+            let labels = sources
+                .remove(&source)
+                .map(|known| known.labels)
+                .unwrap_or_default();
+            (source, labels)
+        });
+        with_labels.collect()
+    }
+
+    /// Returns the end of the next grace period.
+    pub fn next_expiry(&self, grace: Duration) -> Option<Instant> {
+        self.deleted
+            .values()
+            .min()
+            .and_then(|since| since.checked_add(grace))
+    }
+
+    /// The sources that rules need, for an index of these rules alone.
+    pub(super) fn part<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> Self {
+        let mut sources = BTreeMap::new();
+        for rule in rules {
+            for (source, known) in self
+                .candidates(rule)
+                .filter(|(source, known)| rule.needs(source, &known.labels))
+            {
+                sources
+                    .entry(source.clone())
+                    .or_insert_with(|| known.clone());
+            }
+        }
+        let deleted = self
+            .deleted
+            .iter()
+            .filter(|(source, _)| sources.contains_key(*source));
+        let deleted = deleted.map(|(source, at)| (source.clone(), *at)).collect();
+        Self {
+            sources,
+            versions: BTreeMap::new(),
+            deleted,
+        }
+    }
+
+    /// All sources.
+    pub(super) fn names(&self) -> impl Iterator<Item = &SourceRef> {
+        self.sources.keys()
+    }
+}
+
+impl Index {
     /// A watch has delivered an object that may be a source. The plans contain it at once; a change of a selected object waits
     /// until its content has been read, so that labels and content change together.
     pub fn observe(
@@ -39,10 +361,9 @@ impl Index {
         version: u64,
         labels: BTreeMap<String, String>,
     ) -> Effect {
-        let labels = self.selection.kept_labels(source, labels);
-        let (selection, rules) = (&self.selection, &self.rules);
-        let is_selected = |labels: &_| is_selected(selection, rules, source, labels);
-        match self.sources.observe(source, version, labels, is_selected) {
+        let labels = self.planner.selection.kept_labels(source, labels);
+        let is_needed = |labels: &_| self.planner.needs(source, labels);
+        match self.sources.observe(source, version, labels, is_needed) {
             Observation::Old => Effect::default(),
             Observation::ToRead => Effect {
                 read: [source.clone()].into(),
@@ -60,7 +381,7 @@ impl Index {
         labels: BTreeMap<String, String>,
         body: SourceState,
     ) -> Effect {
-        let labels = self.selection.kept_labels(source, labels);
+        let labels = self.planner.selection.kept_labels(source, labels);
         if !self.sources.record_read(source, version) {
             return Effect::default();
         }
@@ -73,12 +394,6 @@ impl Index {
             return Effect::default();
         };
         self.set_source(source.clone(), labels, Some(SourceState::Unreadable))
-    }
-
-    /// Marks the versions of a watch as stale until its next list: the watch may have been behind while another replica
-    /// led, and the agents may have newer content.
-    pub fn mark_stale(&mut self, place: &WatchScope) {
-        self.sources.mark_stale(place);
     }
 
     /// A watch was refused, so no list will confirm its stale objects: their content is unknown until the watch is back.
@@ -99,26 +414,9 @@ impl Index {
         body: Option<SourceState>,
     ) -> Effect {
         let body = self.sources.state_after(&source, body);
-        let mut effect = Effect::default();
-        for uid in self.selection.concerned(&source, &labels) {
-            let selects = self
-                .rules
-                .get(&uid)
-                .is_some_and(|entry| entry.rule.selects(&source, &labels));
-            // A refused source has the effect of a deleted one.
-            let cause = if matches!(body, SourceState::Refused(_)) {
-                CauseKind::Deleted.of("")
-            } else {
-                CauseKind::SourceLabels.of(source.namespace.clone())
-            };
-            self.update_plan(&uid, &source, selects.then_some(&body), cause, &mut effect);
-            let is_referenced = self.update_referenced(&uid, &source, Some(&body), &mut effect);
-            if (selects || is_referenced) && matches!(body, SourceState::Unread) {
-                effect.read.insert(source.clone());
-            }
-        }
+        let effect = self.planner.set_source(&source, &labels, &body);
         // The cache has no content that no rule needs.
-        let body = if self.selection.has(&source) {
+        let body = if self.planner.selection.has(&source) {
             body
         } else {
             SourceState::Unread
@@ -127,51 +425,12 @@ impl Index {
         effect
     }
 
-    /// A source is deleted or terminating. It counts as existing until [`Index::expire_deleted`] finds its grace period over:
-    /// a delete and a create within it are an edit.
-    pub fn mark_source_deleted(&mut self, source: &SourceRef, now: Instant) {
-        self.sources.mark_deleted(source, now);
-    }
-
-    /// A watch has delivered a complete list: the other objects of its scope are deleted.
-    pub fn retain_sources(
-        &mut self,
-        place: &WatchScope,
-        listed: &BTreeSet<SourceRef>,
-        now: Instant,
-    ) {
-        self.sources.retain(place, listed, now);
-    }
-
     /// Removes the sources that were deleted at least `grace` ago.
     pub fn expire_deleted(&mut self, now: Instant, grace: Duration) -> Effect {
         let mut effect = Effect::default();
         for (source, labels) in self.sources.take_expired(now, grace) {
-            self.selection.release_labels(&source);
-            for uid in self.selection.concerned(&source, &labels) {
-                self.update_plan(&uid, &source, None, CauseKind::Deleted.of(""), &mut effect);
-                self.update_referenced(&uid, &source, None, &mut effect);
-            }
+            self.planner.remove_source(&source, &labels, &mut effect);
         }
         effect
     }
-
-    /// Returns the end of the next grace period.
-    pub fn next_expiry(&self, grace: Duration) -> Option<Instant> {
-        self.sources.next_expiry(grace)
-    }
-}
-
-fn is_selected(
-    selection: &Selection,
-    rules: &BTreeMap<RuleUid, RuleEntry>,
-    source: &SourceRef,
-    labels: &BTreeMap<String, String>,
-) -> bool {
-    let candidates = selection.candidates(source, labels);
-    candidates.iter().any(|uid| {
-        rules
-            .get(uid)
-            .is_some_and(|entry| entry.rule.needs(source, labels))
-    })
 }

@@ -77,7 +77,7 @@ fn grant_everything(index: &mut Index) {
 }
 
 fn known_index() -> Index {
-    let mut index = Index::new();
+    let mut index = Index::default();
     grant_everything(&mut index);
     index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     index.set_scope(WatchScope::everywhere("secrets"), ScopeState::Known);
@@ -132,7 +132,7 @@ fn deleted_source_stays_selected_for_its_grace_period() {
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let now = Instant::now();
-    index.mark_source_deleted(&source("a", "s"), now);
+    index.sources_mut().mark_deleted(&source("a", "s"), now);
     assert!(
         index
             .expire_deleted(now + GRACE / 2, GRACE)
@@ -142,7 +142,7 @@ fn deleted_source_stays_selected_for_its_grace_period() {
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // It exists again in time: nothing happened, and the next grace period starts again.
     index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
-    assert_eq!(index.next_expiry(GRACE), None);
+    assert_eq!(index.sources().next_expiry(GRACE), None);
     assert!(
         index
             .expire_deleted(now + GRACE * 2, GRACE)
@@ -150,7 +150,7 @@ fn deleted_source_stays_selected_for_its_grace_period() {
             .is_empty()
     );
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
-    index.mark_source_deleted(&source("a", "s"), now);
+    index.sources_mut().mark_deleted(&source("a", "s"), now);
     assert_eq!(index.expire_deleted(now + GRACE, GRACE).rules.len(), 1);
     assert_eq!(wanted(&index, "r1", "one"), Some(0));
 }
@@ -176,17 +176,20 @@ fn source_is_read_until_a_watch_shows_a_newer_version_of_it() {
     let of = source("a", "s");
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     index.observe(&of, 1, labelled("x"));
-    assert!(!index.is_read(&of));
+    assert!(!index.sources().is_read(&of));
     index.read(&of, 1, labelled("x"), body("1"));
-    assert!(index.is_read(&of));
+    assert!(index.sources().is_read(&of));
     index.observe(&of, 2, labelled("x"));
-    assert!(!index.is_read(&of));
+    assert!(!index.sources().is_read(&of));
     index.read(&of, 1, labelled("x"), body("1"));
-    assert!(!index.is_read(&of), "it was read before it changed");
+    assert!(
+        !index.sources().is_read(&of),
+        "it was read before it changed"
+    );
     index.could_not_read(&of);
-    assert!(!index.is_read(&of));
+    assert!(!index.sources().is_read(&of));
     index.read(&of, 2, labelled("x"), body("2"));
-    assert!(index.is_read(&of));
+    assert!(index.sources().is_read(&of));
 }
 
 #[test]
@@ -248,7 +251,11 @@ fn forbidden_namespace_stalls_only_its_rules() {
         (1, false)
     );
     assert!(shut.is_unknown(&source("b", "held")));
-    let why = |uid: &str| index.unreadable_scopes(index.rule(&uid.into()).unwrap());
+    let why = |uid: &str| {
+        index
+            .scopes()
+            .unreadable(&index.rules().get(&uid.into()).unwrap().plan)
+    };
     assert!(why("r1").is_empty());
     assert_eq!(
         why("r2"),
@@ -267,7 +274,9 @@ fn forbidden_namespace_stalls_only_its_rules() {
 fn rule_outside_the_hubs_namespaces_gets_a_hint() {
     let index = limited_index();
     assert!(plan_in_one(&index, "r3").is_unknown(&source("c", "held")));
-    let why = index.unreadable_scopes(index.rule(&"r3".into()).unwrap());
+    let why = index
+        .scopes()
+        .unreadable(&index.rules().get(&"r3".into()).unwrap().plan);
     let (place, hint) = why.first_key_value().unwrap();
     assert_eq!(place.to_string(), "configmaps of the namespace c");
     assert!(
@@ -311,7 +320,7 @@ fn namespaced_list_marks_deleted_only_in_its_namespace() {
         index.set_source(source(namespace, "s"), labelled("x"), Some(body("1")));
     }
     let now = Instant::now();
-    index.retain_sources(
+    index.sources_mut().retain(
         &WatchScope::within("configmaps", "a"),
         &BTreeSet::new(),
         now,
@@ -453,13 +462,13 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
         })
     };
     index.judge(&only("r1"), &holds, at(now));
-    let (due, uid) = (index.next_judgement().unwrap(), RuleUid::from("r1"));
+    let (due, uid) = (index.fleet_guard().due().unwrap(), RuleUid::from("r1"));
     assert!(
-        due > now && !index.may_go(&uid),
+        due > now && !index.rules().may_go(&uid),
         "that of its namespace may be heard yet"
     );
     index.judge(&BTreeSet::new(), &holds, at(due));
-    assert!(index.may_go(&uid));
+    assert!(index.rules().may_go(&uid));
     assert!(matches!(
         index.directive(&"r1".into(), &"two".into()),
         Directive::Removed(_)
@@ -581,7 +590,7 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
             if naive.sources.contains_key(&key) {
                 naive.deleted.insert(key.clone());
             }
-            index.mark_source_deleted(&key, now);
+            index.sources_mut().mark_deleted(&key, now);
         }
         Step::Expire => {
             for key in std::mem::take(&mut naive.deleted) {
@@ -619,20 +628,20 @@ proptest! {
     #[test]
     fn incremental_plan_equals_the_plan_of_the_final_state(steps in proptest::collection::vec(step(), 1..60)) {
         let now = Instant::now();
-        let mut index = Index::new();
+        let mut index = Index::default();
         let mut naive = Naive::default();
         for step in &steps {
             apply(step, &mut index, &mut naive, now);
         }
-        prop_assert_eq!(index.rules().map(|(uid, _)| uid).collect::<Vec<_>>(), naive.rules.keys().collect::<Vec<_>>());
+        prop_assert_eq!(index.rules().iter().map(|(uid, _)| uid).collect::<Vec<_>>(), naive.rules.keys().collect::<Vec<_>>());
         // The cached content is an internal matter; whether a rule selects it is not.
         let bodies: BTreeMap<_, _> = naive.sources.iter().map(|(key, source)| {
-            let body = index.source(key).map_or(SourceState::Unread, |known| known.body.clone());
+            let body = index.sources().get(key).map_or(SourceState::Unread, |known| known.body.clone());
             (key.clone(), Source { labels: source.labels.clone(), body })
         }).collect();
         let is_known = |place: &WatchScope| naive.configmaps_known && place.resource == "configmaps";
         for (uid, rule) in &naive.rules {
-            let entry = index.rule(uid).unwrap();
+            let entry = index.rules().get(uid).unwrap();
             let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);
             prop_assert!(entry.plan.has_equal_content(&expected), "{}: {} intents, expected {}", uid, entry.plan.intents.len(), expected.intents.len());
             let chosen: Vec<_> = naive.clusters.iter().filter(|(name, cluster)| rule.chooses(name, &cluster.labels)).map(|(name, _)| name.clone()).collect();
@@ -656,7 +665,9 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
         index.read(&source("a", name), version, labelled("x"), body(name));
     }
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
-    index.mark_stale(&WatchScope::everywhere("configmaps"));
+    index
+        .sources_mut()
+        .mark_stale(&WatchScope::everywhere("configmaps"));
     // A late answer of a read does not confirm a stale version.
     index.read(&source("a", "edited"), 8, labelled("x"), body("late"));
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
@@ -716,7 +727,7 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     refuse(&mut index);
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // Another process led meanwhile, and the agents may have newer content.
-    index.mark_stale(&place);
+    index.sources_mut().mark_stale(&place);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
     let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
@@ -761,7 +772,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     index.set_rule(in_waves.clone());
     index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
     let directive = |index: &Index, cluster: &str| index.directive(&uid, &cluster.into());
-    let target = |index: &Index| index.rule(&uid).unwrap().target().to_owned();
+    let target = |index: &Index| index.rules().get(&uid).unwrap().target().to_owned();
     let gate = |index: &Index, back_to: Option<&str>| {
         let reach = AdmittedClusters::Only(BTreeMap::from([("one".into(), Instant::now())]));
         Gate {
@@ -775,16 +786,23 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         directive(&index, "one"),
         Directive::AwaitingWave(_)
     ));
-    let effect = index.set_gate(&uid, gate(&index, None));
+    let gate_now = gate(&index, None);
+    let effect = index.rules_mut().set_gate(&uid, gate_now);
     assert!(effect.clusters.contains(&"one".into()));
     let Directive::Assigned(former) = directive(&index, "one") else {
         panic!("not let in")
     };
     // The rollout is completed, and its state is stored. An edit changes one source and adds
     // another.
-    let state = index.rule(&uid).unwrap().completed_state().ok().unwrap();
+    let state = index
+        .rules()
+        .get(&uid)
+        .unwrap()
+        .completed_state()
+        .ok()
+        .unwrap();
     let revision = state.revision.clone();
-    index.set_completed_state(
+    index.rules_mut().set_completed_state(
         &uid,
         Some(StoredState {
             revision: revision.clone(),
@@ -797,12 +815,14 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         matches!(directive(&index, "one"), Directive::AwaitingWave(_)),
         "an edit shuts the gate"
     );
-    index.set_gate(&uid, gate(&index, None));
+    let gate_now = gate(&index, None);
+    index.rules_mut().set_gate(&uid, gate_now);
     let Directive::Assigned(failed) = directive(&index, "one") else {
         panic!("not let in")
     };
     assert!(failed.digest() != former.digest() && failed.rolled_back.is_none());
-    let effect = index.set_gate(&uid, gate(&index, Some(&revision)));
+    let gate_now = gate(&index, Some(&revision));
+    let effect = index.rules_mut().set_gate(&uid, gate_now);
     assert!(
         effect.clusters.contains(&"one".into()),
         "its session is woken"
@@ -836,7 +856,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         matches!(directive(&index, "one"), Directive::Assigned(assignment) if assignment.terms.suspend && is_former(&assignment))
     );
     assert!(
-        !index.rule(&uid).unwrap().awaits(&"two".into()),
+        !index.rules().get(&uid).unwrap().awaits(&"two".into()),
         "no turn comes while it is suspended"
     );
     index.set_rule(in_waves.clone());
@@ -851,17 +871,17 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
             state: Err(RollbackBlocker::Damaged),
         }),
     ] {
-        let stored = index.stored_state(&uid).cloned();
-        index.set_completed_state(&uid, lost);
+        let stored = index.rules().completed().get(&uid).cloned();
+        index.rules_mut().set_completed_state(&uid, lost);
         assert!(matches!(
             directive(&index, "one"),
             Directive::AwaitingWave(_)
         ));
-        index.set_completed_state(&uid, stored);
+        index.rules_mut().set_completed_state(&uid, stored);
         assert!(matches!(directive(&index, "one"), Directive::Assigned(_)));
     }
     let other = gate(&index, Some("another state"));
-    index.set_gate(&uid, other);
+    index.rules_mut().set_gate(&uid, other);
     assert!(matches!(
         directive(&index, "one"),
         Directive::AwaitingWave(_)
@@ -873,12 +893,13 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     ));
     // The gate of a rule that was suspended no longer counts: the hub determines again which
     // clusters are applying it.
-    index.set_gate(&uid, gate(&index, None));
+    let gate_now = gate(&index, None);
+    index.rules_mut().set_gate(&uid, gate_now);
     index.set_rule(suspended);
-    assert!(index.rule(&uid).unwrap().gate.is_some());
+    assert!(index.rules().get(&uid).unwrap().gate.is_some());
     index.set_rule(in_waves);
     assert!(
-        index.rule(&uid).unwrap().gate.is_none()
+        index.rules().get(&uid).unwrap().gate.is_none()
             && matches!(directive(&index, "one"), Directive::AwaitingWave(_))
     );
     // Without waves all clusters get the newest.
@@ -890,9 +911,9 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
 
 #[test]
 fn forgotten_rules_beyond_the_limit_are_noticed() {
-    let mut index = Index::new();
+    let mut index = Index::default();
     index.set_cluster("eu".into(), cluster("prod"));
-    let limit = super::FORGOTTEN_LIMIT;
+    let limit = super::rules::FORGOTTEN_LIMIT;
     let uid = |number: usize| format!("r{number}");
     for number in 0..limit + 2 {
         index.set_rule(rule(&uid(number), "a", "x", json!({"all": true}), false));
@@ -902,20 +923,23 @@ fn forgotten_rules_beyond_the_limit_are_noticed() {
     for number in 0..limit {
         index.remove_rule(&uid(number).as_str().into());
     }
-    assert!(!index.has_forgotten_since(before), "all of them are told");
+    assert!(
+        !index.rules().has_forgotten_since(before),
+        "all of them are told"
+    );
     index.remove_rule(&uid(limit).as_str().into());
     let since = version(&index);
     index.remove_rule(&uid(limit + 1).as_str().into());
     assert!(
-        index.has_forgotten_since(before),
+        index.rules().has_forgotten_since(before),
         "the first are not told any more: a session asks of each rule that it holds"
     );
     assert!(
-        !index.has_forgotten_since(since),
+        !index.rules().has_forgotten_since(since),
         "who is up to date missed nothing"
     );
     assert!(
-        !index.has_forgotten_since(0),
+        !index.rules().has_forgotten_since(0),
         "a new session asks of each in any case"
     );
 }

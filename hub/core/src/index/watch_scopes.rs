@@ -1,11 +1,10 @@
 //! The states of watch scopes, and the plans of the rules that select sources in them.
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
-use runnel_proto::model::RuleUid;
+use runnel_proto::model::{KINDS, RuleUid, SourceRef};
 
-use super::{Effect, Index, RuleEntry};
-use crate::plan::WatchScope;
+use super::{Effect, Index};
+use crate::plan::{Rule, RulePlan, Scope, WatchScope};
 
 /// The state of a watch scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,28 +18,85 @@ pub enum ScopeState {
     Unreadable(String),
 }
 
-impl Index {
-    /// The state of a watch scope. A scope without a watch cannot be read.
-    pub fn place(&self, place: &WatchScope) -> ScopeState {
-        match &place.namespace {
-            Some(namespace) if !self.scope.reads(namespace) => {
-                ScopeState::Unreadable(outside(namespace))
-            }
-            _ => self.places.get(place).cloned().unwrap_or_default(),
+/// The watch scopes with their states.
+#[derive(Clone, Default)]
+pub struct WatchScopes {
+    watched: Scope,
+    states: BTreeMap<WatchScope, ScopeState>,
+}
+
+impl WatchScopes {
+    pub(super) fn of(watched: Scope) -> Self {
+        Self {
+            watched,
+            states: BTreeMap::new(),
         }
     }
 
-    /// A place became known or unknown. Plans that need it follow.
+    /// Returns the scope of the hub's watches.
+    pub fn watched(&self) -> &Scope {
+        &self.watched
+    }
+
+    /// Returns the state of a watch scope. A scope without a watch cannot be read.
+    pub fn state(&self, place: &WatchScope) -> ScopeState {
+        match &place.namespace {
+            Some(namespace) if !self.watched.reads(namespace) => {
+                ScopeState::Unreadable(outside(namespace))
+            }
+            _ => self.states.get(place).cloned().unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn is_known(&self, place: &WatchScope) -> bool {
+        self.state(place) == ScopeState::Known
+    }
+
+    /// Whether the scope of a source is known. Sources outside of all watches are unknown.
+    pub(super) fn knows(&self, source: &SourceRef) -> bool {
+        let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
+        kind.is_some_and(|kind| {
+            self.is_known(&self.watched.place(kind.resource, &source.namespace))
+        })
+    }
+
+    /// Returns the scopes of a rule that are not known.
+    pub(super) fn unknown(&self, rule: &Rule) -> BTreeSet<WatchScope> {
+        let places = rule.places(&self.watched).into_iter();
+        places.filter(|place| !self.is_known(place)).collect()
+    }
+
+    /// Returns the unreadable scopes of a plan, with the reasons.
+    pub fn unreadable(&self, plan: &RulePlan) -> BTreeMap<WatchScope, String> {
+        let unreadable = plan
+            .unknown
+            .iter()
+            .filter_map(|place| match self.state(place) {
+                ScopeState::Unreadable(why) => Some((place.clone(), why)),
+                ScopeState::Unwatched | ScopeState::Known => None,
+            });
+        unreadable.collect()
+    }
+}
+
+fn outside(namespace: &str) -> String {
+    format!(
+        "the hub does not watch {namespace}: add it to `sourceNamespaces` of the hub's chart, or to --source-namespaces"
+    )
+}
+
+impl Index {
+    /// Sets the state of a watch scope. Plans that need it follow.
     pub fn set_scope(&mut self, place: WatchScope, state: ScopeState) -> Effect {
-        if self.place(&place) == state {
+        if self.scopes.state(&place) == state {
             return Effect::default();
         }
         let needing = self
-            .rules
+            .rules()
             .iter()
-            .filter(|(_, entry)| entry.rule.places(&self.scope).contains(&place));
+            .filter(|(_, entry)| entry.rule.places(self.scopes.watched()).contains(&place));
         let follow: BTreeSet<_> = needing.map(|(uid, _)| uid.clone()).collect();
-        self.places.insert(place, state);
+        self.scopes.states.insert(place, state);
         // The reason may have changed, and is part of the status.
         self.follow_here(Effect {
             rules: follow.clone(),
@@ -52,71 +108,27 @@ impl Index {
     /// Updates the plan of a rule after a change of its scopes. Sources are observed one by one, so
     /// that nothing else of the plan changes.
     pub(super) fn follow_scopes(&mut self, uid: &RuleUid) -> Effect {
-        let mut effect = Effect::default();
-        let Some(entry) = self.rules.get(uid) else {
-            return effect;
+        let Some(entry) = self.planner.rules.get(uid) else {
+            return Effect::default();
         };
-        let unknown: BTreeSet<WatchScope> = entry
-            .rule
-            .places(&self.scope)
-            .into_iter()
-            .filter(|place| !self.is_known(place))
-            .collect();
-        let Some(entry) = self
-            .rules
-            .get_mut(uid)
-            .filter(|entry| entry.plan.unknown != unknown)
-        else {
-            return effect;
-        };
-        entry.cluster_plans.set_unknown(&unknown);
-        Arc::make_mut(&mut entry.plan).unknown = unknown;
+        let unknown = self.scopes.unknown(&entry.rule);
+        let mut effect = self.planner.rules.set_unknown(uid, unknown);
         // Whether a referenced Secret is missing or unreadable must be determined again.
-        let takes = entry
-            .rule
-            .shape
-            .secrets_read()
-            .next()
-            .is_some()
-            .then(|| entry.rule.clone());
-        entry.keep_wanted();
-        if entry.guard.is_open() {
-            effect.judge.insert(uid.clone());
-        }
-        self.touch(uid, &mut effect);
-        if let Some(rule) = takes.filter(|_| !self.is_awaited(uid)) {
-            effect.merge(self.set_rule(rule));
+        if effect.rules.contains(uid)
+            && !self.planner.rendering.is_awaited(uid)
+            && let Some(entry) = self.planner.rules.get(uid)
+            && entry.rule.shape.secrets_read().next().is_some()
+        {
+            effect.merge(self.set_rule(entry.rule.clone()));
         }
         effect
     }
 
-    /// The scopes in which rules select sources.
+    /// Returns the scopes in which rules select sources.
     pub fn needed_scopes(&self) -> BTreeSet<WatchScope> {
-        let rules = self
-            .rules
-            .values()
-            .map(|entry| &entry.rule)
-            .chain(self.awaited_rules());
-        rules.flat_map(|rule| rule.places(&self.scope)).collect()
+        let rules = self.planner.all_rules();
+        rules
+            .flat_map(|rule| rule.places(self.scopes.watched()))
+            .collect()
     }
-
-    /// Returns the unreadable scopes of a rule, with the reasons.
-    pub fn unreadable_scopes(&self, entry: &RuleEntry) -> BTreeMap<WatchScope, String> {
-        let places = entry.plan.unknown.iter();
-        let unreadable = places.filter_map(|place| match self.place(place) {
-            ScopeState::Unreadable(why) => Some((place.clone(), why)),
-            ScopeState::Unwatched | ScopeState::Known => None,
-        });
-        unreadable.collect()
-    }
-
-    pub(super) fn is_known(&self, place: &WatchScope) -> bool {
-        self.place(place) == ScopeState::Known
-    }
-}
-
-fn outside(namespace: &str) -> String {
-    format!(
-        "the hub does not watch {namespace}: add it to `sourceNamespaces` of the hub's chart, or to --source-namespaces"
-    )
 }

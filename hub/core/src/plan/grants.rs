@@ -5,7 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{ClusterName, Grant, NamespaceChoice, Terms};
 
 use super::{ClusterChoice, NamedTerms, Rule};
+use crate::guard::{Cause, CauseKind};
 use runnel_api::limits;
+
+/// Number of changed grants or namespaces that the cause of a relist names.
+const NAMES: usize = 3;
 
 /// A `DistributionGrant` in the planner's form.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,9 +72,26 @@ fn quota(limit: i64) -> u64 {
 #[derive(Clone, Default)]
 pub struct Grants {
     /// Every grant by its name; absent while they cannot be read.
-    pub all: Option<BTreeMap<String, RuleGrant>>,
+    all: Option<BTreeMap<String, RuleGrant>>,
     /// The labels of the hub's namespaces; absent while they cannot be read.
-    pub namespaces: Option<BTreeMap<String, BTreeMap<String, String>>>,
+    namespaces: Option<BTreeMap<String, BTreeMap<String, String>>>,
+}
+
+/// A change of the grants, whose rules must resolve their grants again.
+pub struct GrantChange {
+    /// The cause of the removals that follow.
+    pub cause: Cause,
+    /// The hub namespace of the concerned rules; `None`: every one.
+    pub namespace: Option<String>,
+}
+
+impl GrantChange {
+    /// Whether the change concerns a rule.
+    pub fn concerns(&self, rule: &Rule) -> bool {
+        let namespace = &rule.terms.rule.namespace;
+        let is_here = |changed: &String| changed == namespace;
+        !rule.terms.rule.is_cluster_scoped() && self.namespace.as_ref().is_none_or(is_here)
+    }
 }
 
 /// The grants of one rule.
@@ -95,6 +116,66 @@ pub enum EffectiveTerms {
 }
 
 impl Grants {
+    /// Returns a grant, if it is known.
+    pub fn get(&self, name: &str) -> Option<&RuleGrant> {
+        self.all.as_ref()?.get(name)
+    }
+
+    /// Whether grants can be read.
+    pub fn are_readable(&self) -> bool {
+        self.all.is_some()
+    }
+
+    /// Returns the number of hub namespaces; `None`: they cannot be read.
+    pub fn namespaces(&self) -> Option<usize> {
+        self.namespaces.as_ref().map(BTreeMap::len)
+    }
+
+    /// Whether a hub namespace is known to exist.
+    pub fn has_namespace(&self, name: &str) -> bool {
+        self.namespaces
+            .as_ref()
+            .is_some_and(|known| known.contains_key(name))
+    }
+
+    /// Sets a grant; `None`: it is deleted. No effect while grants cannot be read.
+    pub fn set(&mut self, name: &str, grant: Option<RuleGrant>) -> Option<GrantChange> {
+        set_one(self.all.as_mut()?, name, grant).then(|| GrantChange {
+            cause: CauseKind::Grants.of(name),
+            namespace: None,
+        })
+    }
+
+    /// Sets all grants; `None`: they cannot be read, and nothing that needs one is sent or removed.
+    pub fn set_all(&mut self, all: Option<BTreeMap<String, RuleGrant>>) -> Option<GrantChange> {
+        let cause = CauseKind::Grants.of(set_every(&mut self.all, all)?);
+        let namespace = None;
+        Some(GrantChange { cause, namespace })
+    }
+
+    /// Sets the labels of a hub namespace; `None`: it is deleted. No effect while namespaces cannot
+    /// be read.
+    pub fn set_namespace(
+        &mut self,
+        name: &str,
+        labels: Option<BTreeMap<String, String>>,
+    ) -> Option<GrantChange> {
+        set_one(self.namespaces.as_mut()?, name, labels).then(|| GrantChange {
+            cause: CauseKind::HubNamespaces.of(name),
+            namespace: Some(name.to_owned()),
+        })
+    }
+
+    /// Sets the labels of all hub namespaces; `None`: they cannot be read.
+    pub fn set_namespaces(
+        &mut self,
+        all: Option<BTreeMap<String, BTreeMap<String, String>>>,
+    ) -> Option<GrantChange> {
+        let cause = CauseKind::HubNamespaces.of(set_every(&mut self.namespaces, all)?);
+        let namespace = None;
+        Some(GrantChange { cause, namespace })
+    }
+
     /// The grants of a rule, in any cluster.
     pub fn of(&self, rule: &Rule) -> Granted<'_> {
         if rule.terms.rule.is_cluster_scoped() {
@@ -122,6 +203,46 @@ impl Grants {
         }
         Granted::These(grants.values().filter(is_for).collect())
     }
+}
+
+/// Sets or deletes one value. Returns whether that changes anything.
+fn set_one<T: PartialEq>(known: &mut BTreeMap<String, T>, name: &str, value: Option<T>) -> bool {
+    let is_changed = known.get(name) != value.as_ref();
+    match value {
+        Some(value) => drop(known.insert(name.to_owned(), value)),
+        None => drop(known.remove(name)),
+    }
+    is_changed
+}
+
+/// Sets all values. Returns the first names of what differs; `None`: nothing does.
+fn set_every<T: PartialEq>(
+    known: &mut Option<BTreeMap<String, T>>,
+    all: Option<BTreeMap<String, T>>,
+) -> Option<String> {
+    if *known == all {
+        return None;
+    }
+    let names = changed_names(known.as_ref(), all.as_ref());
+    *known = all;
+    Some(names)
+}
+
+/// The first names of what differs between two states, with commas between them.
+fn changed_names<T: PartialEq>(
+    before: Option<&BTreeMap<String, T>>,
+    now: Option<&BTreeMap<String, T>>,
+) -> String {
+    fn value<'a, T>(of: Option<&'a BTreeMap<String, T>>, name: &str) -> Option<&'a T> {
+        of?.get(name)
+    }
+    let all = before.into_iter().chain(now).flat_map(BTreeMap::keys);
+    let names: BTreeSet<_> = all
+        .filter(|name| value(before, name) != value(now, name))
+        .map(String::as_str)
+        .collect();
+    let first = names.into_iter().take(NAMES).collect::<Vec<_>>();
+    first.join(", ")
 }
 
 /// The chosen clusters of a rule, by their grants.

@@ -56,7 +56,9 @@ pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
 pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
 use expected::{Expected, Without};
-pub use grants::{EffectiveTerms, Granted, Grants, RuleGrant, TargetClusters, TermsResolver};
+pub use grants::{
+    EffectiveTerms, GrantChange, Granted, Grants, RuleGrant, TargetClusters, TermsResolver,
+};
 pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{RemovalTerms, Rule, SourceChoice};

@@ -55,7 +55,7 @@ pub struct ClusterQuestion {
 impl PreviewIndex {
     /// The clusters that the rule has, or had, to do with.
     pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<ClusterQuestion> {
-        let Some(entry) = self.index.rule(&self.focus.uid) else {
+        let Some(entry) = self.index.rules().get(&self.focus.uid) else {
             return vec![];
         };
         let waves = self.waves(entry);
@@ -79,6 +79,7 @@ impl PreviewIndex {
         let all = self
             .index
             .clusters()
+            .iter()
             .filter(|(name, cluster)| concerned(name, cluster));
         let ask = |(name, cluster): (&ClusterName, &Cluster)| {
             let (standing, message) = self.standing(entry, name, cluster);
@@ -164,7 +165,7 @@ impl PreviewIndex {
 
     /// The directive to a cluster, when its wave has come.
     fn directive(&self, name: &ClusterName) -> Directive {
-        let entry = self.index.rule(&self.focus.uid);
+        let entry = self.index.rules().get(&self.focus.uid);
         match self.index.directive(&self.focus.uid, name) {
             Directive::AwaitingWave(assignment)
                 if entry.is_some_and(|entry| entry.target_clusters.cordoned.contains(name)) =>
@@ -189,7 +190,7 @@ impl PreviewIndex {
         else {
             return BTreeMap::new();
         };
-        let turns = self.index.rollout_order(&self.focus.uid, None);
+        let turns = entry.rollout_order(self.index.clusters(), None);
         let room = rollout.max_concurrency.of(turns.len());
         let (mut waves, mut wave, mut inside) = (BTreeMap::new(), 0, 0);
         let mut value = None;

@@ -57,7 +57,7 @@ struct Focus {
 impl Focus {
     /// A rule as an index has it now.
     fn of(index: &Index, uid: RuleUid) -> Self {
-        let saved = index.rule(&uid);
+        let saved = index.rules().get(&uid);
         let exists = saved.is_some();
         let assignments =
             |cluster: &ClusterName| Some((cluster.clone(), saved?.assignment(cluster)?));
@@ -127,7 +127,12 @@ impl PreviewIndex {
         uids: &BTreeSet<RuleUid>,
     ) -> Option<Self> {
         let mut index = around.plan();
-        let before = |uid: &RuleUid| index.rule(uid).map(|entry| entry.target_clusters.clone());
+        let before = |uid: &RuleUid| {
+            index
+                .rules()
+                .get(uid)
+                .map(|entry| entry.target_clusters.clone())
+        };
         let all = uids
             .iter()
             .filter_map(|uid| Some((Focus::of(&index, uid.clone()), before(uid)?)));
@@ -140,7 +145,10 @@ impl PreviewIndex {
         let mut all: Vec<Focus> = all
             .into_iter()
             .map(|(focus, before)| {
-                let now = index.rule(&focus.uid).map(|entry| &entry.target_clusters);
+                let now = index
+                    .rules()
+                    .get(&focus.uid)
+                    .map(|entry| &entry.target_clusters);
                 let mut clusters = now.map(|now| differing(&before, now)).unwrap_or_default();
                 clusters.extend(member.clone());
                 Focus {
@@ -184,23 +192,26 @@ impl PreviewIndex {
 
     /// The rule.
     pub fn rule(&self) -> Option<&Rule> {
-        self.index.rule(&self.focus.uid).map(|entry| &entry.rule)
+        self.index
+            .rules()
+            .get(&self.focus.uid)
+            .map(|entry| &entry.rule)
     }
 
     /// The scopes of the rule's sources that are not listed yet.
     pub fn unlisted(&self) -> Vec<WatchScope> {
-        let Some(entry) = self.index.rule(&self.focus.uid) else {
+        let Some(entry) = self.index.rules().get(&self.focus.uid) else {
             return vec![];
         };
-        let places = entry.rule.places(self.index.scope()).into_iter();
+        let places = entry.rule.places(self.index.scopes().watched()).into_iter();
         places
-            .filter(|place| self.index.place(place) == ScopeState::Unwatched)
+            .filter(|place| self.index.scopes().state(place) == ScopeState::Unwatched)
             .collect()
     }
 
     /// These are the objects of a place.
     pub fn list(&mut self, place: WatchScope, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
-        let Some(entry) = self.index.rule(&self.focus.uid) else {
+        let Some(entry) = self.index.rules().get(&self.focus.uid) else {
             return;
         };
         let rule = entry.rule.clone();
@@ -225,8 +236,12 @@ impl PreviewIndex {
 
     /// Whether there are places of which nothing is known.
     pub fn is_incomplete(&self) -> bool {
-        let unreadable = |entry: &RuleEntry| !self.index.unreadable_scopes(entry).is_empty();
-        self.index.rule(&self.focus.uid).is_some_and(unreadable)
+        let unreadable =
+            |entry: &RuleEntry| !self.index.scopes().unreadable(&entry.plan).is_empty();
+        self.index
+            .rules()
+            .get(&self.focus.uid)
+            .is_some_and(unreadable)
     }
 
     /// Returns the sources whose content must be read.
@@ -237,7 +252,7 @@ impl PreviewIndex {
     /// This is the content of a source.
     pub fn read(&mut self, source: &SourceRef, body: SourceState) {
         self.unread.remove(source);
-        if let Some(known) = self.index.source(source) {
+        if let Some(known) = self.index.sources().get(source) {
             let labels = known.labels.clone();
             self.index.set_source(source.clone(), labels, Some(body));
         }
@@ -251,7 +266,8 @@ impl PreviewIndex {
         {
             let Some(assignment) = self
                 .index
-                .rule(uid)
+                .rules()
+                .get(uid)
                 .and_then(|entry| entry.assignment(cluster))
             else {
                 continue;

@@ -117,7 +117,8 @@ impl PreviewIndex {
         };
         let assignment = self
             .index()
-            .rule(self.uid())
+            .rules()
+            .get(self.uid())
             .and_then(|entry| entry.assignment(cluster));
         Holding {
             copies: answer.all().saturating_sub(gone) as u64,
@@ -128,7 +129,7 @@ impl PreviewIndex {
 
     /// Returns the selected sources that are not sent, at most `limit`.
     pub fn sources(&self, limit: usize) -> Vec<SourceRow> {
-        let Some(entry) = self.index().rule(self.uid()) else {
+        let Some(entry) = self.index().rules().get(self.uid()) else {
             return vec![];
         };
         let mut all: Vec<SourceRow> = Vec::new();
@@ -176,7 +177,7 @@ impl PreviewIndex {
 
     /// Returns the number of sources that are sent to some cluster.
     pub fn sent(&self) -> usize {
-        let Some(entry) = self.index().rule(self.uid()) else {
+        let Some(entry) = self.index().rules().get(self.uid()) else {
             return 0;
         };
         let sent = |plan: &RulePlan| {
@@ -194,12 +195,13 @@ impl PreviewIndex {
 
     /// Sentences about the rule as a whole.
     pub fn notes(&self) -> Vec<String> {
-        let Some(entry) = self.index().rule(self.uid()) else {
+        let Some(entry) = self.index().rules().get(self.uid()) else {
             return vec![];
         };
         let mut notes: Vec<String> = self
             .index()
-            .unreadable_scopes(entry)
+            .scopes()
+            .unreadable(&entry.plan)
             .into_values()
             .collect();
         if entry.target_clusters.clusters.is_empty() && entry.target_clusters.not_granted.is_empty()
@@ -222,7 +224,8 @@ fn rows(
     let of_cluster = |(cluster, answer): (ClusterName, AgentAnswer)| -> Vec<Row> {
         let assignment = preview
             .index()
-            .rule(preview.uid())
+            .rules()
+            .get(preview.uid())
             .and_then(|entry| entry.assignment(&cluster));
         let prunes = assignment
             .as_ref()

@@ -44,7 +44,7 @@ fn body(name: &str) -> SourceState {
 
 /// Creates a hub with two members, a grant for all, and a number of sources.
 fn index(sources: usize) -> Index {
-    let mut index = Index::new();
+    let mut index = Index::default();
     let grant = json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "g"},
         "spec": {
@@ -72,7 +72,8 @@ fn index(sources: usize) -> Index {
 }
 
 fn preview_of(index: &Index, rule: Rule) -> PreviewIndex {
-    PreviewIndex::new(index.around(&rule), rule)
+    let uids = BTreeSet::from([rule.uid.clone()]);
+    PreviewIndex::new(index.around(&uids, Some(&rule)), rule)
 }
 
 /// Returns the request to a cluster, and the number of omitted sources.
@@ -150,9 +151,10 @@ fn unsaved_rule_leaves_no_trace() {
         (2, 0, 0)
     );
     assert!(
-        index.rule(&"all".into()).is_none() && index.directives_since(&"one".into(), 0).1 == before
+        index.rules().get(&"all".into()).is_none()
+            && index.directives_since(&"one".into(), 0).1 == before
     );
-    assert!(!index.is_selected(&source("s0"), &BTreeMap::new()));
+    assert!(!index.planner().needs(&source("s0"), &BTreeMap::new()));
 }
 
 #[test]
@@ -261,8 +263,13 @@ fn clusters_behind_in_a_rollout_are_named() {
             .collect()
     };
     let set_gate = |index: &mut Index, reach: AdmittedClusters| {
-        let revision = index.rule(&"all".into()).unwrap().target().to_owned();
-        index.set_gate(
+        let revision = index
+            .rules()
+            .get(&"all".into())
+            .unwrap()
+            .target()
+            .to_owned();
+        index.rules_mut().set_gate(
             &"all".into(),
             Gate {
                 revision,
@@ -352,7 +359,7 @@ fn deleted_rule_is_asked_as_a_removal() {
     assert!(
         preview.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.holds_all
     );
-    assert!(!index.rule(&"all".into()).unwrap().rule.deleting);
+    assert!(!index.rules().get(&"all".into()).unwrap().rule.deleting);
 }
 
 /// The clusters of a preview with their requests: `removal`, `blocked` or `terms`.
@@ -390,13 +397,14 @@ fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<PreviewI
         ChangedObject::Member(name, _) => Some(name.clone()),
         ChangedObject::Grant(..) => None,
     };
-    let part = index.with_change(object.clone());
-    let affected = index.rules().map(|(uid, _)| uid.clone());
-    let affected = affected
-        .filter(|uid| index.is_affected(uid, member.as_ref(), &part))
+    let part = index.targets().with_change(object.clone());
+    let affected = index
+        .rules()
+        .iter()
+        .filter(|(_, entry)| index.targets().differ_for(entry, member.as_ref(), &part))
+        .map(|(uid, _)| uid.clone())
         .collect();
-    let mut preview =
-        PreviewIndex::of_change(index.around_all(&affected, None), object, &affected)?;
+    let mut preview = PreviewIndex::of_change(index.around(&affected, None), object, &affected)?;
     let holds = |_: &RuleUid, _: &ClusterName| {
         Some(crate::index::Holding {
             copies,
@@ -418,7 +426,7 @@ fn deleted_grant_is_blocked_above_the_limit_alone() {
     assert_eq!(questions(&many), all("blocked"));
     assert_eq!(many.rules(), ["all".into()]);
     // No state is kept, and an equal grant changes no rule.
-    let same = index.grant("g").cloned().map(Box::new);
+    let same = index.targets().grants().get("g").cloned().map(Box::new);
     assert!(
         same.is_some() && changed(&index, ChangedObject::Grant("g".into(), same), 12).is_none()
     );

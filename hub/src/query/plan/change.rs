@@ -73,14 +73,11 @@ impl Questions {
                 ChangedObject::Member(name, _) => Some(name.clone()),
                 ChangedObject::Grant(..) => None,
             };
-            let (part, uids) = {
+            let (targets, uids) = {
                 let index = state.index.read();
                 (
-                    index.with_change(changed),
-                    index
-                        .rules()
-                        .map(|(uid, _)| uid.clone())
-                        .collect::<Vec<_>>(),
+                    index.targets().with_change(changed),
+                    index.rules().uids().cloned().collect::<Vec<_>>(),
                 )
             };
             let mut affected: Vec<(RuleUid, Rule)> = Vec::new();
@@ -88,10 +85,11 @@ impl Questions {
                 let index = state.index.read();
                 let found = some
                     .iter()
-                    .filter(|uid| index.is_affected(uid, member.as_ref(), &part));
-                affected.extend(
-                    found.filter_map(|uid| Some((uid.clone(), index.rule(uid)?.rule.clone()))),
-                );
+                    .filter_map(|uid| Some((uid, index.rules().get(uid)?)))
+                    .filter(|(_, entry)| {
+                        index.targets().differ_for(entry, member.as_ref(), &targets)
+                    });
+                affected.extend(found.map(|(uid, entry)| (uid.clone(), entry.rule.clone())));
             }
             affected
         });
@@ -185,13 +183,13 @@ impl Questions {
         let cluster = ClusterName::from(name.as_str());
         let (exists, known, has_grants) = {
             let index = self.hub_state.index.read();
-            let known = index.cluster(&cluster).cloned();
+            let known = index.clusters().get(&cluster).cloned();
             let exists = if is_grant {
-                index.grant(&name).is_some()
+                index.targets().grants().get(&name).is_some()
             } else {
                 known.is_some()
             };
-            (exists, known, index.can_read_grants())
+            (exists, known, index.targets().grants().are_readable())
         };
         if !has_grants {
             return Err(Status::unavailable(

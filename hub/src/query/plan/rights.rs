@@ -39,6 +39,7 @@ impl Questions {
         let index = self.hub_state.index.read();
         let found = index
             .rules()
+            .iter()
             .find(|(_, entry)| entry.rule.terms.rule == name);
         found
             .map(|(_, entry)| entry.rule.clone())
@@ -78,6 +79,7 @@ impl Questions {
             let index = self.hub_state.index.read();
             let found = index
                 .rules()
+                .iter()
                 .find(|(_, entry)| entry.rule.terms.rule == name);
             found.map(|(uid, entry)| (uid.clone(), entry.rule.terms.created_at))
         };

@@ -11,7 +11,7 @@ fn only(names: &[&str]) -> Value {
 
 impl World {
     fn digest(&self, rule: &str) -> Option<String> {
-        let pending = self.index.pending_approval(&rule.into())?;
+        let pending = self.approval(rule)?;
         Some(pending.digest.clone())
     }
 
@@ -186,7 +186,9 @@ fn blocked_delete_of_one_rule_blocks_no_delete_of_another() {
     world.change(|index| index.set_fleet_terms(terms));
     world.change(|index| index.set_rule(rule("big", "team", &gone)));
     world.change(|index| index.set_rule(rule("small", "other", &gone)));
-    assert!(world.index.may_go(&"small".into()) && !world.index.may_go(&"big".into()));
+    assert!(
+        world.index.rules().may_go(&"small".into()) && !world.index.rules().may_go(&"big".into())
+    );
     assert_eq!(
         world.pending(),
         [("rule team/big was deleted".to_owned(), 80, 1)]
@@ -222,7 +224,7 @@ fn new_leader_names_the_cause_of_the_former_one() {
     let mut world = World::new();
     world.add("one", "team", 12);
     world.change(|index| index.set_grant("everything", None));
-    let blocked = world.index.pending_approval(&"one".into()).cloned();
+    let blocked = world.approval("one").cloned();
     let mut next = World::new();
     next.index.set_grant("everything", None);
     let mut carried = rule("one", "team", &json!({}));
@@ -233,7 +235,7 @@ fn new_leader_names_the_cause_of_the_former_one() {
         next.set_holding("one", member, 12);
         next.change(|index| index.orphaned_cluster(&"one".into(), &member.into()));
     }
-    let found = next.index.pending_approval(&"one".into());
+    let found = next.approval("one");
     assert_eq!(found, blocked.as_ref());
     assert_eq!(
         found.map(|pending| pending.cause.as_str()),

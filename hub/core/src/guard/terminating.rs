@@ -1,0 +1,58 @@
+//! Scopes that are being deleted.
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Scopes that are being deleted: rules and sources in them were not deleted individually.
+#[derive(Clone, Debug, Default)]
+pub struct TerminatingScopes {
+    namespaces: BTreeSet<String>,
+    /// Definitions of rules.
+    definitions: BTreeSet<String>,
+}
+
+impl TerminatingScopes {
+    /// Whether a namespace is being deleted or missing.
+    pub fn has_namespace(&self, name: &str) -> bool {
+        self.namespaces.contains(name)
+    }
+
+    /// Whether the definition of a kind of rules is being deleted or missing.
+    pub fn has_definition(&self, name: &str) -> bool {
+        self.definitions.contains(name)
+    }
+
+    /// Returns the number of namespaces.
+    pub fn namespaces(&self) -> usize {
+        self.namespaces.len()
+    }
+
+    /// Sets whether a namespace is being deleted or missing.
+    pub fn set_namespace(&mut self, name: &str, is_terminating: bool) {
+        set(&mut self.namespaces, name, is_terminating);
+    }
+
+    /// Sets whether the definition of a kind of rules is being deleted; `None`: it is missing. Its
+    /// rules were not deleted one by one.
+    pub fn set_definition(&mut self, name: &str, is_terminating: Option<bool>) {
+        set(&mut self.definitions, name, is_terminating.unwrap_or(true));
+    }
+
+    /// Sets the definitions. `None`: they cannot be read, and the former state stays.
+    pub fn set_definitions(&mut self, all: Option<BTreeMap<String, bool>>) {
+        for (name, is_terminating) in all.into_iter().flatten() {
+            self.set_definition(&name, Some(is_terminating));
+        }
+    }
+
+    /// Forgets the namespaces that are not to be kept.
+    pub fn retain_namespaces(&mut self, is_kept: impl Fn(&str) -> bool) {
+        self.namespaces.retain(|name| is_kept(name));
+    }
+}
+
+fn set(names: &mut BTreeSet<String>, name: &str, is_terminating: bool) {
+    if is_terminating {
+        names.insert(name.to_owned());
+    } else {
+        names.remove(name);
+    }
+}
