@@ -1,8 +1,8 @@
 //! The observed objects: the live copies, and the copies of each intent.
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use runnel_proto::model::{RuleUid, SourceRef};
+use runnel_proto::model::{Revision, RuleUid, SourceRef};
 
 use crate::copy::IntentKey;
 use crate::live::{Live, Ownership};
@@ -10,6 +10,9 @@ use crate::small_set::SmallSet;
 
 /// Limit of the past versions that are recorded per object, to recognize late echoes of a watch.
 const PAST_VERSIONS: usize = 6;
+
+/// Limit of the recorded copies with an unproved intent.
+const UNPROVED_LIMIT: usize = 2_000;
 
 /// The observed state of the object with the name of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,9 +97,20 @@ pub struct Records {
 }
 
 impl Records {
-    /// Returns the number of copies whose intent is not proved.
-    pub fn unproved(&self) -> usize {
-        self.unproved
+    /// Whether an object with our label is ignored, if no rule concerns its name: it has no proved
+    /// intent of ours.
+    ///
+    /// Anybody can create any number of such objects, so the agent does not record them. It records
+    /// objects with an unproved intent up to [`UNPROVED_LIMIT`].
+    pub fn is_stranger(&self, copy: &SourceRef, live: &Live) -> bool {
+        if live.sealed.is_some() && live.ownership == Ownership::Ours {
+            return false;
+        }
+        let known = || {
+            self.live(copy)
+                .is_some_and(|known| known.unproved.is_some())
+        };
+        live.unproved.is_none() || self.unproved >= UNPROVED_LIMIT && !known()
     }
 
     /// Returns the observed state of a copy.
@@ -132,6 +146,24 @@ impl Records {
                 record.shown_in_list = false;
             }
         }
+    }
+
+    /// Returns our recorded objects that a complete list does not contain. Objects that are not ours
+    /// were read, not watched, so that the list does not cover them.
+    pub fn missing(
+        &self,
+        resource: &str,
+        namespace: Option<&str>,
+        listed: &BTreeSet<SourceRef>,
+    ) -> Vec<SourceRef> {
+        let is_ours = |copy: &SourceRef| {
+            self.live(copy)
+                .is_some_and(|live| live.ownership == Ownership::Ours)
+        };
+        self.names(resource, namespace)
+            .filter(|copy| is_ours(copy) && !listed.contains(*copy))
+            .cloned()
+            .collect()
     }
 
     /// Whether a read or write of the agent has shown a copy since the list of its area began.
@@ -308,6 +340,20 @@ impl Records {
         copies.filter_map(|copy| Some((copy, self.live(copy)?)))
     }
 
+    /// Returns another intact copy of an intent with the same content.
+    pub fn twin(
+        &self,
+        copy: &SourceRef,
+        intent: &IntentKey,
+        revision: &Revision,
+    ) -> Option<&SourceRef> {
+        let is_twin =
+            |live: &Live| live.is_whole() && live.holds(&intent.rule, &intent.source, revision);
+        self.holders(intent)
+            .find(|(other, live)| *other != copy && is_twin(live))
+            .map(|(twin, _)| twin)
+    }
+
     /// Returns the live copies in one namespace whose marks name a source of a rule, under any copy
     /// name.
     pub fn versions<'a>(
@@ -376,12 +422,9 @@ impl Records {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::live::Sealed;
     use crate::policy::Facts;
-    use runnel_proto::model::Revision;
 
     fn live(version: &str) -> Live {
         let sealed = Sealed {

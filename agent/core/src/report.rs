@@ -14,6 +14,9 @@ use crate::copy::{CopyError, CopyStatus};
 /// Time for which the report of an unsettled rule waits: it is usually settled by then.
 pub const INTERVAL: Duration = Duration::from_millis(200);
 
+/// Delay in which the agent collects found copies before it reports their rules to the hub.
+const RESYNC_DELAY: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
 struct RuleReport {
     counts: Counts,
@@ -45,6 +48,10 @@ pub struct Report {
     dirty: BTreeSet<RuleUid>,
     /// The counts of all rules together.
     sum: Counts,
+    /// Rules with copies that the hub did not order. The agent reports their intents at
+    /// `resync_at`.
+    resync: BTreeSet<RuleUid>,
+    resync_at: Option<Instant>,
 }
 
 impl Report {
@@ -148,6 +155,11 @@ impl Report {
     pub fn touch(&mut self, rule: &RuleUid) {
         self.rules.entry(rule.clone()).or_default().dirty = true;
         self.dirty.insert(rule.clone());
+    }
+
+    /// Records that the state of rules may have changed.
+    pub fn touch_all<'a>(&mut self, rules: impl IntoIterator<Item = &'a RuleUid>) {
+        rules.into_iter().for_each(|rule| self.touch(rule));
     }
 
     /// Makes the reports of rules due at once, even for unsettled rules.
@@ -278,6 +290,35 @@ impl Report {
                 entry.waits_since.unwrap_or(now) + INTERVAL
             }
             _ => now,
+        }
+    }
+
+    /// Schedules the report of the intents of a rule.
+    pub fn resync(&mut self, rule: &RuleUid, now: Instant) {
+        self.resync.insert(rule.clone());
+        self.resync_at.get_or_insert(now + RESYNC_DELAY);
+    }
+
+    /// Returns the rules whose intents must be reported now.
+    pub fn take_resync(&mut self, now: Instant) -> BTreeSet<RuleUid> {
+        if self.resync_at.is_none_or(|at| at > now) {
+            return BTreeSet::new();
+        }
+        self.resync_at = None;
+        std::mem::take(&mut self.resync)
+    }
+
+    /// Returns when the intents of rules must be reported.
+    pub fn next_resync(&self) -> Option<Instant> {
+        self.resync_at
+    }
+
+    /// Records that a new stream has reported every rule with its intents.
+    pub fn reported_all(&mut self, rules: &[RuleUid]) {
+        self.resync.clear();
+        self.resync_at = None;
+        for rule in rules {
+            self.reported(rule);
         }
     }
 

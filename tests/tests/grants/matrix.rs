@@ -299,7 +299,7 @@ impl Member {
             let nonce = batch.nonce;
             self.desired.take(batch, vec![], &Records::default());
             self.session.ack(nonce);
-            for gone in self.desired.take_finished(&BTreeSet::new()) {
+            for gone in self.desired.rules_mut().take_finished(&BTreeSet::new()) {
                 self.session.gone(&gone.uid, nonce);
             }
         }
@@ -317,7 +317,7 @@ impl Member {
                 rule: uid.clone(),
                 source: copies_there.source,
             });
-        let copies = keys.flat_map(|key| self.desired.copies_of_intent(&key));
+        let copies = keys.flat_map(|key| self.desired.owners().copies_of_intent(&key));
         copies
             .map(|copy| {
                 let makes = matches!(

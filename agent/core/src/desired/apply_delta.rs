@@ -52,7 +52,9 @@ impl Desired {
                 .iter()
                 .map(|tombstone| tombstone.source.clone())
                 .collect();
-            self.record_tombstones(&uid, &sources, records);
+            if self.owners().need_storing(&uid, &sources, records) {
+                self.mark_changed();
+            }
             for tombstone in tombstones {
                 let key = IntentKey {
                     rule: uid.clone(),
@@ -99,7 +101,7 @@ impl Desired {
         if rule.orphaned != orphaned {
             rule.orphaned = orphaned;
             self.mark_changed();
-            self.inspect_rule(&uid, taken);
+            taken.looks.extend(self.owners().copies_of(&uid));
         }
         if let Some((terms, digest)) = terms {
             self.set_terms(&uid, terms, digest, records, taken);
@@ -110,18 +112,6 @@ impl Desired {
         for intent in upserts {
             self.upsert(&uid, intent, records, taken);
         }
-    }
-
-    fn inspect_rule(&self, uid: &RuleUid, taken: &mut Taken) {
-        let Some(rule) = self.rules.get(uid) else {
-            return;
-        };
-        taken.looks.extend(
-            rule.intents
-                .keys()
-                .flat_map(|source| self.cluster.copies_of(rule, source)),
-        );
-        taken.looks.extend(rule.orders.iter().cloned());
     }
 
     /// Puts new terms of a rule in force.
@@ -168,7 +158,7 @@ impl Desired {
                 rule: uid.clone(),
                 source,
             };
-            let after = self.copies_of_intent(&key);
+            let after = self.owners().copies_of_intent(&key);
             for copy in &after {
                 self.claim(&key, copy);
             }
@@ -180,7 +170,7 @@ impl Desired {
             }
         }
         self.order_orphans(uid, &dropped, records);
-        self.inspect_rule(uid, taken);
+        taken.looks.extend(self.owners().copies_of(uid));
     }
 
     /// Sets whether a rule is suspended, under its current terms.
@@ -216,7 +206,7 @@ impl Desired {
             }
             self.order_orphans(uid, &dropped, records);
         }
-        self.inspect_rule(uid, taken);
+        taken.looks.extend(self.owners().copies_of(uid));
     }
 
     /// Orders the removal of the live copies of a rule's intents in namespaces without copies by
@@ -305,7 +295,7 @@ impl Desired {
     }
 
     fn claim_all(&mut self, key: &IntentKey, taken: &mut Taken) {
-        for copy in self.copies_of_intent(key) {
+        for copy in self.owners().copies_of_intent(key) {
             self.claim(key, &copy);
             taken.looks.insert(copy);
         }
@@ -349,7 +339,7 @@ impl Desired {
         records: &Records,
         taken: &mut Taken,
     ) {
-        let mut copies: BTreeSet<_> = self.copies_of_intent(key).into_iter().collect();
+        let mut copies: BTreeSet<_> = self.owners().copies_of_intent(key).into_iter().collect();
         self.rules.set_intent(key, None);
         for copy in &copies {
             self.unclaim(key, copy);
@@ -392,7 +382,8 @@ impl Desired {
         let mut keys: BTreeSet<_> = intent_state.collect();
         keys.extend(records.intents_of(uid).map(|(key, _)| key.clone()));
         let orders = rule.orders.clone();
-        let has_twins = keys.iter().any(|key| self.has_twins(key, records));
+        let owners = self.owners();
+        let has_twins = keys.iter().any(|key| owners.has_twins(key, records));
         // The rule is not stored any more. Where twins exist, that must be stored before the orders
         // are carried out.
         if has_twins {

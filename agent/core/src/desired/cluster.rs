@@ -8,7 +8,7 @@ use runnel_proto::model::{Allowance, ConflictPolicy, NamespaceChoice, SourceRef,
 use super::Rule;
 use crate::copy::CopyError;
 use crate::decide::{Takeover, TargetNamespace};
-use crate::policy::{Facts, Policy, refused_by_namespace};
+use crate::policy::{Area, Facts, Policy, refused_by_namespace};
 
 /// Where this agent lives.
 #[derive(Clone, Debug)]
@@ -141,6 +141,19 @@ impl Cluster {
             .into_iter()
             .filter(|copy| self.is_granted(terms, copy) && !self.is_source_of(copy, source))
             .collect()
+    }
+
+    /// Returns those copies that the watches of some areas show.
+    pub(super) fn watched_by<'a>(
+        &self,
+        areas: &BTreeSet<Area>,
+        copies: impl Iterator<Item = &'a SourceRef>,
+    ) -> Vec<SourceRef> {
+        let is_watched = |copy: &&SourceRef| {
+            let area = self.policy.area(copy);
+            area.is_some_and(|area| areas.contains(&area))
+        };
+        copies.filter(is_watched).cloned().collect()
     }
 
     /// Whether a copy would be its own source, in the hub's cluster. A renamed copy has another

@@ -141,6 +141,14 @@ impl Copies {
         self.orders.get(copy)?.get(key).copied()
     }
 
+    /// Whether the hub has ordered the removal of one of these copies of an intent.
+    pub(super) fn is_ordered(&self, key: &IntentKey, copies: &[SourceRef]) -> bool {
+        copies.iter().any(|copy| {
+            self.order_of(key, copy)
+                .is_some_and(|order| !order.namespace_prunes)
+        })
+    }
+
     /// The order for a copy that counts: the one of the intent that wrote it, or the first.
     pub(super) fn order_for(
         &self,
@@ -243,15 +251,11 @@ impl Desired {
             self.mark_changed();
         }
         if !others {
-            self.order_done(&key.rule, copy);
+            if let Some(rule) = self.rules.get_mut(&key.rule) {
+                rule.orders.remove(copy);
+            }
+            self.rules.drop_if_finished(&key.rule);
         }
-    }
-
-    fn order_done(&mut self, uid: &RuleUid, copy: &SourceRef) {
-        if let Some(rule) = self.rules.get_mut(uid) {
-            rule.orders.remove(copy);
-        }
-        self.rules.drop_if_finished(uid);
     }
 
     /// Orders the removal of a copy in a namespace that the terms of its rule no longer name, unless

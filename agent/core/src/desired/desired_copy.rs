@@ -54,6 +54,25 @@ impl<'a> Owners<'a> {
             .map(|(key, other)| (key.rule.clone(), self.wanted(copy, key, other)))
     }
 
+    /// Returns the copies that an intent selects.
+    pub fn copies_of_intent(self, key: &IntentKey) -> Vec<SourceRef> {
+        self.rules
+            .get(&key.rule)
+            .map(|rule| self.cluster.copies_of(rule, &key.source))
+            .unwrap_or_default()
+    }
+
+    /// Returns every copy that a rule selects or has ordered to be removed.
+    pub fn copies_of(self, uid: &RuleUid) -> impl Iterator<Item = SourceRef> + use<'a> {
+        let rule = self.rules.get(uid).into_iter();
+        rule.flat_map(move |rule| {
+            let selected = rule.intents.keys();
+            selected
+                .flat_map(move |source| self.cluster.copies_of(rule, source))
+                .chain(rule.orders.iter().cloned())
+        })
+    }
+
     /// Returns the intents of the same rule that give the same source another name in the copy's
     /// namespace, with those copies. The order waits until they exist, so that one of the two names
     /// exists at any moment of a rename.
@@ -298,6 +317,21 @@ impl<'a> Owners<'a> {
         CopyError::new(Reason::Superseded, format!("{name} wins this copy: {why}"))
     }
 
+    /// Returns claims that differ from a computation from scratch. For tests: the claims are
+    /// derived from rules, intents and namespaces, and updated with each of them.
+    #[cfg(test)]
+    pub fn wrong_claims(self) -> Vec<(IntentKey, SourceRef)> {
+        let kept: std::collections::BTreeSet<_> = self.copies.all_claims().collect();
+        let keys = self.rules.uids().flat_map(|uid| self.rules.intents_of(uid));
+        let wanted = keys.flat_map(|key| {
+            self.copies_of_intent(&key)
+                .into_iter()
+                .map(move |copy| (key.clone(), copy))
+        });
+        kept.symmetric_difference(&wanted.collect())
+            .cloned()
+            .collect()
+    }
     /// Whether the object is the source of a rule. Only the hub's own cluster has sources.
     fn is_any_source(self, object: &SourceRef) -> bool {
         // A renamed source sorts right behind the plain one.

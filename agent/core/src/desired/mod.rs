@@ -31,7 +31,6 @@ mod tests;
 mod tombstones;
 mod versions;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{RuleUid, Shown, SourceRef};
@@ -44,10 +43,9 @@ pub use cluster::{Cluster, Home, Namespace};
 pub use copies::Copies;
 use copies::Ordered;
 pub use desired_copy::Owners;
-pub use restore::StoredRule;
 pub use rule::{AckedRule, Shows};
 use rule::{IntentState, Rule};
-pub use rules::{FinishedRule, Rules};
+pub use rules::{FinishedRule, Rules, StoredRule};
 pub use tombstones::Tombstones;
 
 /// The desired set of this cluster.
@@ -91,17 +89,9 @@ impl Desired {
         &self.rules
     }
 
-    /// Returns the rules without any remaining state since the last call, see
-    /// [`Rules::take_finished`].
-    pub fn take_finished(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<FinishedRule> {
-        self.rules.take_finished(unseen)
-    }
-
-    /// Marks the digests of an intent's copies as outdated.
-    pub fn show_again(&mut self, key: &IntentKey) {
-        if let Some(rule) = self.rules.get_mut(&key.rule) {
-            rule.show_again(&key.source);
-        }
+    /// The rules, for changes that concern nothing else.
+    pub fn rules_mut(&mut self) -> &mut Rules {
+        &mut self.rules
     }
 
     /// The sum of the digests of a rule's intents, given the state of its copies; `None` if it is
@@ -125,14 +115,6 @@ impl Desired {
     /// The copies that are claimed or ordered to be removed.
     pub fn copies(&self) -> &Copies {
         &self.copies
-    }
-
-    /// The copies that an intent claims.
-    pub fn copies_of_intent(&self, key: &IntentKey) -> Vec<SourceRef> {
-        self.rules
-            .get(&key.rule)
-            .map(|rule| self.cluster.copies_of(rule, &key.source))
-            .unwrap_or_default()
     }
 
     /// Puts another policy in force. Copies that it no longer watches need no orders.
@@ -162,30 +144,14 @@ impl Desired {
     }
 
     fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
-        self.show_again(key);
+        self.rules.show_again(key);
         self.copies.claim(key, copy);
         self.resolve(key, copy);
         self.take_versions_back(key, copy);
     }
 
     fn unclaim(&mut self, key: &IntentKey, copy: &SourceRef) {
-        self.show_again(key);
+        self.rules.show_again(key);
         self.copies.unclaim(key, copy);
-    }
-
-    /// Returns claims that differ from a computation from scratch. For tests: the claims are
-    /// derived from rules, intents and namespaces, and updated with each of them.
-    #[cfg(test)]
-    pub fn wrong_claims(&self) -> Vec<(IntentKey, SourceRef)> {
-        let kept: BTreeSet<_> = self.copies.all_claims().collect();
-        let keys = self.rules.uids().flat_map(|uid| self.rules.intents_of(uid));
-        let wanted = keys.flat_map(|key| {
-            self.copies_of_intent(&key)
-                .into_iter()
-                .map(move |copy| (key.clone(), copy))
-        });
-        kept.symmetric_difference(&wanted.collect())
-            .cloned()
-            .collect()
     }
 }

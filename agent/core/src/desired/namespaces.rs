@@ -24,13 +24,18 @@ impl Desired {
         }
         // A deleted namespace deletes its copies: orders there are done.
         if before.is_some() && !stays {
-            self.drop_orders_in(&name);
+            for copy in self.copies.ordered_in(&name).cloned().collect::<Vec<_>>() {
+                self.drop_orders(&copy);
+            }
         }
         let mut looks = BTreeSet::new();
         for uid in self.rules.broad().cloned().collect::<Vec<_>>() {
             self.retarget(&uid, &name, records, &mut looks);
         }
-        self.add_copies_in(&name, records, &mut looks);
+        looks.extend(self.copies.in_namespace(&name).cloned());
+        for kind in KINDS {
+            looks.extend(records.names(kind.resource, Some(&name)).cloned());
+        }
         looks
     }
 
@@ -90,19 +95,6 @@ impl Desired {
                 self.order_orphan(&key, &copy, &BTreeSet::new(), records);
             }
             looks.insert(copy);
-        }
-    }
-
-    fn drop_orders_in(&mut self, name: &str) {
-        for copy in self.copies.ordered_in(name).cloned().collect::<Vec<_>>() {
-            self.drop_orders(&copy);
-        }
-    }
-
-    fn add_copies_in(&self, name: &str, records: &Records, looks: &mut BTreeSet<SourceRef>) {
-        looks.extend(self.copies.in_namespace(name).cloned());
-        for kind in KINDS {
-            looks.extend(records.names(kind.resource, Some(name)).cloned());
         }
     }
 }

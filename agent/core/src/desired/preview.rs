@@ -1,10 +1,7 @@
 //! Applies a preview to a copy of the desired set, as the hub's frames would. The copy is dropped
 //! afterwards.
-use std::collections::BTreeSet;
-
 use runnel_proto::model::{
-    Batch, Enforcement, Kind, PreviewIntent, PreviewRequest, Refusal, RuleDelta, RuleUid,
-    SourceRef, Terms,
+    Batch, Enforcement, Kind, PreviewIntent, PreviewRequest, Refusal, RuleDelta, RuleUid, Terms,
 };
 
 use super::Desired;
@@ -106,17 +103,5 @@ impl Desired {
             records,
             taken,
         );
-    }
-
-    /// Returns every copy that a rule selects or has ordered to be removed.
-    pub fn copies_of(&self, uid: &RuleUid) -> BTreeSet<SourceRef> {
-        let Some(rule) = self.rules.get(uid) else {
-            return BTreeSet::new();
-        };
-        let wanted = rule
-            .intents
-            .keys()
-            .flat_map(|source| self.cluster.copies_of(rule, source));
-        wanted.chain(rule.orders.iter().cloned()).collect()
     }
 }

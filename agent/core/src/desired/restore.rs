@@ -3,28 +3,53 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{Revision, RuleUid, SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{Revision, RuleUid, SourceRef};
 
 use super::namespaces::is_broad;
-use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
-use super::{Desired, IntentState, Rule};
+use super::rules::StoredRule;
+use super::tombstones::Removals;
+use super::{Desired, IntentState, Owners, Rule};
 use crate::copy::IntentKey;
 use crate::policy::{Area, Facts};
 use crate::records::Records;
 
-/// The terms of one rule as they are stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredRule {
-    /// The rule.
-    pub uid: RuleUid,
-    /// Its terms.
-    pub terms: Terms,
-    /// Their digest, as the hub gave it.
-    pub digest: TermsDigest,
-    /// The hub has reported that it does not have the rule.
-    pub orphaned: bool,
-    /// Sources whose copies were being removed.
-    pub tombstones: Tombstones,
+impl Owners<'_> {
+    /// Whether a copy of an intent could be created again from another one while they are being
+    /// removed.
+    pub(super) fn has_twins(self, key: &IntentKey, records: &Records) -> bool {
+        let is_open = |rule: &Rule| rule.removals.has_orders(&key.source);
+        let holders = || records.holders(key).map(|(copy, _)| copy.clone());
+        self.rules.get(&key.rule).is_some_and(is_open)
+            || self
+                .copies_of_intent(key)
+                .into_iter()
+                .chain(holders())
+                .collect::<BTreeSet<_>>()
+                .len()
+                > 1
+    }
+
+    /// Whether tombstones of a rule must be stored before they are carried out, because twins
+    /// exist. If another version of a source stays, its copies show after a restart which one is
+    /// the newest.
+    pub(super) fn need_storing(
+        self,
+        uid: &RuleUid,
+        sources: &BTreeSet<SourceRef>,
+        records: &Records,
+    ) -> bool {
+        let Some(rule) = self.rules.get(uid) else {
+            return false;
+        };
+        let is_edit = |key: &IntentKey| {
+            rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source))
+        };
+        let mut keys = sources.iter().map(|source| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        });
+        keys.any(|key| !is_edit(&key) && self.has_twins(&key, records))
+    }
 }
 
 impl Desired {
@@ -52,73 +77,12 @@ impl Desired {
         true
     }
 
-    /// The terms to store, while these removals are under way.
-    pub fn stored(&mut self, removals: &BTreeSet<IntentKey>) -> Vec<StoredRule> {
-        let mut room = STORED_LIMIT;
-        for (uid, rule) in self.rules.iter_mut() {
-            rule.renew_tombstones(uid, removals, &mut room);
-        }
-        let rules = self.rules.iter().filter(|(_, rule)| !rule.leaving);
-        rules
-            .filter_map(|(uid, rule)| {
-                let (terms, digest) = rule.terms.as_ref()?;
-                let (terms, orphaned) = (Terms::clone(terms), rule.orphaned);
-                let tombstones = rule.removals.stored().clone();
-                Some(StoredRule {
-                    uid: uid.clone(),
-                    terms,
-                    digest: *digest,
-                    orphaned,
-                    tombstones,
-                })
-            })
-            .collect()
-    }
-
     /// Records the end of a removal. If the hub has sent the source again, its tombstone ends.
     pub fn removal_ended(&mut self, key: &IntentKey) {
         let is_over = |rule: &Rule| {
             rule.intents.contains_key(&key.source) && rule.removals.stored().cover(&key.source)
         };
         if self.rules.get(&key.rule).is_some_and(is_over) {
-            self.mark_changed();
-        }
-    }
-
-    /// Whether a copy of an intent could be created again from another one while they are being removed.
-    pub(super) fn has_twins(&self, key: &IntentKey, records: &Records) -> bool {
-        let is_open = |rule: &Rule| rule.removals.has_orders(&key.source);
-        let holders = || records.holders(key).map(|(copy, _)| copy.clone());
-        self.rules.get(&key.rule).is_some_and(is_open)
-            || self
-                .copies_of_intent(key)
-                .into_iter()
-                .chain(holders())
-                .collect::<BTreeSet<_>>()
-                .len()
-                > 1
-    }
-
-    /// Records tombstones of a rule that must be stored before they are carried out, where twins
-    /// exist. If another version of a source stays, its copies show after a restart which one is
-    /// the newest.
-    pub(super) fn record_tombstones(
-        &mut self,
-        uid: &RuleUid,
-        sources: &BTreeSet<SourceRef>,
-        records: &Records,
-    ) {
-        let Some(rule) = self.rules.get(uid) else {
-            return;
-        };
-        let is_edit = |key: &IntentKey| {
-            rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source))
-        };
-        let mut keys = sources.iter().map(|source| IntentKey {
-            rule: uid.clone(),
-            source: source.clone(),
-        });
-        if keys.any(|key| !is_edit(&key) && self.has_twins(&key, records)) {
             self.mark_changed();
         }
     }
@@ -195,11 +159,11 @@ impl Desired {
         let mut looks = BTreeSet::new();
         let mut touched = BTreeSet::new();
         for (key, copies) in records.intents() {
-            let copies = self.shown_in(areas, copies.iter());
+            let copies = self.cluster.watched_by(areas, copies.iter());
             if copies.is_empty() {
                 continue;
             }
-            let ordered = self.is_ordered(key, &copies);
+            let ordered = self.copies.is_ordered(key, &copies);
             looks.extend(copies);
             if ordered {
                 continue;
@@ -210,7 +174,7 @@ impl Desired {
                 continue;
             }
             if rule.removals.stored().cover(&key.source) {
-                self.keep_found(key);
+                self.rules.keep_found(key);
                 continue;
             }
             if self.is_older_version(key, records, &mut looks) {
@@ -221,7 +185,7 @@ impl Desired {
                 .holders(key)
                 .any(|(copy, _)| self.cluster.has_live_namespace(&copy.namespace));
             let Some(revision) = restored_revision(key, records).filter(|_| stays) else {
-                self.keep_found(key);
+                self.rules.keep_found(key);
                 continue;
             };
             let facts = facts(key, &revision, records);
@@ -233,7 +197,7 @@ impl Desired {
                     ..IntentState::of(revision)
                 }),
             );
-            for copy in self.copies_of_intent(key) {
+            for copy in self.owners().copies_of_intent(key) {
                 self.claim(key, &copy);
                 looks.insert(copy);
             }
@@ -256,7 +220,7 @@ impl Desired {
         // Copies under removal need no answer.
         let copies: Vec<_> = copies
             .iter()
-            .filter(|copy| !self.is_ordered(key, std::slice::from_ref(copy)))
+            .filter(|copy| !self.copies.is_ordered(key, std::slice::from_ref(copy)))
             .collect();
         if copies.is_empty() {
             return false;
@@ -265,7 +229,7 @@ impl Desired {
         match rule.intents.get(&key.source) {
             // Also of a rule that is being removed: the hub names the removals.
             None => {
-                self.keep_found(key);
+                self.rules.keep_found(key);
                 return true;
             }
             // The hub's answer is about all its copies.
@@ -278,69 +242,6 @@ impl Desired {
             }
         }
         false
-    }
-
-    /// Forgets the found copies of a rule that are deleted again: a late event of a watch about a
-    /// removed copy.
-    pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
-        let Some(rule) = self.rules.get(uid) else {
-            return;
-        };
-        let found = rule.intents.iter().filter(|(_, intent)| intent.found);
-        let keys = found.map(|(source, _)| IntentKey {
-            rule: uid.clone(),
-            source: source.clone(),
-        });
-        let deleted: Vec<_> = keys
-            .filter(|key| records.holders(key).next().is_none())
-            .collect();
-        for key in &deleted {
-            self.rules.set_intent(key, None);
-        }
-        let is_empty =
-            |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
-        if self.rules.get(uid).is_some_and(is_empty) {
-            self.rules.forget(uid);
-        }
-        self.rules.drop_if_finished(uid);
-    }
-
-    fn keep_found(&mut self, key: &IntentKey) {
-        self.rules.set_intent(
-            key,
-            Some(IntentState {
-                restored: true,
-                found: true,
-                ..IntentState::default()
-            }),
-        );
-    }
-
-    /// Those copies that the watches of some areas show.
-    fn shown_in<'a>(
-        &self,
-        areas: &BTreeSet<Area>,
-        copies: impl Iterator<Item = &'a SourceRef>,
-    ) -> Vec<SourceRef> {
-        copies
-            .filter(|copy| {
-                self.cluster
-                    .policy
-                    .area(copy)
-                    .is_some_and(|area| areas.contains(&area))
-            })
-            .cloned()
-            .collect()
-    }
-
-    /// Whether the hub has ordered the removal of one of these copies of an intent: then the intent
-    /// is not restored.
-    fn is_ordered(&self, key: &IntentKey, copies: &[SourceRef]) -> bool {
-        copies.iter().any(|copy| {
-            self.copies
-                .order_of(key, copy)
-                .is_some_and(|order| !order.namespace_prunes)
-        })
     }
 }
 

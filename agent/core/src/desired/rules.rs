@@ -2,10 +2,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{AckedIntent, RuleName, RuleUid, SetDigest};
+use runnel_proto::model::{AckedIntent, RuleName, RuleUid, SetDigest, Terms, TermsDigest};
 
 use super::rule::{AckedRule, IntentState, Rule};
+use super::tombstones::{STORED_LIMIT, Tombstones};
 use crate::copy::IntentKey;
+use crate::records::Records;
 
 /// A rule without remaining copies, as far as the agent knows.
 #[derive(Clone, Debug)]
@@ -16,6 +18,21 @@ pub struct FinishedRule {
     pub rule: RuleName,
     /// The namespaces of its copies, if the rule named any.
     pub targets: Option<BTreeSet<Arc<str>>>,
+}
+
+/// The terms of one rule as they are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRule {
+    /// The rule.
+    pub uid: RuleUid,
+    /// Its terms.
+    pub terms: Terms,
+    /// Their digest, as the hub gave it.
+    pub digest: TermsDigest,
+    /// The hub has reported that it does not have the rule.
+    pub orphaned: bool,
+    /// Sources whose copies were being removed.
+    pub tombstones: Tombstones,
 }
 
 /// The rules with any state.
@@ -177,6 +194,73 @@ impl Rules {
         let (kept, reported) = std::mem::take(&mut self.gone).into_iter().partition(hidden);
         self.gone = kept;
         reported
+    }
+
+    /// The terms to store, while these removals are under way.
+    pub fn stored(&mut self, removals: &BTreeSet<IntentKey>) -> Vec<StoredRule> {
+        let mut room = STORED_LIMIT;
+        for (uid, rule) in self.by_uid.iter_mut() {
+            rule.renew_tombstones(uid, removals, &mut room);
+        }
+        let rules = self.by_uid.iter().filter(|(_, rule)| !rule.leaving);
+        rules
+            .filter_map(|(uid, rule)| {
+                let (terms, digest) = rule.terms.as_ref()?;
+                let (terms, orphaned) = (Terms::clone(terms), rule.orphaned);
+                let tombstones = rule.removals.stored().clone();
+                Some(StoredRule {
+                    uid: uid.clone(),
+                    terms,
+                    digest: *digest,
+                    orphaned,
+                    tombstones,
+                })
+            })
+            .collect()
+    }
+
+    /// Marks the digests of an intent's copies as outdated.
+    pub fn show_again(&mut self, key: &IntentKey) {
+        if let Some(rule) = self.get_mut(&key.rule) {
+            rule.show_again(&key.source);
+        }
+    }
+
+    /// Records an intent of which only copies were found.
+    pub(super) fn keep_found(&mut self, key: &IntentKey) {
+        self.set_intent(
+            key,
+            Some(IntentState {
+                restored: true,
+                found: true,
+                ..IntentState::default()
+            }),
+        );
+    }
+
+    /// Forgets the found copies of a rule that are deleted again: a late event of a watch about a
+    /// removed copy.
+    pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
+        let Some(rule) = self.get(uid) else {
+            return;
+        };
+        let found = rule.intents.iter().filter(|(_, intent)| intent.found);
+        let keys = found.map(|(source, _)| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        });
+        let deleted: Vec<_> = keys
+            .filter(|key| records.holders(key).next().is_none())
+            .collect();
+        for key in &deleted {
+            self.set_intent(key, None);
+        }
+        let is_empty =
+            |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
+        if self.get(uid).is_some_and(is_empty) {
+            self.forget(uid);
+        }
+        self.drop_if_finished(uid);
     }
 
     pub(super) fn drop_if_finished(&mut self, uid: &RuleUid) {

@@ -265,7 +265,7 @@ impl Desired {
             .any(|other| message(other) || number(other) > number(key));
         let older = if newer { vec![key.clone()] } else { beside };
         for older in older {
-            for copy in self.copies_of_intent(&older) {
+            for copy in self.owners().copies_of_intent(&older) {
                 self.unclaim(&older, &copy);
                 looks.insert(copy);
             }

@@ -2,37 +2,20 @@
 //! job.
 use std::time::Instant;
 
-use runnel_proto::model::{Reason, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{Reason, SourceRef};
 
-use super::decider::{Computed, Decider, Visibility};
-use super::job_events::Decided;
-use super::{Notice, Reconciler};
-use crate::copy::{CopyError, CopyStatus, IntentKey, PlannedChange};
+use super::Notice;
+use super::decider::{Computed, Visibility};
+use super::jobs::Decided;
+use super::member::Member;
+use crate::copy::{CopyError, CopyStatus, PlannedChange};
 use crate::decide::{Action, Decision, DesiredCopy, applied_status, decide, is_applied, planned};
+use crate::diff;
 use crate::job::Wrote;
-use crate::live::Ownership;
 use crate::queue::Key;
 use crate::records::Observed;
-use crate::{delete_limit, diff};
 
-impl Reconciler {
-    /// Returns the pipeline over the current state.
-    pub(super) fn decider(&self) -> Decider<'_> {
-        Decider {
-            desired: &self.desired,
-            records: &self.records,
-            watches: &self.watches,
-            history: &self.history,
-            jobs: &self.jobs,
-            prunes: &self.prunes,
-            report: &self.report,
-            policy: &self.policy,
-            purges: self.is_purging(),
-            #[cfg(test)]
-            runs: &self.runs,
-        }
-    }
-
+impl Member {
     /// Reconciles a copy whose desired state may have changed, and forgets its failure.
     pub(super) fn reconcile_now(&mut self, copy: &SourceRef, now: Instant) {
         if self.history.failed.remove(copy).is_some() {
@@ -43,7 +26,7 @@ impl Reconciler {
 
     /// Reconciles a copy after an event. Only this function decides about a copy after an event.
     pub(super) fn reconcile_copy(&mut self, copy: &SourceRef, now: Instant) {
-        if !self.started {
+        if !self.watches.has_started() {
             return;
         }
         // The job under way may change the owner of the copy. The copy is reconciled when the job
@@ -86,7 +69,7 @@ impl Reconciler {
         }
         match (decision, &want) {
             (Decision::Forget, DesiredCopy::Absent(key, ..)) => {
-                if is_running || self.must_read(copy) {
+                if is_running || self.jobs.must_read(copy, &self.records, &self.watches) {
                     return self.settle(copy, &want, Some(CopyStatus::Removing(None)), now);
                 }
                 self.desired.resolve(key, copy);
@@ -99,17 +82,6 @@ impl Reconciler {
         }
     }
 
-    /// Whether a copy must be read before an order for it is dropped.
-    ///
-    /// A watch may show a deleted object, and hide the copy that replaced it. Only an answer of the
-    /// API server ends an order.
-    fn must_read(&mut self, copy: &SourceRef) -> bool {
-        if self.records.is_only_watched(copy) && self.watches.is_complete(copy) {
-            self.jobs.reread.insert(copy.clone());
-        }
-        self.jobs.reread.contains(copy)
-    }
-
     /// Drops the orders for a copy that now belongs to another intent.
     fn drop_stale_orders(&mut self, copy: &SourceRef) {
         let stale = self
@@ -117,7 +89,7 @@ impl Reconciler {
             .live(copy)
             .map(|live| self.desired.copies().stale_orders(copy, live))
             .unwrap_or_default();
-        if stale.is_empty() || self.must_read(copy) {
+        if stale.is_empty() || self.jobs.must_read(copy, &self.records, &self.watches) {
             return;
         }
         for key in stale {
@@ -167,7 +139,7 @@ impl Reconciler {
         };
         if let Some(Decided { want, action, .. }) = decided.filter(fits) {
             #[cfg(test)]
-            self.assert_current(copy, &want, &action);
+            self.decider().assert_current(copy, &want, &action);
             return (want, Decision::Act(action), false);
         }
         let computed = self.decider().compute(copy);
@@ -234,10 +206,12 @@ impl Reconciler {
         }
         if let DesiredCopy::Copy(wanted) = want
             && let Some(revision) = wanted.revision
-            && self.lacks_content(copy, &wanted.intent, &revision)
+            && !self
+                .payloads
+                .has(copy, &wanted.intent, &revision, &self.records)
         {
             self.jobs.cancel(copy);
-            self.hub.request_content(&wanted.intent);
+            self.payloads.request(&wanted.intent);
             let outcome = match action {
                 Action::Compare(_) if wanted.dry_run => {
                     planned(PlannedChange::Change, "would be updated")
@@ -266,9 +240,9 @@ impl Reconciler {
                 now,
             );
         }
-        if let Some(later) = self.delete_later(action, now) {
+        if let Some(later) = self.jobs.delete_later(action, now) {
             self.jobs.queue.add_at(&key, later);
-            let waits = delete_limit::waits(self.policy.deletes_per_hour);
+            let waits = self.jobs.delete_limit();
             return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))), now);
         }
         match self.history.failed.get(copy) {
@@ -284,17 +258,15 @@ impl Reconciler {
             }
             None => {}
         }
-        self.history.drifted.remove(copy);
-        if !matches!(action, Action::Compare(_)) {
-            self.record_drift(copy, want);
+        self.history.take_drift(copy);
+        if let DesiredCopy::Copy(wanted) = want
+            && !matches!(action, Action::Compare(_))
+        {
+            let outcome = self.report.outcome(copy, &wanted.intent.rule);
+            let observed = self.records.observed(copy);
+            self.history.record_drift(copy, wanted, outcome, observed);
         }
-        let is_drifted = self.history.drifted.contains_key(copy);
-        let later = self
-            .history
-            .contentions
-            .not_before(copy, now)
-            .filter(|_| is_drifted);
-        match later {
+        match self.history.correct_later(copy, now) {
             Some(later) => {
                 self.jobs.queue.add_at(&key, later);
                 // The correction may wait for minutes, and must not delay the stream of the hub.
@@ -303,7 +275,7 @@ impl Reconciler {
             None => {
                 self.jobs.queue.add_now(&key);
                 if let DesiredCopy::Copy(wanted) = want {
-                    let bytes = self.cache.size(&wanted.intent);
+                    let bytes = self.payloads.size(&wanted.intent);
                     self.jobs.budget.enter(copy, &wanted.intent, bytes);
                 }
             }
@@ -319,17 +291,16 @@ impl Reconciler {
         self.record_outcome(copy, want, Some(outcome), now);
     }
 
-    /// Returns when an action may delete a copy, if not now. The policy limits the deletions per
-    /// hour, also after a revocation.
-    pub(super) fn delete_later(&mut self, action: &Action, now: Instant) -> Option<Instant> {
-        if !matches!(action, Action::Delete(_)) {
-            return None;
-        }
-        self.jobs.next_delete(self.policy.deletes_per_hour, now)
-    }
-
-    fn lacks_content(&self, copy: &SourceRef, intent: &IntentKey, revision: &Revision) -> bool {
-        !self.cache.has(intent, revision) && self.decider().twin(copy, intent, revision).is_none()
+    /// Whether the removal of a copy waits until its reason is stored.
+    pub(super) fn waits_for_store(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        action: &Action,
+    ) -> bool {
+        let purges = self.is_purging();
+        self.store
+            .delays(copy, want, action, purges, &mut self.desired)
     }
 
     /// Reports the outcome of a copy, for every rule that it concerns.
@@ -340,7 +311,8 @@ impl Reconciler {
         outcome: Option<CopyStatus>,
         now: Instant,
     ) {
-        self.record_failure(copy, want, outcome.as_ref(), now);
+        self.history
+            .record_outcome(copy, want, outcome.as_ref(), &self.report, now);
         let mut outcomes = self.desired.owners().others(copy);
         match (want, outcome) {
             (DesiredCopy::Copy(wanted), Some(outcome)) => {
@@ -351,96 +323,27 @@ impl Reconciler {
                     // The agent writes no Event into a closed namespace either.
                     && self.desired.cluster().denies_namespace(&copy.namespace).is_none()
                 {
-                    self.notices.push(Notice::Failed(
+                    self.history.notify(Notice::Failed(
                         copy.clone(),
                         wanted.rule.clone(),
                         copy_error.clone(),
                     ));
                 }
                 outcomes.push((wanted.intent.rule.clone(), outcome));
-                self.desired.show_again(&wanted.intent);
+                self.desired.rules_mut().show_again(&wanted.intent);
             }
             (DesiredCopy::Absent(key, ..), Some(removing)) => {
                 for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
                     *outcome = removing.clone();
                 }
-                outcomes.extend(self.idle_winner(copy, &removing));
+                outcomes.extend(self.decider().idle_winner(copy, &removing));
             }
             // The report counts the newer copies of the rule, and not its older versions.
             (DesiredCopy::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
             (DesiredCopy::Nothing, _) | (_, None) => {}
         }
-        let owner = self.owner(copy, want);
+        let owner = self.decider().owner(copy, want);
         self.report.set(copy, outcomes, owner.as_ref());
-    }
-
-    /// Records for the log that a copy begins to fail, or fails for another reason than before.
-    fn record_failure(
-        &mut self,
-        copy: &SourceRef,
-        want: &DesiredCopy,
-        outcome: Option<&CopyStatus>,
-        now: Instant,
-    ) {
-        let (uid, rule) = match want {
-            DesiredCopy::Copy(wanted) => (&wanted.intent.rule, &wanted.rule),
-            DesiredCopy::Absent(key, rule, _) => (&key.rule, rule),
-            DesiredCopy::Kept(..) | DesiredCopy::Nothing => return,
-        };
-        fn error_of(outcome: Option<&CopyStatus>) -> Option<&CopyError> {
-            match outcome? {
-                CopyStatus::Failed(copy_error) | CopyStatus::Removing(Some(copy_error)) => {
-                    Some(copy_error)
-                }
-                _ => None,
-            }
-        }
-        let Some(copy_error) = error_of(outcome) else {
-            return;
-        };
-        let before = error_of(self.report.outcome(copy, uid));
-        // The hub sends the content within moments, or reports that it cannot.
-        let is_passing = copy_error.reason == Reason::WaitingForHub;
-        if !is_passing && before.is_none_or(|before| before.reason != copy_error.reason) {
-            self.audit.failed(copy, (uid, rule), copy_error, now);
-        }
-    }
-
-    /// Returns the rule to which the live object of a copy belongs. An object that no watch can
-    /// show counts as one of the rule that is to have the copy, and so does our copy that has lost
-    /// its seal.
-    fn owner(&self, copy: &SourceRef, want: &DesiredCopy) -> Option<RuleUid> {
-        let wanting = || want.about().map(|(intent, _)| intent.rule);
-        match self.records.live(copy) {
-            Some(live) if live.ownership == Ownership::Ours => {
-                live.intent().map(|intent| intent.rule).or_else(wanting)
-            }
-            Some(_) => None,
-            None if self.decider().may_exist_unseen(copy) => wanting(),
-            None => None,
-        }
-    }
-
-    /// Returns the outcome for the rule that wins a copy while another rule's removal of the copy
-    /// is pending.
-    fn idle_winner(
-        &self,
-        copy: &SourceRef,
-        removing: &CopyStatus,
-    ) -> Option<(RuleUid, CopyStatus)> {
-        let (rule, wanted) = self.desired.owners().idle_winner(copy)?;
-        // The removal may wait for an approval. Nothing is under way until then.
-        let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
-        let decision = wanted.map(|wanted| {
-            decide(
-                &DesiredCopy::Copy(Box::new(wanted)),
-                self.records.observed(copy),
-            )
-        });
-        match decision {
-            Some(Decision::Noop(outcome)) => Some((rule, outcome)),
-            _ => Some((rule, CopyStatus::UnderWay)),
-        }
     }
 }
 

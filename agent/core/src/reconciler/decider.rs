@@ -2,19 +2,16 @@
 //! stage to a [`Computed`].
 //!
 //! The pipeline only reads. A preview runs the same pipeline over another desired set.
-use std::sync::Arc;
+use runnel_proto::model::{DeletionPolicy, DriftPolicy, Revision, RuleUid, SourceRef};
 
-use runnel_proto::model::{DeletionPolicy, DriftPolicy, Revision, SourceRef};
-
-use super::drift::{CopyHistory, Loss};
-use super::job_events::Jobs;
+use super::history::{CopyHistory, Loss};
+use super::jobs::Jobs;
 use super::prunes::PruneApprovals;
 use super::watches::Watches;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
-use crate::decide::{DesiredCopy, Order, TargetNamespace, WantedCopy};
+use crate::decide::{Decision, DesiredCopy, Order, TargetNamespace, WantedCopy, decide};
 use crate::desired::Desired;
-use crate::live::{Ownership, Sealed};
-use crate::policy::Policy;
+use crate::live::{Live, Ownership, Sealed};
 use crate::records::{Observed, Records};
 use crate::report::Report;
 
@@ -28,7 +25,6 @@ pub(super) struct Decider<'a> {
     pub(super) jobs: &'a Jobs,
     pub(super) prunes: &'a PruneApprovals,
     pub(super) report: &'a Report,
-    pub(super) policy: &'a Arc<Policy>,
     /// Whether the hub has revoked this cluster and the policy deletes all copies for that.
     pub(super) purges: bool,
     /// How often the pipeline has run.
@@ -281,20 +277,128 @@ impl Decider<'_> {
             && !wanted.is_ambiguous
     }
 
-    /// Returns another intact copy with the same content.
-    pub(super) fn twin(
+    /// Whether a rule needs a missing namespace to be created.
+    pub(super) fn needs_namespace(&self, name: &str) -> bool {
+        let needs = |copy: &SourceRef| match self.desired_copy(copy) {
+            DesiredCopy::Copy(wanted) => {
+                matches!(wanted.place, TargetNamespace::ToCreate(_))
+                    && !wanted.suspend
+                    && !wanted.dry_run
+                    && !wanted.is_ambiguous
+                    && wanted.denied.is_none()
+                    && wanted.revision.is_some()
+            }
+            DesiredCopy::Nothing | DesiredCopy::Kept(..) | DesiredCopy::Absent(..) => false,
+        };
+        self.watches.namespaces_unknown().is_none()
+            && !self.desired.cluster().has_namespace(name)
+            && self.desired.copies().in_namespace(name).any(needs)
+    }
+
+    /// Returns the intent and revision of a correct copy over which another client has written
+    /// another revision, with our marks. `before`: the recorded object before the change.
+    ///
+    /// The client may be another agent of this cluster, or may apply a saved copy.
+    pub(super) fn rewritten(
         &self,
         copy: &SourceRef,
-        intent: &IntentKey,
-        revision: &Revision,
-    ) -> Option<SourceRef> {
-        let mut copies = self.records.holders(intent);
-        copies
-            .find(|(other, live)| {
-                *other != copy
-                    && live.is_whole()
-                    && live.holds(&intent.rule, &intent.source, revision)
-            })
-            .map(|(twin, _)| twin.clone())
+        before: Option<&Live>,
+    ) -> Option<(IntentKey, Revision)> {
+        let before = before?;
+        let (last, live) = (before.sealed.as_ref()?, self.records.live(copy)?);
+        let sealed = live.sealed.as_ref()?;
+        let is_other = last.revision != sealed.revision
+            || last.rule != sealed.rule
+            || last.source != sealed.source;
+        // A job under way may have written it, and reports this at its end.
+        if !is_other || before.uid != live.uid || self.jobs.running.contains_key(copy) {
+            return None;
+        }
+        let DesiredCopy::Copy(wanted) = self.desired_copy(copy) else {
+            return None;
+        };
+        let revision = wanted.revision?;
+        before
+            .holds(&wanted.intent.rule, &wanted.intent.source, &revision)
+            .then_some((wanted.intent, revision))
+    }
+
+    /// Returns the rule to which the live object of a copy belongs. An object that no watch can
+    /// show counts as one of the rule that is to have the copy, and so does our copy that has lost
+    /// its seal.
+    pub(super) fn owner(&self, copy: &SourceRef, want: &DesiredCopy) -> Option<RuleUid> {
+        let wanting = || want.about().map(|(intent, _)| intent.rule);
+        match self.records.live(copy) {
+            Some(live) if live.ownership == Ownership::Ours => {
+                live.intent().map(|intent| intent.rule).or_else(wanting)
+            }
+            Some(_) => None,
+            None if self.may_exist_unseen(copy) => wanting(),
+            None => None,
+        }
+    }
+
+    /// Returns the outcome for the rule that wins a copy while another rule's removal of the copy
+    /// is pending.
+    pub(super) fn idle_winner(
+        &self,
+        copy: &SourceRef,
+        removing: &CopyStatus,
+    ) -> Option<(RuleUid, CopyStatus)> {
+        let (rule, wanted) = self.desired.owners().idle_winner(copy)?;
+        // The removal may wait for an approval. Nothing is under way until then.
+        let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
+        let decision = wanted.map(|wanted| {
+            decide(
+                &DesiredCopy::Copy(Box::new(wanted)),
+                self.records.observed(copy),
+            )
+        });
+        match decision {
+            Some(Decision::Noop(outcome)) => Some((rule, outcome)),
+            _ => Some((rule, CopyStatus::UnderWay)),
+        }
+    }
+
+    /// Asserts that a stored decision is the one that would be made now.
+    #[cfg(test)]
+    pub(super) fn assert_current(
+        &self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        action: &crate::decide::Action,
+    ) {
+        let runs = self.runs.get();
+        let now = self.desired_copy(copy);
+        self.runs.set(runs);
+        assert_eq!(&now, want, "{copy}: the stored desired state is outdated");
+        let decision = decide(&now, self.records.observed(copy));
+        let stored = Decision::Act(action.clone());
+        assert_eq!(decision, stored, "{copy}: the stored decision is outdated");
+    }
+
+    /// Asserts that a decision now would leave a copy and its outcomes as they are.
+    #[cfg(test)]
+    pub(super) fn assert_settled(&self, copy: &SourceRef) {
+        let runs = self.runs.get();
+        let want = self.desired_copy(copy);
+        self.runs.set(runs);
+        let decision = decide(&want, self.records.observed(copy));
+        match (&want, decision) {
+            (DesiredCopy::Copy(wanted), Decision::Noop(outcome)) => {
+                let reported = self.report.outcome(copy, &wanted.intent.rule);
+                assert_eq!(reported, Some(&outcome), "{copy}: the outcome is outdated");
+            }
+            (DesiredCopy::Nothing, Decision::Forget) => {
+                let others = self.desired.owners().others(copy);
+                assert_eq!(self.report.of_copy(copy), others, "{copy} is of no rule");
+            }
+            // The end of a removal may have begun another change of the copy.
+            (_, Decision::Act(_) | Decision::Noop(CopyStatus::Removing(_))) => {
+                let key = crate::queue::Key::Copy(copy.clone());
+                assert!(self.jobs.queue.contains(&key), "{copy}: an action is due");
+            }
+            (_, _) => {}
+        }
     }
 }

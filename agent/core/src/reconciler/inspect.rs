@@ -1,4 +1,5 @@
 //! Answers the hub's requests for the states of copies from the records, without a read.
+use std::collections::BTreeSet;
 use std::ops::Bound;
 
 use runnel_proto::model::{
@@ -6,11 +7,11 @@ use runnel_proto::model::{
     LiveObject, NamespaceState, Reason, RuleUid, STATES_LIMIT, SourceRef,
 };
 
-use super::Reconciler;
+use super::decider::Decider;
 use crate::copy::CopyStatus;
 use crate::live::{Live, Ownership};
 
-impl Reconciler {
+impl Decider<'_> {
     /// Returns the state of a copy.
     pub(super) fn inspected(&self, question: &Inspect) -> Inspected {
         let copy = &question.copy;
@@ -25,7 +26,7 @@ impl Reconciler {
 
     /// Returns a page of the copies of a rule.
     pub(super) fn listed(&self, question: &ListCopies) -> CopyList {
-        let all = self.desired.copies_of(&question.rule);
+        let all: BTreeSet<_> = self.desired.owners().copies_of(&question.rule).collect();
         let after = question
             .after
             .as_ref()
@@ -72,10 +73,10 @@ impl Reconciler {
             NamespaceState::Terminating
         } else if self.desired.cluster().has_namespace(name) {
             NamespaceState::Ready
-        } else if !self.watches.namespaces_complete {
-            NamespaceState::Unknown
-        } else {
+        } else if self.watches.has_namespaces() {
             NamespaceState::Missing
+        } else {
+            NamespaceState::Unknown
         }
     }
 }

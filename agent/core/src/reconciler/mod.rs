@@ -6,56 +6,55 @@
 //! # Files
 //! - `copies`: reconciles one copy.
 //! - `decider`: computes the desired state of one copy.
-//! - `drift`: changes of copies by other clients, failures and contention.
-//! - `hub_events`: frames of the hub, and reports to it.
+//! - `history`: failures, changes by other clients, and contention.
+//! - `hub_events`: the stream of the hub.
 //! - `inspect`: answers for the state of one copy.
-//! - `job_events`: the queue of jobs, and their results.
-//! - `policy`: changes of the member policy.
+//! - `job_events`: the next job, and the results of jobs.
+//! - `jobs`: the queue of jobs, and their limits.
+//! - `member`: the side of the member cluster, its policy and its revocation.
+//! - `payloads`: the payloads of the copies, and the requests for missing ones.
 //! - `preview`: decides the copies of a plan without writing.
 //! - `prunes`: removals from namespaces that are no longer targets.
 //! - `quota`: limits of copies and bytes.
 //! - `store`: terms and tombstones that are stored in a Secret.
+//! - `sync`: what the hub has sent, and the states of rules for it.
 //! - `watch_events`: handles events of the watches, and the start.
 //! - `watches`: the state of the watches.
 mod copies;
 mod decider;
-mod drift;
+mod history;
 mod hub_events;
 mod inspect;
 mod job_events;
-mod policy;
+mod jobs;
+mod member;
+mod payloads;
 mod preview;
 mod prunes;
 mod quota;
 mod store;
+mod sync;
 #[cfg(test)]
 mod tests;
 mod watch_events;
 mod watches;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{Counts, Hello, HubFrame, Refusal, RuleName, SourceRef};
+use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, RuleName, SourceRef};
 
-use crate::audit::{Audit, AuditLines};
-use crate::cache::{CACHE_BYTES, PayloadCache};
+use crate::audit::AuditLines;
 use crate::copy::{CopyError, NewPayload};
-use crate::desired::{Desired, Home, Namespace, StoredRule};
-use crate::job::{Done, Wrote};
+use crate::desired::{Home, Namespace, StoredRule};
+use crate::job::{Done, Job, Work, Wrote};
 use crate::live::Live;
 use crate::policy::{Area, Policy};
-use crate::records::Records;
-use crate::report::Report;
+use crate::queue::Key;
 
-use drift::CopyHistory;
 use hub_events::HubLink;
-use job_events::Jobs;
-use preview::PendingPreviews;
-use prunes::PruneApprovals;
-use store::Store;
-use watches::Watches;
+use member::Member;
+use payloads::Payloads;
 
 /// Limit of the jobs under way.
 pub const PARALLEL: usize = 8;
@@ -204,212 +203,183 @@ impl Totals {
     }
 }
 
-/// The reconciler of one agent. It receives events, and returns jobs, frames and Events.
+/// The reconciler of one agent: it connects the stream of the hub with the copies of the member
+/// cluster. It receives events, and returns jobs, frames and notices.
 pub struct Reconciler {
-    home: Arc<str>,
-    policy: Arc<Policy>,
-    /// The desired set of this cluster.
-    desired: Desired,
-    /// The known objects of this cluster.
-    records: Records,
-    watches: Watches,
-    /// The history of the copies, as far as it decides about them.
-    history: CopyHistory,
-    jobs: Jobs,
-    cache: PayloadCache,
-    /// The outcomes of all copies, for the hub.
-    report: Report,
+    member: Member,
     hub: HubLink,
-    /// The approvals of removals from namespaces that are no longer targets.
-    prunes: PruneApprovals,
-    previews: PendingPreviews,
-    store: Store,
-    notices: Vec<Notice>,
-    audit: Audit,
-    totals: Totals,
-    /// Whether each watch has delivered its first list, or has failed.
-    started: bool,
-    /// Whether the hub has revoked this cluster and has not begun a session with it since.
-    revoked: bool,
-    /// Whether this agent is the active one of its cluster.
-    active: bool,
-    /// How often the pipeline has run.
-    #[cfg(test)]
-    runs: std::cell::Cell<usize>,
 }
 
 impl Reconciler {
     /// Returns a reconciler that has received no event.
     pub fn new(setup: Setup) -> Self {
-        let mut desired = Desired::new(setup.home.clone(), setup.policy.clone());
-        if let Some(uid) = &setup.hub_cluster_uid {
-            desired.set_hub_cluster(uid);
-        }
         Self {
-            home: setup.home.namespace.into(),
-            watches: Watches::new(setup.policy.clone()),
-            policy: setup.policy,
-            desired,
-            records: Records::default(),
-            history: CopyHistory::default(),
-            jobs: Jobs::new(setup.seed),
-            cache: PayloadCache::new(CACHE_BYTES),
-            report: Report::default(),
-            hub: HubLink::new(setup.hello),
-            prunes: PruneApprovals::default(),
-            previews: PendingPreviews::default(),
-            store: Store::new(setup.stored),
-            notices: vec![],
-            audit: Audit::default(),
-            totals: Totals::default(),
-            started: false,
-            revoked: false,
-            active: true,
-            #[cfg(test)]
-            runs: std::cell::Cell::default(),
+            hub: HubLink::new(setup.hello.clone()),
+            member: Member::new(setup),
         }
     }
 
     /// Sets other limits for cached payloads and for payloads that wait to be applied, in bytes.
     pub fn with_bounds(mut self, cache: usize, room: usize) -> Self {
-        self.cache = PayloadCache::new(cache);
-        self.jobs.set_budget(room);
+        self.member.payloads = Payloads::new(cache);
+        self.member.jobs.set_budget(room);
         self
     }
 
     /// Handles an event.
     pub fn handle(&mut self, event: Event, now: Instant) {
+        let member = &mut self.member;
         if event.is_wide() {
-            self.jobs.outdate_decisions();
+            member.jobs.outdate_decisions();
         }
         match event {
-            Event::Policy(policy) => self.set_policy(policy, now),
-            Event::CopiesListed(area) => self.copies_listed(&area),
-            Event::Copy(copy, live) => self.copy_seen(&copy, live, now),
-            Event::Content(seen) => self.cache.offer(seen.key, seen.revision, seen.payload),
-            Event::CopyGone(copy, uid) => self.copy_gone(&copy, &uid, now),
-            Event::CopiesComplete(area) => self.copies_complete(&area, now),
+            Event::Policy(policy) => member.set_policy(policy, now),
+            Event::CopiesListed(area) => member.copies_listed(&area),
+            Event::Copy(copy, live) => member.copy_seen(&copy, live, now),
+            Event::Content(seen) => member.payloads.offer(seen),
+            Event::CopyGone(copy, uid) => member.copy_gone(&copy, &uid, now),
+            Event::CopiesComplete(area) => member.copies_complete(&area, now),
             Event::CopiesForbidden(area, copy_error) => {
-                self.copies_forbidden(&area, copy_error, now)
+                let is_news = member.watches.forbid(&area, copy_error);
+                member.watch_failed(is_news.then_some(&area), now);
             }
-            Event::WatchLost(scope, status) => self.watch_lost(&scope, status, now),
-            Event::WatchResumed(scope) => self.watch_resumed(&scope),
-            Event::NamespacesListed => self.watches.namespace_listing = Some(BTreeSet::new()),
-            Event::Namespace(name, namespace) => self.namespace_seen(&name, namespace, now),
-            Event::NamespaceGone(name) => self.namespace_gone(&name, now),
-            Event::NamespacesComplete => self.namespaces_complete(now),
+            Event::WatchLost(scope, status) => {
+                let unreadable = member.watches.lose(&scope, status);
+                member.watch_failed(unreadable, now);
+            }
+            Event::WatchResumed(scope) => {
+                member.watches.resume(&scope);
+                member.prove_again();
+            }
+            Event::NamespacesListed => member.watches.begin_namespaces(),
+            Event::Namespace(name, namespace) => member.namespace_seen(&name, namespace, now),
+            Event::NamespaceGone(name) => member.set_namespace(&name, None, now),
+            Event::NamespacesComplete => member.namespaces_complete(now),
             Event::HubConnected => self.connected(now),
             Event::Hub(frame, refused) => self.frame(frame, refused, now),
             Event::HubLost => self.disconnected(now),
-            Event::Revoked => self.revoked(now),
+            Event::Revoked => member.revoke(now),
             Event::Done(done) => self.done(*done, now),
+        }
+    }
+
+    /// Sets whether this agent is the active one of its cluster. Only the active agent returns jobs
+    /// that write copies.
+    pub fn set_active(&mut self, active: bool) {
+        self.member.jobs.active = active;
+    }
+
+    /// Returns the next job, if fewer than [`PARALLEL`] are under way. The caller must return its
+    /// result as [`Event::Done`].
+    pub fn next_job(&mut self, now: Instant) -> Option<Job> {
+        match self.hub.previews.pop() {
+            Some((number, preview_job)) => Some(Job {
+                key: Key::Question(number),
+                work: Work::Preview(Box::new(preview_job)),
+            }),
+            None => self.member.next_job(now),
+        }
+    }
+
+    /// Handles the result of a job.
+    fn done(&mut self, done: Done, now: Instant) {
+        match done.key.clone() {
+            Key::Namespace(name) => self.member.namespace_done(&name, &done, now),
+            Key::Copy(copy) => self.member.copy_done(&copy, done, now),
+            Key::Question(number) => {
+                // A preview that an earlier stream requested is dropped.
+                if self.hub.previews.close(number)
+                    && let Some(preview_result) = done.preview_result
+                {
+                    self.hub.send(AgentFrame::PreviewResult(preview_result));
+                }
+            }
+        }
+    }
+
+    /// Returns the terms to store, once after each change. The caller reports the result to
+    /// [`Reconciler::stored`].
+    pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
+        let member = &mut self.member;
+        if !member.store.is_stale(&member.desired) {
+            return None;
+        }
+        let removals = member.jobs.removals();
+        Some(member.store.begin(&mut member.desired, &removals))
+    }
+
+    /// Whether the terms must be stored.
+    pub fn wants_store(&self) -> bool {
+        self.member.store.is_stale(&self.member.desired)
+    }
+
+    /// Whether the removal of copies waits for the store.
+    pub fn is_store_urgent(&self) -> bool {
+        self.member.store.is_urgent(&self.member.desired)
+    }
+
+    /// Handles the result of a store.
+    pub fn stored(&mut self, saved: Result<(), CopyError>, now: Instant) {
+        for copy in self.member.store.end(saved) {
+            self.member.reconcile_copy(&copy, now);
         }
     }
 
     /// Whether each watch has delivered its first list, or has failed.
     pub fn has_started(&self) -> bool {
-        self.started
+        self.member.watches.has_started()
     }
 
     /// Whether the agent may receive more from the hub.
     pub fn has_room(&self) -> bool {
-        self.jobs.has_room()
+        self.member.jobs.has_room()
     }
 
     /// Returns the latest time at which the caller must request jobs and frames again.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
-        let report = self.report.next_due(now).filter(|_| self.hub.has_begun());
-        let contention = self.history.contentions.next_calm();
-        // Work that is already due waits for something else: a free job, or room in the stream.
-        let all = [
-            self.jobs.queue.next_due(),
-            report,
-            contention,
-            self.hub.next_due(),
+        let member = &self.member;
+        let frames = [
+            member.report.next_due(now),
+            member.report.next_resync(),
+            member.payloads.next_request(),
         ];
-        all.into_iter().flatten().filter(|due| *due > now).min()
+        let frames = frames.into_iter().filter(|_| self.hub.has_begun());
+        let jobs = [
+            member.jobs.queue.next_due(),
+            member.history.contentions.next_calm(),
+        ];
+        // Work that is already due waits for something else: a free job, or room in the stream.
+        let all = frames.chain(jobs).flatten();
+        all.filter(|due| *due > now).min()
     }
 
     /// Returns the notices since the last call.
     pub fn take_notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
+        self.member.history.take_notices()
     }
 
     /// Returns when the lines of the log about changed copies are due.
     pub fn audit_due(&self) -> Option<Instant> {
-        self.audit.due()
+        self.member.history.audit.due()
     }
 
     /// Returns the lines of the log about changed and failing copies, if they are due.
     pub fn take_audit(&mut self, now: Instant) -> AuditLines {
-        self.audit.take_lines(now)
+        self.member.history.audit.take_lines(now)
     }
 
     /// Returns the sums over all copies.
     pub fn counts(&self) -> Counts {
-        self.report.totals()
+        self.member.report.totals()
     }
 
     /// Returns the counters since the start.
     pub fn totals(&self) -> Totals {
-        Totals {
-            contentions: self.history.contentions.count() as u64,
-            ..self.totals
-        }
+        self.member.history.totals()
     }
 
     /// Returns the size of the cached payloads, in bytes.
     pub fn cached_bytes(&self) -> usize {
-        self.cache.bytes()
-    }
-
-    /// Asserts that a stored decision is the one that would be made now.
-    #[cfg(test)]
-    fn assert_current(
-        &self,
-        copy: &SourceRef,
-        want: &crate::decide::DesiredCopy,
-        action: &crate::decide::Action,
-    ) {
-        use crate::decide::{Decision, decide};
-        let runs = self.runs.get();
-        let now = self.decider().desired_copy(copy);
-        self.runs.set(runs);
-        assert_eq!(&now, want, "{copy}: the stored desired state is outdated");
-        let decision = decide(&now, self.records.observed(copy));
-        let stored = Decision::Act(action.clone());
-        assert_eq!(decision, stored, "{copy}: the stored decision is outdated");
-    }
-
-    /// Asserts that a decision now would leave a copy and its outcomes as they are.
-    #[cfg(test)]
-    fn assert_settled(&mut self, copy: &SourceRef) {
-        use crate::copy::CopyStatus;
-        use crate::decide::{Decision, DesiredCopy, decide};
-        let runs = self.runs.get();
-        let want = self.decider().desired_copy(copy);
-        self.runs.set(runs);
-        let decision = decide(&want, self.records.observed(copy));
-        match (&want, decision) {
-            (DesiredCopy::Copy(wanted), Decision::Noop(outcome)) => {
-                let reported = self.report.outcome(copy, &wanted.intent.rule);
-                assert_eq!(reported, Some(&outcome), "{copy}: the outcome is outdated");
-            }
-            (DesiredCopy::Nothing, Decision::Forget) => {
-                let others = self.desired.owners().others(copy);
-                assert_eq!(self.report.of_copy(copy), others, "{copy} is of no rule");
-            }
-            // The end of a removal may have begun another change of the copy.
-            (_, Decision::Act(_) | Decision::Noop(CopyStatus::Removing(_))) => {
-                let key = crate::queue::Key::Copy(copy.clone());
-                assert!(self.jobs.queue.contains(&key), "{copy}: an action is due");
-            }
-            (_, _) => {}
-        }
-    }
-
-    #[cfg(test)]
-    fn acked_pairs(&self, uid: &str) -> Vec<runnel_proto::model::AckedIntent> {
-        self.desired.rules().pairs(&uid.into())
+        self.member.payloads.bytes()
     }
 }

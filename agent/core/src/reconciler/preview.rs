@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AgentFrame, DIFF_COPIES, FieldDigests, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome,
-    PreviewRequest, PreviewResult, Refusal, RuleUid, SourceRef,
+    DIFF_COPIES, FieldDigests, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest,
+    PreviewResult, Refusal, RuleUid, SourceRef,
 };
 
-use super::Reconciler;
 use super::decider::Decider;
+use super::member::Member;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{
     Action, Decision, DesiredCopy, TargetNamespace, WantedCopy, decide, is_of_this_intent,
 };
 use crate::job::{
-    ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Limits, Open, PreviewJob, Recreate,
+    ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Open, PreviewJob, Recreate,
 };
 use crate::live::{Live, Ownership};
 use crate::preview::preview;
@@ -34,7 +34,8 @@ pub(super) struct PendingPreviews {
 }
 
 impl PendingPreviews {
-    fn add(&mut self, preview_job: PreviewJob) {
+    /// Adds a preview.
+    pub(super) fn add(&mut self, preview_job: PreviewJob) {
         self.last += 1;
         self.open.insert(self.last);
         self.waiting.push_back((self.last, preview_job));
@@ -57,51 +58,51 @@ impl PendingPreviews {
     }
 }
 
-impl Reconciler {
-    /// Begins a preview. `refused`: the parts of the request that this build cannot read.
-    pub(super) fn preview(&mut self, asked: &PreviewRequest, refused: &[Refusal]) {
-        if let Some(whole) = refused
-            .iter()
-            .find(|refused| refused.source.name.is_empty())
-        {
-            let unanswered = whole.message.clone();
-            let answer = PreviewResult {
-                question: asked.question,
-                copies: vec![],
-                more: 0,
-                last: true,
-                unanswered,
-            };
-            return self.hub.send(AgentFrame::PreviewResult(answer));
-        }
-        let mut desired = self.desired.clone();
-        desired.preview(asked, &self.records);
-        let intents = asked
-            .intents
-            .iter()
-            .map(|intent| (&intent.intent.source, intent))
-            .collect();
-        let decider = Decider {
-            desired: &desired,
-            ..self.decider()
-        };
-        let mut preview_job = Preview {
-            decider,
-            home: &self.home,
-            asked,
-            intents,
-        }
-        .preview_job();
-        preview_job.items.extend(refused.iter().map(refused_item));
-        self.previews.add(preview_job);
+/// Returns the job of a preview, or its result if a part of the request that this build cannot read
+/// concerns all its copies. `refused`: the parts that this build cannot read.
+pub(super) fn preview_job(
+    member: &Member,
+    asked: &PreviewRequest,
+    refused: &[Refusal],
+) -> Result<PreviewJob, PreviewResult> {
+    if let Some(whole) = refused
+        .iter()
+        .find(|refused| refused.source.name.is_empty())
+    {
+        return Err(PreviewResult {
+            question: asked.question,
+            copies: vec![],
+            more: 0,
+            last: true,
+            unanswered: whole.message.clone(),
+        });
     }
+    let decider = member.decider();
+    let mut desired = decider.desired.clone();
+    desired.preview(asked, decider.records);
+    let intents = asked
+        .intents
+        .iter()
+        .map(|intent| (&intent.intent.source, intent))
+        .collect();
+    let decider = Decider {
+        desired: &desired,
+        ..decider
+    };
+    let preview = Preview {
+        decider,
+        asked,
+        intents,
+    };
+    let mut preview_job = preview.preview_job();
+    preview_job.items.extend(refused.iter().map(refused_item));
+    Ok(preview_job)
 }
 
 /// The computation of one preview.
 struct Preview<'a> {
     /// The pipeline over the previewed desired set.
     decider: Decider<'a>,
-    home: &'a Arc<str>,
     asked: &'a PreviewRequest,
     intents: BTreeMap<&'a SourceRef, &'a PreviewIntent>,
 }
@@ -109,7 +110,8 @@ struct Preview<'a> {
 impl Preview<'_> {
     fn preview_job(&self) -> PreviewJob {
         let asked = self.asked;
-        let mut copies = self.decider.desired.copies_of(&asked.uid);
+        let owners = self.decider.desired.owners();
+        let mut copies: BTreeSet<_> = owners.copies_of(&asked.uid).collect();
         copies.extend(
             self.decider
                 .records
@@ -302,10 +304,7 @@ impl Preview<'_> {
                 Recreate::No
             },
             dry_run: false,
-            limits: Limits {
-                policy: self.decider.policy.clone(),
-                home: self.home.clone(),
-            },
+            limits: self.decider.jobs.limits.clone(),
         })
     }
 }

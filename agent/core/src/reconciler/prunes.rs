@@ -11,12 +11,14 @@
 //! agent reports another digest, and when the stream ends.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use ring::digest::{Context, SHA256};
-use runnel_proto::model::{AskedDigest, NAMESPACES_LIMIT, NamespacePrunes, RuleUid, SourceRef};
+use runnel_proto::model::{
+    AskedDigest, NAMESPACES_LIMIT, NamespacePrunes, RuleState, RuleUid, SourceRef,
+};
 
-use super::Reconciler;
+use crate::records::Records;
+use crate::report::Report;
 
 /// The copies that the hub has approved for removal.
 #[derive(Default)]
@@ -49,6 +51,14 @@ impl PruneApprovals {
         match digest {
             Some(digest) => drop(self.reported.insert(rule.clone(), digest)),
             None => drop(self.reported.remove(rule)),
+        }
+    }
+
+    /// Records the digests in the states of rules that are reported to the hub.
+    pub(super) fn reported(&mut self, states: &[RuleState]) {
+        for state in states {
+            let digest = state.namespace_prunes.as_ref().map(|prunes| prunes.digest);
+            self.report(&state.uid, digest);
         }
     }
 
@@ -112,52 +122,36 @@ pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> Ask
     AskedDigest(short)
 }
 
-impl Reconciler {
-    /// Returns the copies of a rule that wait for an approval, with their uids.
-    pub(super) fn waiting_prunes(&self, rule: &RuleUid) -> BTreeMap<SourceRef, Arc<str>> {
-        let copies = self.report.namespace_prunes(rule);
-        copies
-            .filter_map(|copy| Some((copy.clone(), self.records.live(copy)?.uid.clone())))
-            .collect()
-    }
+/// Returns the copies of a rule that wait for an approval, with their uids.
+pub(super) fn waiting(
+    rule: &RuleUid,
+    report: &Report,
+    records: &Records,
+) -> BTreeMap<SourceRef, Arc<str>> {
+    let copies = report.namespace_prunes(rule);
+    copies
+        .filter_map(|copy| Some((copy.clone(), records.live(copy)?.uid.clone())))
+        .collect()
+}
 
-    /// Returns the report of the copies that wait for an approval.
-    pub(super) fn namespace_prunes_of(&self, rule: &RuleUid) -> Option<NamespacePrunes> {
-        let waiting = self.waiting_prunes(rule);
-        let copies = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
-        let namespaces: BTreeSet<_> = waiting.keys().map(|copy| &copy.namespace).collect();
-        (copies > 0).then(|| NamespacePrunes {
-            copies,
-            digest: digest_of(rule, &waiting),
-            namespaces: namespaces
-                .into_iter()
-                .take(NAMESPACES_LIMIT)
-                .map(|name| name.to_string())
-                .collect(),
-        })
-    }
-
-    /// Stores an approval of the hub, and applies it.
-    pub(super) fn handle_approval(&mut self, rule: &RuleUid, digest: AskedDigest, now: Instant) {
-        if self.prunes.offer(rule, digest) {
-            self.apply_approval(rule, now);
-        }
-    }
-
-    /// Removes the copies that the hub has approved, if exactly these copies wait. Terms that the
-    /// hub has not confirmed remove nothing.
-    pub(super) fn apply_approval(&mut self, rule: &RuleUid, now: Instant) {
-        if !self.prunes.has_offer(rule) || self.desired.rules().is_unconfirmed(rule) {
-            return;
-        }
-        let waiting = self.waiting_prunes(rule);
-        if self.prunes.take(rule, &waiting) {
-            tracing::info!(%rule, copies = waiting.len(), "the hub has approved the removal of copies from namespaces that are no longer targets");
-            for copy in waiting.keys() {
-                self.reconcile_now(copy, now);
-            }
-        }
-    }
+/// Returns the report of the copies of a rule that wait for an approval.
+pub(super) fn summary(
+    rule: &RuleUid,
+    report: &Report,
+    records: &Records,
+) -> Option<NamespacePrunes> {
+    let waiting = waiting(rule, report, records);
+    let copies = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
+    let namespaces: BTreeSet<_> = waiting.keys().map(|copy| &copy.namespace).collect();
+    (copies > 0).then(|| NamespacePrunes {
+        copies,
+        digest: digest_of(rule, &waiting),
+        namespaces: namespaces
+            .into_iter()
+            .take(NAMESPACES_LIMIT)
+            .map(|name| name.to_string())
+            .collect(),
+    })
 }
 
 #[cfg(test)]

@@ -49,8 +49,8 @@ impl Decider<'_> {
         let policy = beyond(
             total,
             adds,
-            Some(self.policy.max_copies),
-            Some(self.policy.max_bytes),
+            Some(self.jobs.limits.policy.max_copies),
+            Some(self.jobs.limits.policy.max_bytes),
         );
         if let Some((field, limit)) = policy {
             return Some(denied(format!(

@@ -3,11 +3,9 @@
 //! The agent removes no copy before it has stored the reason. Otherwise a restarted agent could
 //! create the copy again from a twin.
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use runnel_proto::model::SourceRef;
 
-use super::Reconciler;
 use crate::copy::{CopyError, IntentKey};
 use crate::decide::{Action, DesiredCopy};
 use crate::desired::{Desired, StoredRule};
@@ -15,7 +13,7 @@ use crate::desired::{Desired, StoredRule};
 /// The state of the store, in generations of the desired set.
 pub(super) struct Store {
     /// The rules of the store at the start, until they are restored.
-    initial: Vec<StoredRule>,
+    initial: Option<Vec<StoredRule>>,
     /// The stored generation.
     generation: u64,
     /// The generation that is being stored.
@@ -31,7 +29,7 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn new(initial: Vec<StoredRule>) -> Self {
         Self {
-            initial,
+            initial: Some(initial),
             generation: 0,
             saving: None,
             error: None,
@@ -42,16 +40,22 @@ impl Store {
 
     /// Returns the rules of the store at the start.
     pub(super) fn take_initial(&mut self) -> Vec<StoredRule> {
-        std::mem::take(&mut self.initial)
+        self.initial.take().unwrap_or_default()
     }
 
-    /// Whether the desired set has changed since it was stored, and is not being stored.
-    fn is_stale(&self, desired: &Desired) -> bool {
-        self.saving.is_none() && self.generation != desired.generation()
+    /// Whether the desired set must be stored: it has changed since, and is not being stored.
+    pub(super) fn is_stale(&self, desired: &Desired) -> bool {
+        // Before the start, the stored terms are not in force and must not be overwritten.
+        self.initial.is_none() && self.saving.is_none() && self.generation != desired.generation()
     }
 
-    /// Returns the terms to store.
-    fn begin(
+    /// Whether the removal of copies waits until the desired set is stored.
+    pub(super) fn is_urgent(&self, desired: &Desired) -> bool {
+        self.is_stale(desired) && !self.waiting.is_empty()
+    }
+
+    /// Returns the terms to store. `removals`: the intents with a removal under way.
+    pub(super) fn begin(
         &mut self,
         desired: &mut Desired,
         removals: &BTreeSet<IntentKey>,
@@ -61,13 +65,13 @@ impl Store {
         let rules = if self.purge.is_some() {
             vec![]
         } else {
-            desired.stored(removals)
+            desired.rules_mut().stored(removals)
         };
         (desired.cluster().hub_uid().map(str::to_owned), rules)
     }
 
     /// Records the result of an attempt, and returns the copies that waited for it.
-    fn end(&mut self, result: Result<(), CopyError>) -> BTreeSet<SourceRef> {
+    pub(super) fn end(&mut self, result: Result<(), CopyError>) -> BTreeSet<SourceRef> {
         let Some(saving) = self.saving.take() else {
             return BTreeSet::new();
         };
@@ -90,11 +94,32 @@ impl Store {
         self.error.clone()
     }
 
-    fn purge_generation(&mut self, desired: &mut Desired) -> u64 {
-        if self.purge.is_none() {
-            desired.mark_changed();
+    /// Whether the removal of a copy waits for the store. `purges`: all copies are deleted.
+    pub(super) fn delays(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        action: &Action,
+        purges: bool,
+        desired: &mut Desired,
+    ) -> bool {
+        let (DesiredCopy::Absent(key, ..), Action::Delete(_) | Action::Retain(_)) = (want, action)
+        else {
+            return false;
+        };
+        let needed = if purges {
+            if self.purge.is_none() {
+                desired.mark_changed();
+            }
+            *self.purge.get_or_insert(desired.generation())
+        } else {
+            desired.copies().generation_of(key, copy)
+        };
+        let waits = needed > self.generation;
+        if waits {
+            self.waiting.insert(copy.clone());
         }
-        *self.purge.get_or_insert(desired.generation())
+        waits
     }
 
     /// Ends a purge, because the hub has accepted this cluster again.
@@ -102,55 +127,5 @@ impl Store {
         if self.purge.take().is_some() {
             desired.mark_changed();
         }
-    }
-}
-
-impl Reconciler {
-    /// Returns the terms to store, once after each change. The caller reports the result to
-    /// [`Reconciler::stored`].
-    pub fn take_store(&mut self) -> Option<(Option<String>, Vec<StoredRule>)> {
-        self.wants_store()
-            .then(|| self.store.begin(&mut self.desired, &self.jobs.removals()))
-    }
-
-    /// Whether the terms must be stored.
-    pub fn wants_store(&self) -> bool {
-        // Before the start, the stored terms are not in force and must not be overwritten.
-        self.started && self.store.is_stale(&self.desired)
-    }
-
-    /// Whether the removal of copies waits for the store.
-    pub fn is_store_urgent(&self) -> bool {
-        self.wants_store() && !self.store.waiting.is_empty()
-    }
-
-    /// Handles the result of a store.
-    pub fn stored(&mut self, saved: Result<(), CopyError>, now: Instant) {
-        for copy in self.store.end(saved) {
-            self.reconcile_copy(&copy, now);
-        }
-    }
-
-    /// Whether the removal of a copy waits for the store.
-    pub(super) fn waits_for_store(
-        &mut self,
-        copy: &SourceRef,
-        want: &DesiredCopy,
-        action: &Action,
-    ) -> bool {
-        let (DesiredCopy::Absent(key, ..), Action::Delete(_) | Action::Retain(_)) = (want, action)
-        else {
-            return false;
-        };
-        let needed = if self.is_purging() {
-            self.store.purge_generation(&mut self.desired)
-        } else {
-            self.desired.copies().generation_of(key, copy)
-        };
-        let waits = needed > self.store.generation;
-        if waits {
-            self.store.waiting.insert(copy.clone());
-        }
-        waits
     }
 }

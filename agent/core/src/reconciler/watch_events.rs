@@ -4,94 +4,58 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{Reason, SourceRef};
+use runnel_proto::model::SourceRef;
 
-use super::{Reconciler, WatchScope};
-use crate::classify;
-use crate::copy::{CopyError, IntentKey};
+use super::member::Member;
+use crate::copy::IntentKey;
 use crate::desired::Namespace;
-use crate::live::{Live, Ownership};
+use crate::live::Live;
 use crate::policy::Area;
 
-/// Limit of the recorded copies with an unproved intent.
-const UNPROVED_LIMIT: usize = 2_000;
-
-impl Reconciler {
+impl Member {
+    /// Handles the begin of an area's list.
     pub(super) fn copies_listed(&mut self, area: &Area) {
-        if let Some(watched) = self.watches.copies.get_mut(area) {
-            watched.listing = Some(BTreeSet::new());
+        if self.watches.begin_list(area) {
             self.records
                 .list_begins(area.resource, area.namespace.as_deref());
         }
     }
 
+    /// Handles an object that a watch shows.
     pub(super) fn copy_seen(&mut self, copy: &SourceRef, live: Live, now: Instant) {
-        let Some(area) = self.policy.area(copy) else {
-            return;
-        };
-        let Some(listed) = self
-            .watches
-            .copies
-            .get(&area)
-            .map(|watched| watched.listing.is_some())
-        else {
+        let is_stranger =
+            !self.desired.copies().contains(copy) && self.records.is_stranger(copy, &live);
+        let Some(is_listed) = self.watches.shown(copy, !is_stranger) else {
             return;
         };
         self.jobs.record_event(copy, Some(live.version.clone()));
-        if self.is_stranger(copy, &live) {
-            return self.stranger_seen(copy, now);
-        }
-        if let Some(listing) = self
-            .watches
-            .copies
-            .get_mut(&area)
-            .and_then(|watched| watched.listing.as_mut())
-        {
-            listing.insert(copy.clone());
+        let before = self.records.live(copy).cloned();
+        if is_stranger {
+            if before.is_some() {
+                self.records.forget(copy);
+                self.reconcile_copy(copy, now);
+            }
+            return;
         }
         let known = |live: &Live| (live.uid.clone(), live.facts.digest);
-        let before = self.records.live(copy).cloned();
         let (stood, stands) = (before.as_ref().map(known), known(&live));
-        if !(if listed {
+        let is_news = if is_listed {
             self.records.listed(copy, live)
         } else {
             self.records.watched(copy, live)
-        }) {
+        };
+        if !is_news {
             return;
         }
-        self.record_rewritten(copy, before.as_ref());
+        if let Some(about) = self.decider().rewritten(copy, before.as_ref()) {
+            self.history.record_rewritten(copy, about);
+        }
         self.find(copy, now);
         self.reconcile_watched(copy, now);
         if stood.is_some_and(|stood| stood != stands) {
             // Another object may now wait to be overwritten, with the same message. The proof
             // covers other content.
             self.report.touch_copy(copy);
-        }
-    }
-
-    /// Whether an object with our label is ignored: no rule concerns its name, and it has no proved
-    /// intent of ours.
-    ///
-    /// Anybody can create any number of such objects, so the agent does not record them. It records
-    /// objects with an unproved intent up to [`UNPROVED_LIMIT`].
-    fn is_stranger(&self, copy: &SourceRef, live: &Live) -> bool {
-        if self.desired.copies().contains(copy)
-            || live.sealed.is_some() && live.ownership == Ownership::Ours
-        {
-            return false;
-        }
-        let is_known = || {
-            self.records
-                .live(copy)
-                .is_some_and(|known| known.unproved.is_some())
-        };
-        live.unproved.is_none() || !is_known() && self.records.unproved() >= UNPROVED_LIMIT
-    }
-
-    fn stranger_seen(&mut self, copy: &SourceRef, now: Instant) {
-        if self.records.live(copy).is_some() {
-            self.records.forget(copy);
-            self.reconcile_copy(copy, now);
         }
     }
 
@@ -107,7 +71,8 @@ impl Reconciler {
             return;
         };
         // The agent handles the copies of a first list when the list is complete.
-        if self.started && watch.is_some_and(|watch| watch.complete) && !self.revoked {
+        if self.watches.has_started() && watch.is_some_and(|watch| watch.complete) && !self.revoked
+        {
             self.find_intent(&key, std::slice::from_ref(copy), now);
         }
     }
@@ -115,10 +80,11 @@ impl Reconciler {
     fn find_intent(&mut self, key: &IntentKey, copies: &[SourceRef], now: Instant) {
         if self.desired.find_intent(key, copies, &self.records) {
             tracing::warn!(rule = %key.rule, source = %key.source, "copies were found that the hub did not order: requesting their state from it");
-            self.hub.resync(&key.rule, now);
+            self.report.resync(&key.rule, now);
         }
     }
 
+    /// Handles an object that a watch does not show any more.
     pub(super) fn copy_gone(&mut self, copy: &SourceRef, uid: &str, now: Instant) {
         self.jobs.record_event(copy, None);
         if self.records.unwatched(copy, uid) {
@@ -134,45 +100,34 @@ impl Reconciler {
         }
     }
 
+    /// Handles the end of an area's list.
     pub(super) fn copies_complete(&mut self, area: &Area, now: Instant) {
-        let Some(watched) = self.watches.copies.get_mut(area) else {
+        let Some(listed) = self.watches.end_list(area) else {
             return;
         };
-        let seen = watched.listing.take().unwrap_or_default();
-        let first = !watched.complete;
-        (watched.complete, watched.forbidden) = (true, None);
-        let was_lost = watched.lost.take().is_some();
-        // Objects that are not ours were read, not watched, so that the list does not cover them.
-        let ours = |copy: &SourceRef| {
-            self.records
-                .live(copy)
-                .is_some_and(|live| live.ownership == Ownership::Ours)
-        };
-        let lost: Vec<_> = self
+        let missing = self
             .records
-            .names(area.resource, area.namespace.as_deref())
-            .filter(|copy| ours(copy) && !seen.contains(*copy))
-            .cloned()
-            .collect();
-        for copy in lost {
+            .missing(area.resource, area.namespace.as_deref(), &listed.names);
+        for copy in missing {
             if self.jobs.running.contains_key(&copy) {
                 self.jobs.record_event(&copy, None);
-            } else if self.records.shown_in_list(&copy) && self.desired.copies().contains(&copy) {
+                continue;
+            }
+            if self.records.shown_in_list(&copy) && self.desired.copies().contains(&copy) {
                 // The list may be older than a read or write meanwhile.
                 self.jobs.reread.insert(copy.clone());
-                self.reconcile_copy(&copy, now);
             } else {
                 self.records.forget(&copy);
-                self.reconcile_copy(&copy, now);
             }
+            self.reconcile_copy(&copy, now);
         }
-        if !self.started {
+        if !self.watches.has_started() {
             self.start_if_ready(now);
-        } else if first {
+        } else if listed.is_first {
             self.find_all(area, now);
             self.reconcile_area(area, now);
         }
-        if was_lost {
+        if listed.was_lost {
             self.prove_again();
         }
     }
@@ -180,7 +135,7 @@ impl Reconciler {
     /// Finds the copies of an area after its first complete list, or the first one after a
     /// forbidden watch.
     fn find_all(&mut self, area: &Area, now: Instant) {
-        let shown = |copy: &&SourceRef| self.policy.area(copy).as_ref() == Some(area);
+        let shown = |copy: &&SourceRef| self.watches.area(copy).as_ref() == Some(area);
         let found = self
             .records
             .intents()
@@ -197,80 +152,76 @@ impl Reconciler {
         }
     }
 
-    pub(super) fn copies_forbidden(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
-        let Some(watched) = self.watches.copies.get_mut(area) else {
-            return;
-        };
-        if watched.forbidden.replace(copy_error.clone()) == Some(copy_error) {
-            return;
-        }
-        (watched.complete, watched.listing) = (false, None);
-        if watched
-            .forbidden
-            .as_ref()
-            .is_some_and(|copy_error| copy_error.reason == Reason::Forbidden)
-        {
-            watched.lost = None;
-        }
-        if self.started {
-            self.reconcile_area(area, now)
-        } else {
-            self.start_if_ready(now)
+    /// Continues after a watch has failed. `unreadable`: the area whose copies cannot be read any
+    /// more.
+    pub(super) fn watch_failed(&mut self, unreadable: Option<&Area>, now: Instant) {
+        if !self.watches.has_started() {
+            self.start_if_ready(now);
+        } else if let Some(area) = unreadable {
+            self.reconcile_area(area, now);
         }
     }
 
+    /// Handles a namespace that exists.
     pub(super) fn namespace_seen(&mut self, name: &Arc<str>, namespace: Namespace, now: Instant) {
-        if let Some(list) = &mut self.watches.namespace_listing {
-            list.insert(name.clone());
-        }
+        self.watches.namespace_shown(name);
         self.jobs.namespace_failed.remove(name);
         self.set_namespace(name, Some(namespace), now);
     }
 
-    pub(super) fn namespace_gone(&mut self, name: &Arc<str>, now: Instant) {
-        self.set_namespace(name, None, now);
-    }
-
-    fn set_namespace(&mut self, name: &Arc<str>, namespace: Option<Namespace>, now: Instant) {
+    /// Sets a namespace (`None`: it is deleted).
+    pub(super) fn set_namespace(
+        &mut self,
+        name: &Arc<str>,
+        namespace: Option<Namespace>,
+        now: Instant,
+    ) {
         let looks = self.desired.set_namespace(name, namespace, &self.records);
-        if self.started && !looks.is_empty() {
-            self.audit.namespace_changed(name, now);
+        if self.watches.has_started() && !looks.is_empty() {
+            self.history.audit.namespace_changed(name, now);
         }
         for copy in looks {
             self.reconcile_now(&copy, now);
         }
     }
 
+    /// Handles the end of the list of namespaces.
     pub(super) fn namespaces_complete(&mut self, now: Instant) {
-        let seen = self.watches.namespace_listing.take().unwrap_or_default();
-        let lost: Vec<_> = self
+        let listed = self.watches.end_namespaces();
+        let gone: Vec<_> = self
             .desired
             .cluster()
             .namespaces()
-            .filter(|name| !seen.contains(*name))
+            .filter(|name| !listed.names.contains(*name))
             .cloned()
             .collect();
-        for name in lost {
-            self.namespace_gone(&name, now);
+        for name in gone {
+            self.set_namespace(&name, None, now);
         }
-        let first = !std::mem::replace(&mut self.watches.namespaces_complete, true);
-        let was_lost = self.watches.namespaces_lost.take().is_some();
-        if !self.started {
+        if !self.watches.has_started() {
             self.start_if_ready(now);
-        } else if first {
+        } else if listed.is_first {
             self.reconcile_all(now);
         }
-        if was_lost {
+        if listed.was_lost {
             self.prove_again();
         }
     }
 
+    /// Starts, once each watch has delivered its first list or has failed.
     pub(super) fn start_if_ready(&mut self, now: Instant) {
-        if !self.watches.have_started() {
+        if !self.watches.start() {
             return;
         }
-        self.started = true;
-        self.assume_namespaces();
+        // Without a list of namespaces, those of recorded copies are assumed to exist.
+        if self.watches.namespaces_unknown().is_some() {
+            let copies = self.records.all();
+            let names: BTreeSet<_> = copies.map(|copy| copy.namespace.clone()).collect();
+            for name in names {
+                self.desired
+                    .set_namespace(&name, Some(Namespace::default()), &self.records);
+            }
+        }
         let stored = self.store.take_initial();
         let rules = stored.len();
         self.desired.restore_terms(stored);
@@ -291,77 +242,19 @@ impl Reconciler {
         }
     }
 
-    /// Assumes that the namespaces of recorded copies exist, if the agent starts without a list of
-    /// namespaces.
-    fn assume_namespaces(&mut self) {
-        if self.watches.namespaces_unknown().is_none() {
-            return;
-        }
-        let names: BTreeSet<_> = self
-            .records
-            .all()
-            .map(|copy| copy.namespace.clone())
-            .collect();
-        for name in names {
-            self.desired
-                .set_namespace(&name, Some(Namespace::default()), &self.records);
-        }
-    }
-
     fn reconcile_area(&mut self, area: &Area, now: Instant) {
         let all = self
             .desired
             .copies()
             .all()
-            .filter(|copy| self.policy.area(copy).as_ref() == Some(area));
+            .filter(|copy| self.watches.area(copy).as_ref() == Some(area));
         for copy in all.cloned().collect::<Vec<_>>() {
             self.reconcile_copy(&copy, now);
         }
     }
 
-    pub(super) fn watch_lost(&mut self, scope: &WatchScope, status: u16, now: Instant) {
-        match scope {
-            WatchScope::Namespaces => {
-                if self.watches.namespaces_lost.replace(status) != Some(status) {
-                    tracing::warn!(
-                        status,
-                        "namespaces cannot be watched: the state of this cluster is not known any more"
-                    );
-                }
-            }
-            WatchScope::Copies(area) => {
-                let Some(watch) = self.watches.copies.get_mut(area) else {
-                    return;
-                };
-                watch.lost = Some(status);
-                if !watch.complete {
-                    return self.copies_forbidden(
-                        area,
-                        classify::lost_watch(area.resource, status),
-                        now,
-                    );
-                }
-            }
-        }
-        if !self.started {
-            self.start_if_ready(now);
-        }
-    }
-
-    pub(super) fn watch_resumed(&mut self, scope: &WatchScope) {
-        match scope {
-            WatchScope::Namespaces => self.watches.namespaces_lost = None,
-            WatchScope::Copies(area) => {
-                if let Some(watch) = self.watches.copies.get_mut(area) {
-                    watch.lost = None;
-                }
-            }
-        }
-        self.prove_again();
-    }
-
     /// Reports all rules when no watch is lost any more. The agent proves nothing before.
-    fn prove_again(&mut self) {
+    pub(super) fn prove_again(&mut self) {
         if self.watches.lost().is_empty() {
             self.report.report_all(self.desired.rules().uids().cloned());
         }

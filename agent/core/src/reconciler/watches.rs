@@ -1,35 +1,82 @@
-//! The state of the watches of this cluster: which lists are complete, and which watches are lost.
+//! The watches of this cluster: which lists are complete, and which watches are forbidden or lost.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{LostWatch, NAMESPACES, SourceRef};
+use runnel_proto::model::{LostWatch, NAMESPACES, Reason, SourceRef};
 
+use super::WatchScope;
 use crate::classify;
 use crate::copy::CopyError;
 use crate::policy::{Area, Policy};
 
-/// The watch of one area.
-#[derive(Default)]
-pub(super) struct Watch {
+/// One watch of objects with names of type `T`.
+pub(super) struct Watch<T> {
     /// The names of a list that is not complete yet.
-    pub(super) listing: Option<BTreeSet<SourceRef>>,
+    listing: Option<BTreeSet<T>>,
     pub(super) complete: bool,
     /// The error if the agent has no permission to watch the area, or if no list of it has
     /// succeeded yet.
     pub(super) forbidden: Option<CopyError>,
     /// The last HTTP status of a lost watch: the recorded objects may be out of date.
-    pub(super) lost: Option<u16>,
+    lost: Option<u16>,
+}
+
+impl<T> Default for Watch<T> {
+    fn default() -> Self {
+        Self {
+            listing: None,
+            complete: false,
+            forbidden: None,
+            lost: None,
+        }
+    }
+}
+
+impl<T> Watch<T> {
+    /// Whether the watch has delivered its first list, or has failed.
+    fn has_started(&self) -> bool {
+        self.complete || self.forbidden.is_some() || self.lost.is_some()
+    }
+
+    fn end_list(&mut self) -> Listed<T> {
+        self.forbidden = None;
+        Listed {
+            names: self.listing.take().unwrap_or_default(),
+            is_first: !std::mem::replace(&mut self.complete, true),
+            was_lost: self.lost.take().is_some(),
+        }
+    }
+
+    /// Records an error, and returns whether it is another one than before.
+    fn forbid(&mut self, copy_error: CopyError) -> bool {
+        if self.forbidden.as_ref() == Some(&copy_error) {
+            return false;
+        }
+        if copy_error.reason == Reason::Forbidden {
+            self.lost = None;
+        }
+        self.forbidden = Some(copy_error);
+        (self.complete, self.listing) = (false, None);
+        true
+    }
+}
+
+/// A complete list.
+pub(super) struct Listed<T> {
+    pub(super) names: BTreeSet<T>,
+    /// Whether the watch had no complete list, or was forbidden since.
+    pub(super) is_first: bool,
+    /// Whether the watch was lost.
+    pub(super) was_lost: bool,
 }
 
 /// The watches of copies and of namespaces.
 pub(super) struct Watches {
     policy: Arc<Policy>,
-    pub(super) copies: BTreeMap<Area, Watch>,
-    /// The names of a list of namespaces that is not complete yet.
-    pub(super) namespace_listing: Option<BTreeSet<Arc<str>>>,
-    pub(super) namespaces_complete: bool,
-    /// The last HTTP status of a lost watch of namespaces.
-    pub(super) namespaces_lost: Option<u16>,
+    copies: BTreeMap<Area, Watch<SourceRef>>,
+    namespaces: Watch<Arc<str>>,
+    /// Whether each watch had delivered its first list or failed at one time.
+    started: bool,
 }
 
 impl Watches {
@@ -42,9 +89,8 @@ impl Watches {
         Self {
             policy,
             copies,
-            namespace_listing: None,
-            namespaces_complete: false,
-            namespaces_lost: None,
+            namespaces: Watch::default(),
+            started: false,
         }
     }
 
@@ -58,8 +104,93 @@ impl Watches {
         self.policy = policy;
     }
 
+    /// Records that the list of an area begins. Returns whether the area is watched.
+    pub(super) fn begin_list(&mut self, area: &Area) -> bool {
+        let watch = self.copies.get_mut(area);
+        watch
+            .map(|watch| watch.listing = Some(BTreeSet::new()))
+            .is_some()
+    }
+
+    /// Records that the watch of a copy shows an object. Returns whether the object is part of a
+    /// list; `None` if no watch covers it. `counts`: whether the list shows that the object exists.
+    pub(super) fn shown(&mut self, copy: &SourceRef, counts: bool) -> Option<bool> {
+        let watch = self.copies.get_mut(&self.policy.area(copy)?)?;
+        if let Some(listing) = watch.listing.as_mut().filter(|_| counts) {
+            listing.insert(copy.clone());
+        }
+        Some(watch.listing.is_some())
+    }
+
+    /// Records that the list of an area is complete.
+    pub(super) fn end_list(&mut self, area: &Area) -> Option<Listed<SourceRef>> {
+        self.copies.get_mut(area).map(Watch::end_list)
+    }
+
+    /// Records that an area cannot be watched. Returns whether that is news.
+    pub(super) fn forbid(&mut self, area: &Area, copy_error: CopyError) -> bool {
+        let watch = self.copies.get_mut(area);
+        watch.is_some_and(|watch| watch.forbid(copy_error))
+    }
+
+    /// Records that the list of namespaces begins.
+    pub(super) fn begin_namespaces(&mut self) {
+        self.namespaces.listing = Some(BTreeSet::new());
+    }
+
+    /// Records that the watch shows a namespace.
+    pub(super) fn namespace_shown(&mut self, name: &Arc<str>) {
+        if let Some(listing) = &mut self.namespaces.listing {
+            listing.insert(name.clone());
+        }
+    }
+
+    /// Records that the list of namespaces is complete.
+    pub(super) fn end_namespaces(&mut self) -> Listed<Arc<str>> {
+        self.namespaces.end_list()
+    }
+
+    /// Records that a watch is lost. Returns the area if its copies cannot be read any more: it has
+    /// no complete list.
+    pub(super) fn lose<'a>(&mut self, scope: &'a WatchScope, status: u16) -> Option<&'a Area> {
+        match scope {
+            WatchScope::Namespaces => {
+                if self.namespaces.lost.replace(status) != Some(status) {
+                    tracing::warn!(
+                        status,
+                        "namespaces cannot be watched: the state of this cluster is not known any more"
+                    );
+                }
+                None
+            }
+            WatchScope::Copies(area) => {
+                let watch = self.copies.get_mut(area)?;
+                watch.lost = Some(status);
+                let copy_error = classify::lost_watch(area.resource, status);
+                (!watch.complete && watch.forbid(copy_error)).then_some(area)
+            }
+        }
+    }
+
+    /// Records that a watch is not lost any more.
+    pub(super) fn resume(&mut self, scope: &WatchScope) {
+        match scope {
+            WatchScope::Namespaces => self.namespaces.lost = None,
+            WatchScope::Copies(area) => {
+                if let Some(watch) = self.copies.get_mut(area) {
+                    watch.lost = None;
+                }
+            }
+        }
+    }
+
+    /// Returns the area of a copy; `None` if the policy has no watch for it.
+    pub(super) fn area(&self, copy: &SourceRef) -> Option<Area> {
+        self.policy.area(copy)
+    }
+
     /// Returns the watch of a copy; `None` if no watch covers it.
-    pub(super) fn of(&self, copy: &SourceRef) -> Option<&Watch> {
+    pub(super) fn of(&self, copy: &SourceRef) -> Option<&Watch<SourceRef>> {
         self.copies.get(&self.policy.area(copy)?)
     }
 
@@ -69,14 +200,18 @@ impl Watches {
         self.namespaces_unknown().is_none() && self.of(copy).is_some_and(|watch| watch.complete)
     }
 
-    /// Whether each watch has delivered its first list, or has failed.
-    pub(super) fn have_started(&self) -> bool {
-        let namespaces = self.namespaces_complete || self.namespaces_lost.is_some();
-        namespaces
-            && self
-                .copies
-                .values()
-                .all(|watch| watch.complete || watch.forbidden.is_some())
+    /// Whether each watch had delivered its first list or failed at one time.
+    pub(super) fn has_started(&self) -> bool {
+        self.started
+    }
+
+    /// Returns whether each watch has delivered its first list or has failed, once.
+    pub(super) fn start(&mut self) -> bool {
+        let starts = !self.started
+            && self.namespaces.has_started()
+            && self.copies.values().all(Watch::has_started);
+        self.started |= starts;
+        starts
     }
 
     /// Returns the areas with a complete list.
@@ -94,9 +229,14 @@ impl Watches {
         unlisted.map(|(area, _)| area.namespace.clone()).collect()
     }
 
+    /// Whether the namespaces were listed.
+    pub(super) fn has_namespaces(&self) -> bool {
+        self.namespaces.complete
+    }
+
     /// Returns the error if the namespaces were never listed, so that no copy can be decided.
     pub(super) fn namespaces_unknown(&self) -> Option<CopyError> {
-        let status = self.namespaces_lost.filter(|_| !self.namespaces_complete)?;
+        let status = self.namespaces.lost.filter(|_| !self.namespaces.complete)?;
         Some(classify::lost_watch(NAMESPACES, status))
     }
 
@@ -106,7 +246,7 @@ impl Watches {
             .copies
             .iter()
             .filter_map(|(area, watch)| Some((area.resource, watch.lost?)));
-        let namespaces = self.namespaces_lost.map(|status| (NAMESPACES, status));
+        let namespaces = self.namespaces.lost.map(|status| (NAMESPACES, status));
         let lost: BTreeMap<_, _> = copies.chain(namespaces).collect();
         lost.into_iter()
             .map(|(resource, status)| LostWatch { resource, status })

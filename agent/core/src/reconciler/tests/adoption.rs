@@ -6,6 +6,7 @@ use crate::policy::{Adopt, OnRevoke};
 use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 fn adopting(uid: &str) -> Terms {

@@ -23,10 +23,10 @@ fn applied() -> World {
 
 /// Returns the number of decisions of a change, until nothing is left to do.
 fn decisions(world: &mut World, change: impl FnOnce(&mut World)) -> usize {
-    let before = world.core.runs.get();
+    let before = world.core.member.runs.get();
     change(world);
     world.settle_now();
-    world.core.runs.get() - before
+    world.core.member.runs.get() - before
 }
 
 fn edit(revision: u8) -> Vec<RuleDelta> {

@@ -28,7 +28,6 @@ fn wait(world: &mut World) {
 /// Returns the pairs of a rule, as for a request of the hub.
 fn pairs(world: &World, uid: &str) -> Vec<(String, Revision)> {
     world
-        .core
         .acked_pairs(uid)
         .into_iter()
         .map(|acked| (acked.source.name.to_string(), acked.revision))
@@ -227,7 +226,7 @@ fn order_for_another_rule_leaves_an_unproved_copy() {
 #[test]
 fn strangers_objects_with_our_label_are_not_remembered() {
     let mut world = applied();
-    let known = world.core.records.all().count();
+    let known = world.core.member.records.all().count();
     for number in 0..3_000 {
         let place = copy("a", &format!("x{number}"));
         world.make_foreign(&place);
@@ -244,7 +243,7 @@ fn strangers_objects_with_our_label_are_not_remembered() {
         });
     }
     world.settle_now();
-    assert_eq!(world.core.records.all().count(), known + 1_500);
+    assert_eq!(world.core.member.records.all().count(), known + 1_500);
     for number in 0..3_000 {
         let place = copy("b", &format!("x{number}"));
         world.make_foreign(&place);
@@ -258,7 +257,11 @@ fn strangers_objects_with_our_label_are_not_remembered() {
         });
     }
     world.settle_now();
-    assert_eq!(world.core.records.all().count(), known + 2_000, "the bound");
+    assert_eq!(
+        world.core.member.records.all().count(),
+        known + 2_000,
+        "the bound"
+    );
 }
 
 #[test]

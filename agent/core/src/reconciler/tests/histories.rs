@@ -154,7 +154,7 @@ impl Hub {
         let mut deltas = vec![];
         for uid in ["r0", "r1"] {
             let mut delta = self.delta(uid);
-            for acked in world.core.acked_pairs(uid) {
+            for acked in world.acked_pairs(uid) {
                 let wanted = self
                     .rules
                     .get(uid)

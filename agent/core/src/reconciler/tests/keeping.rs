@@ -6,6 +6,7 @@ use crate::live::Ownership;
 use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 fn reporting(namespaces: &[&str]) -> Terms {

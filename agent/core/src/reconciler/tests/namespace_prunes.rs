@@ -4,7 +4,7 @@ use crate::copy::CopyError;
 use crate::reconciler::*;
 use proptest::prelude::*;
 use runnel_proto::model::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn labelled(value: &str) -> Namespace {
     Namespace {
@@ -663,8 +663,9 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 };
                 if let Some(digest) = digest.filter(|_| connected) {
                     // The approval covers the copies of the digest, if exactly these wait.
-                    let set = world.core.waiting_prunes(&"r".into());
-                    if crate::reconciler::prunes::digest_of(&"r".into(), &set) == digest {
+                    let member = &world.core.member;
+                    let set = prunes::waiting(&"r".into(), &member.report, &member.records);
+                    if prunes::digest_of(&"r".into(), &set) == digest {
                         named.extend(set.into_values());
                     }
                     world.approve_prunes("r", digest);
@@ -718,7 +719,13 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     world.approves_prunes = true;
     world.settle();
     for name in NAMES {
-        let wanted = world.core.desired.copies().in_namespace(name).count();
+        let wanted = world
+            .core
+            .member
+            .desired
+            .copies()
+            .in_namespace(name)
+            .count();
         let there = world
             .objects
             .keys()

@@ -168,7 +168,7 @@ fn unsaved_rule_is_previewed_and_forgotten() {
         ),
     );
     assert_eq!(answer, ["a/s0 Noop", "b/s0 Noop", "later/s0 Wait"]);
-    assert!(world.core.acked_pairs("r").is_empty());
+    assert!(world.acked_pairs("r").is_empty());
 }
 
 #[test]
@@ -360,7 +360,7 @@ fn copies_beyond_the_limit_are_not_read_for_a_diff() {
             Event::Hub(HubFrame::PreviewRequest(Box::new(asked)), vec![]),
             world.now,
         );
-        let (_, preview_job) = world.core.previews.waiting.back().unwrap();
+        let (_, preview_job) = world.core.hub.previews.waiting.back().unwrap();
         let open =
             |item: &&crate::job::Item| matches!(item.known, crate::job::CopyKnowledge::Open(_));
         let found = (

@@ -1,5 +1,6 @@
 //! Tests of proofs: a proof equals the hub's expectation exactly if every copy is as it was sent.
 use super::*;
+use std::collections::BTreeSet;
 
 fn proved(world: &mut World) -> Option<Proof> {
     world.settle_now();

@@ -149,7 +149,7 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
         edit(&mut world, content - 1, content);
     }
     edit(&mut world, 4, 2);
-    let acked = |world: &World| world.core.desired.rules().pairs(&"r".into());
+    let acked = |world: &World| world.core.member.desired.rules().pairs(&"r".into());
     let (writes, before) = (world.writes, acked(&world));
     assert_eq!(before.len(), 1);
     for connects in [false, true] {

@@ -321,9 +321,14 @@ impl World {
         self.handle(Event::Hub(HubFrame::SnapshotBegin(begin), vec![]));
     }
 
+    /// Returns the acked intents of a rule.
+    pub fn acked_pairs(&self, uid: &str) -> Vec<AckedIntent> {
+        self.core.member.desired.rules().pairs(&uid.into())
+    }
+
     /// Delivers the end of the hub's snapshot.
     pub fn confirm(&mut self) {
-        let (intents, digest) = self.core.desired.rules().sum();
+        let (intents, digest) = self.core.member.desired.rules().sum();
         self.handle(Event::Hub(
             HubFrame::SnapshotEnd(SnapshotEnd { intents, digest }),
             vec![],
@@ -332,7 +337,7 @@ impl World {
 
     pub fn batch(&mut self, rules: Vec<RuleDelta>) {
         // The agent ignores the orders of a hub that has revoked its cluster.
-        if !self.core.revoked {
+        if !self.core.member.revoked {
             self.orders.sent(&rules);
         }
         self.handle(Event::Hub(
@@ -496,7 +501,7 @@ impl World {
         for _ in 0..10_000 {
             self.dispatch();
             if !(self.work_one() || self.tell_one()) {
-                assert_eq!(self.core.desired.wrong_claims(), []);
+                assert_eq!(self.core.member.desired.owners().wrong_claims(), []);
                 return;
             }
         }

@@ -1,0 +1,281 @@
+//! The history of the copies: failures, changes by other clients, contention and lost copies. It
+//! determines how a copy is retried and reported.
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use runnel_proto::model::{Reason, Revision, RuleName, SourceRef};
+
+use super::jobs::RunningJob;
+use super::{Notice, Totals};
+use crate::audit::{Audit, Written};
+use crate::contention::Contentions;
+use crate::copy::{CopyError, CopyStatus, IntentKey};
+use crate::decide::{DesiredCopy, WantedCopy};
+use crate::job::Wrote;
+use crate::records::Observed;
+use crate::report::Report;
+
+fn error_of(outcome: Option<&CopyStatus>) -> Option<&CopyError> {
+    match outcome? {
+        CopyStatus::Failed(copy_error) | CopyStatus::Removing(Some(copy_error)) => Some(copy_error),
+        _ => None,
+    }
+}
+
+fn is_contended(outcome: Option<&CopyStatus>) -> bool {
+    matches!(
+        outcome,
+        Some(CopyStatus::Failed(CopyError {
+            reason: Reason::Contended,
+            ..
+        }))
+    )
+}
+
+/// A failure of one copy, and the intent and revision that failed.
+pub(super) struct Failed {
+    pub(super) about: (IntentKey, Option<Revision>),
+    pub(super) copy_error: CopyError,
+}
+
+/// The difference between one version of a live object and the desired revision at that time.
+pub(super) struct Compared {
+    pub(super) version: Arc<str>,
+    pub(super) about: (IntentKey, Option<Revision>),
+    pub(super) copy_error: CopyError,
+}
+
+/// The change of the record that a copy is lost: it was applied, and then was deleted or lost its
+/// marks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// The record stays as it is.
+    Unchanged,
+    /// The copy is lost, with this revision.
+    Lost(Revision),
+    /// The copy is not lost.
+    Over,
+}
+
+/// The history of the copies.
+#[derive(Default)]
+pub(super) struct CopyHistory {
+    pub(super) failed: BTreeMap<SourceRef, Failed>,
+    /// Drifted copies that are to be corrected, with the field managers of the change if they are
+    /// known.
+    drifted: BTreeMap<SourceRef, Option<Arc<str>>>,
+    /// The recent corrections.
+    pub(super) contentions: Contentions,
+    /// Drifted copies that are not corrected, with their differences.
+    compared: BTreeMap<SourceRef, Compared>,
+    /// Copies that were deleted or lost their marks, and are not corrected; with their last intent
+    /// and revision.
+    lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
+    /// Correct copies over which another client wrote another revision with our marks; with their
+    /// last intent and revision.
+    rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
+    /// The notices that nobody has taken yet.
+    notices: Vec<Notice>,
+    /// What is done to the copies, for the log and the hub.
+    pub(super) audit: Audit,
+    totals: Totals,
+}
+
+impl CopyHistory {
+    /// Adds the history of a copy to its desired state.
+    pub(super) fn add_to(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
+        let is_current = |last: Option<&(IntentKey, Revision)>| {
+            last.is_some_and(|(intent, revision)| {
+                *intent == wanted.intent && Some(*revision) == wanted.revision
+            })
+        };
+        let (lost, rewritten) = (
+            is_current(self.lost.get(copy)),
+            is_current(self.rewritten.get(copy)),
+        );
+        let fits =
+            |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
+        let compared = self.compared.get(copy).filter(fits);
+        wanted.compared =
+            compared.map(|compared| (compared.version.clone(), compared.copy_error.clone()));
+        wanted.contention = self.contentions.copy_error(copy);
+        (wanted.lost, wanted.rewritten) = (lost, rewritten);
+        wanted
+    }
+
+    /// Records the change of a copy's loss.
+    pub(super) fn record_loss(&mut self, copy: &SourceRef, want: &DesiredCopy, loss: Loss) {
+        match (loss, want) {
+            (Loss::Lost(revision), DesiredCopy::Copy(wanted)) => {
+                let about = (wanted.intent.clone(), revision);
+                self.lost.insert(copy.clone(), about);
+            }
+            (Loss::Unchanged | Loss::Lost(_), _) => {}
+            (Loss::Over, _) => drop(self.lost.remove(copy)),
+        }
+    }
+
+    /// Ends the history of a copy that the agent has just written, in its desired state too.
+    pub(super) fn written(&mut self, copy: &SourceRef, wanted: &mut WantedCopy) {
+        self.lost.remove(copy);
+        (wanted.lost, wanted.rewritten, wanted.compared) = (false, false, None);
+        wanted.contention = self.contentions.copy_error(copy);
+    }
+
+    /// Records whether a copy was correct before another client changed or deleted it. `outcome`:
+    /// its last outcome.
+    pub(super) fn record_drift(
+        &mut self,
+        copy: &SourceRef,
+        wanted: &WantedCopy,
+        outcome: Option<&CopyStatus>,
+        observed: &Observed,
+    ) {
+        let was_applied = outcome == Some(&CopyStatus::Applied) || is_contended(outcome);
+        let (was_correct, others) = match observed {
+            Observed::Unknown | Observed::Absent => (was_applied, None),
+            // The first write of an adopted object corrects no drift.
+            Observed::Live(live) if !live.is_own() => return,
+            Observed::Live(live) => {
+                let was_correct = match &live.sealed {
+                    Some(_) if wanted.rewritten => true,
+                    Some(sealed) => {
+                        Some(sealed.revision) == wanted.revision
+                            && sealed.rule == wanted.intent.rule
+                            && !live.intact
+                    }
+                    None => was_applied,
+                };
+                (was_correct, live.others.clone())
+            }
+        };
+        if was_correct {
+            self.drifted.insert(copy.clone(), others);
+        }
+    }
+
+    /// Removes the record that a copy has drifted.
+    pub(super) fn take_drift(&mut self, copy: &SourceRef) -> Option<Option<Arc<str>>> {
+        self.drifted.remove(copy)
+    }
+
+    /// Returns when the drift of a copy may be corrected; `None` means at once.
+    pub(super) fn correct_later(&self, copy: &SourceRef, now: Instant) -> Option<Instant> {
+        let later = self.contentions.not_before(copy, now);
+        later.filter(|_| self.drifted.contains_key(copy))
+    }
+
+    /// Records that another client has written another revision over a correct copy, with our
+    /// marks. `about`: the last intent and revision.
+    pub(super) fn record_rewritten(&mut self, copy: &SourceRef, about: (IntentKey, Revision)) {
+        self.rewritten.insert(copy.clone(), about);
+    }
+
+    /// Records how a copy differs from its desired revision.
+    pub(super) fn record_compared(&mut self, copy: &SourceRef, compared: Compared) {
+        self.compared.insert(copy.clone(), compared);
+    }
+
+    /// Records a write, with the notices for people. A contended copy gets none for its drift.
+    pub(super) fn record_write(
+        &mut self,
+        copy: &SourceRef,
+        wrote: Wrote,
+        job: RunningJob,
+        now: Instant,
+    ) {
+        // The label of an older version is no change that people look for.
+        if job.rule != RuleName::default() {
+            let written = Written {
+                uid: &job.about.0.rule,
+                rule: &job.rule,
+                wrote,
+                drifted: job.drift,
+                by: job.others.as_ref(),
+            };
+            self.audit.wrote(copy, &written, now);
+        }
+        if job.drift {
+            self.contentions.corrected(copy, job.others.clone(), now);
+            if self.contentions.copy_error(copy).is_none() {
+                let (rule, others) = (job.rule.clone(), job.others.clone());
+                let notice = Notice::DriftCorrected(copy.clone(), rule, others);
+                self.notices.push(notice);
+            }
+        }
+        match wrote {
+            Wrote::Overwrote => {
+                self.notices
+                    .push(Notice::Overwritten(copy.clone(), job.rule, job.others))
+            }
+            Wrote::Recreated => self.notices.push(Notice::Recreated(copy.clone(), job.rule)),
+            _ => {}
+        }
+    }
+
+    /// Records for the log that a copy begins to fail, or fails for another reason than before.
+    /// `report`: the outcomes before.
+    pub(super) fn record_outcome(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        outcome: Option<&CopyStatus>,
+        report: &Report,
+        now: Instant,
+    ) {
+        let (uid, rule) = match want {
+            DesiredCopy::Copy(wanted) => (&wanted.intent.rule, &wanted.rule),
+            DesiredCopy::Absent(key, rule, _) => (&key.rule, rule),
+            DesiredCopy::Kept(..) | DesiredCopy::Nothing => return,
+        };
+        let Some(copy_error) = error_of(outcome) else {
+            return;
+        };
+        // The hub sends the content within moments, or reports that it cannot.
+        let is_passing = copy_error.reason == Reason::WaitingForHub;
+        let before = error_of(report.outcome(copy, uid));
+        if !is_passing && before.is_none_or(|before| before.reason != copy_error.reason) {
+            self.audit.failed(copy, (uid, rule), copy_error, now);
+        }
+    }
+
+    /// Adds a notice for people.
+    pub(super) fn notify(&mut self, notice: Notice) {
+        self.notices.push(notice);
+    }
+
+    /// Returns the notices since the last call.
+    pub(super) fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Counts the result of a job. `drift`: the job corrected a copy that was correct before.
+    pub(super) fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
+        self.totals.count(wrote, failed, drift);
+    }
+
+    /// Returns the counters since the start.
+    pub(super) fn totals(&self) -> Totals {
+        Totals {
+            contentions: self.contentions.count() as u64,
+            ..self.totals
+        }
+    }
+
+    /// Records that nothing is to be done about a copy.
+    pub(super) fn settle(&mut self, copy: &SourceRef, outcome: Option<&CopyStatus>) {
+        self.failed.remove(copy);
+        self.drifted.remove(copy);
+        if !matches!(
+            outcome,
+            Some(CopyStatus::Drifted(_) | CopyStatus::Planned(..))
+        ) {
+            self.compared.remove(copy);
+            self.rewritten.remove(copy);
+        }
+        if outcome.is_none() {
+            self.contentions.forget(copy);
+        }
+    }
+}
