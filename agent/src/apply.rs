@@ -16,14 +16,14 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::call::{Call, with_timeout};
-use runnel_agent_core::body::{self, Over, Written};
+use runnel_agent_core::body::{self, ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::ExpectedObject;
 use runnel_agent_core::delete_limit;
 use runnel_agent_core::diff;
 use runnel_agent_core::job::{
-    ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, Wrote,
+    ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, WriteEffect,
 };
 use runnel_agent_core::live::{self, Live, Ownership, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
@@ -70,7 +70,7 @@ impl Member {
                     kind,
                     copy,
                     done: &mut done,
-                    makes_way,
+                    prepares_object: makes_way,
                 };
                 run.work(work).instrument(span).await;
             }
@@ -187,7 +187,7 @@ struct ApplyRun<'a> {
     copy: &'a SourceRef,
     done: &'a mut Done,
     /// Whether the job may remove parts of the object that prevent the write.
-    makes_way: bool,
+    prepares_object: bool,
 }
 
 impl ApplyRun<'_> {
@@ -218,7 +218,7 @@ impl ApplyRun<'_> {
 
     async fn read(&mut self) -> Result<(), CopyError> {
         match self.member.get(self.kind, self.copy).await {
-            Ok(object) => self.show(&object),
+            Ok(object) => self.record_object(&object),
             Err(error) if error.is_absent(&self.copy.name) => {
                 self.done.observed = Some(Observed::Absent)
             }
@@ -231,7 +231,7 @@ impl ApplyRun<'_> {
     async fn present(&mut self) -> Result<Option<DynamicObject>, CopyError> {
         match self.member.get(self.kind, self.copy).await {
             Ok(object) => {
-                self.show(&object);
+                self.record_object(&object);
                 Ok(Some(object))
             }
             Err(error) if error.is_absent(&self.copy.name) => {
@@ -242,7 +242,7 @@ impl ApplyRun<'_> {
         }
     }
 
-    fn show(&mut self, object: &DynamicObject) {
+    fn record_object(&mut self, object: &DynamicObject) {
         if let Some((_, live)) = live::reduce(self.kind, object, &self.member.sealer) {
             self.done.observed = Some(Observed::Live(live));
         }
@@ -273,7 +273,7 @@ impl ApplyRun<'_> {
     /// Reads and records the current object, and returns it if it is still the target.
     async fn same(&mut self, target: &ExpectedObject) -> Result<Option<DynamicObject>, CopyError> {
         let object = self.present().await?;
-        let same = self.seen().as_ref() == Some(target);
+        let same = self.recorded_target().as_ref() == Some(target);
         // If another client was faster, the core decides again.
         Ok(object.filter(|_| same))
     }
@@ -298,17 +298,17 @@ impl ApplyRun<'_> {
         }
         // The failed write may have changed the object partly.
         let target = self
-            .seen()
+            .recorded_target()
             .filter(|seen| seen.uid == target.uid)
             .unwrap_or(target);
         self.delete(target).await?;
-        self.done.deleted = self.done.wrote == Some(Wrote::Deleted);
+        self.done.deleted = self.done.wrote == Some(WriteEffect::Deleted);
         if self.done.observed != Some(Observed::Absent) {
             return Ok(());
         }
         self.write(None, body, false).await?;
-        if self.done.wrote == Some(Wrote::Created) {
-            self.done.wrote = Some(Wrote::Recreated);
+        if self.done.wrote == Some(WriteEffect::Created) {
+            self.done.wrote = Some(WriteEffect::Recreated);
         }
         Ok(())
     }
@@ -320,7 +320,10 @@ impl ApplyRun<'_> {
         adopted: bool,
     ) -> Result<(), CopyError> {
         let content = self.content(body).await?;
-        let Limits { policy, home } = &body.limits;
+        let Limits {
+            policy,
+            location: home,
+        } = &body.limits;
         if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
             return Err(denied);
         }
@@ -340,7 +343,7 @@ impl ApplyRun<'_> {
             Some(_) | None => None,
         };
         let (kind, copy, version) = (self.kind, self.copy, *version);
-        let written = Written {
+        let written = ApplyInput {
             kind,
             copy,
             intent,
@@ -351,7 +354,7 @@ impl ApplyRun<'_> {
             version,
             adopted,
         };
-        let over = target.as_ref().map(|target| Over {
+        let over = target.as_ref().map(|target| ReplacedObject {
             target,
             object: object.as_ref(),
         });
@@ -369,29 +372,31 @@ impl ApplyRun<'_> {
         };
         let version = object.metadata.resource_version.clone().unwrap_or_default();
         self.done.wrote = Some(match &target {
-            None => Wrote::Created,
-            Some(target) if *target.version == *version => Wrote::Equal,
-            Some(_) => Wrote::Changed,
+            None => WriteEffect::Created,
+            Some(target) if *target.version == *version => WriteEffect::Equal,
+            Some(_) => WriteEffect::Changed,
         });
         if let Some(target) = target.filter(|target| *target.version != *version) {
             self.passed(target.version);
         }
         if let Some(patch) = body::surplus(self.kind, &object, &content, ignored) {
-            self.show(&object);
+            self.record_object(&object);
             object = match self.member.json_patch(self.kind, self.copy, patch).await {
                 Ok(object) => object,
                 Err(error) if error.is_race() || error.code() == 422 => {
-                    let seen = self.seen();
+                    let seen = self.recorded_target();
                     return self.reread(seen.as_ref(), &error).await;
                 }
                 Err(error) => return Err(self.fail(&error)),
             };
             self.passed(version);
-            self.done.wrote = Some(Wrote::Changed);
+            self.done.wrote = Some(WriteEffect::Changed);
         }
-        self.show(&object);
+        self.record_object(&object);
         match &self.done.observed {
-            Some(Observed::Live(live)) if live.holds(&intent.rule, &intent.source, revision) => {
+            Some(Observed::Live(live))
+                if live.has_revision(&intent.rule, &intent.source, revision) =>
+            {
                 Ok(())
             }
             _ => Err(diff::rewritten(kind, &object, &content, ignored)),
@@ -399,7 +404,7 @@ impl ApplyRun<'_> {
     }
 
     /// Returns the last recorded object as a target.
-    fn seen(&self) -> Option<ExpectedObject> {
+    fn recorded_target(&self) -> Option<ExpectedObject> {
         self.live().map(|live| ExpectedObject {
             uid: live.uid.clone(),
             version: live.version.clone(),
@@ -428,7 +433,7 @@ impl ApplyRun<'_> {
             .is_some_and(|live| live.ownership == Ownership::Retained);
         self.write(Some(target), body, !created).await?;
         if self.done.wrote.is_some() {
-            self.done.wrote = Some(Wrote::Adopted);
+            self.done.wrote = Some(WriteEffect::Adopted);
         }
         Ok(())
     }
@@ -442,8 +447,10 @@ impl ApplyRun<'_> {
             return Err(denied);
         }
         self.change(target, body).await?;
-        if let Some(Wrote::Equal | Wrote::Changed | Wrote::Recreated) = self.done.wrote {
-            self.done.wrote = Some(Wrote::Overwrote);
+        if let Some(WriteEffect::Equal | WriteEffect::Changed | WriteEffect::Recreated) =
+            self.done.wrote
+        {
+            self.done.wrote = Some(WriteEffect::Overwrote);
         }
         Ok(())
     }
@@ -458,13 +465,19 @@ impl ApplyRun<'_> {
         let Some(object) = self.same(target).await? else {
             return Ok(());
         };
-        let who = self.live().and_then(|live| live.others.clone());
+        let managers = self.live().and_then(|live| live.others.clone());
         if body.dry_run {
             let copy_error = diff::planned(self.kind, &object, &content, &body.ignored);
             self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
             return Ok(());
         }
-        let copy_error = diff::changed(self.kind, &object, &content, &body.ignored, who.as_deref());
+        let copy_error = diff::changed(
+            self.kind,
+            &object,
+            &content,
+            &body.ignored,
+            managers.as_deref(),
+        );
         self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
         Ok(())
     }
@@ -480,7 +493,7 @@ impl ApplyRun<'_> {
     async fn delete(&mut self, target: ExpectedObject) -> Result<(), CopyError> {
         match self.member.delete(self.kind, self.copy, &target).await {
             Ok(Either::Left(object)) if object.metadata.deletion_timestamp.is_some() => {
-                self.show(&object);
+                self.record_object(&object);
                 self.passed(target.version);
             }
             Ok(_) => {
@@ -494,7 +507,7 @@ impl ApplyRun<'_> {
             Err(error) if error.is_race() => return self.reread(Some(&target), &error).await,
             Err(error) => return Err(self.fail(&error)),
         }
-        self.done.wrote = Some(Wrote::Deleted);
+        self.done.wrote = Some(WriteEffect::Deleted);
         Ok(())
     }
 
@@ -505,7 +518,7 @@ impl ApplyRun<'_> {
         let Some(patch) = body::demote(&object) else {
             return Ok(());
         };
-        self.patch(target, patch, Wrote::Changed).await
+        self.patch(target, patch, WriteEffect::Changed).await
     }
 
     async fn retain(&mut self, target: ExpectedObject, rule: &RuleName) -> Result<(), CopyError> {
@@ -517,7 +530,7 @@ impl ApplyRun<'_> {
         self.patch(
             target,
             body::retain(&object, rule, proof.as_deref()),
-            Wrote::Retained,
+            WriteEffect::Retained,
         )
         .await
     }
@@ -526,12 +539,12 @@ impl ApplyRun<'_> {
         &mut self,
         target: ExpectedObject,
         patch: json_patch::Patch,
-        wrote: Wrote,
+        wrote: WriteEffect,
     ) -> Result<(), CopyError> {
         match self.member.json_patch(self.kind, self.copy, patch).await {
             Ok(object) => {
                 self.passed(target.version);
-                self.show(&object);
+                self.record_object(&object);
                 self.done.wrote = Some(wrote);
                 Ok(())
             }
@@ -546,7 +559,7 @@ impl ApplyRun<'_> {
 impl ApplyRun<'_> {
     /// Returns the content to write.
     async fn content(&mut self, body: &DesiredObject) -> Result<Content, CopyError> {
-        let twin = match &body.content {
+        let intact_copy = match &body.content {
             ContentSource::Payload(payload) => {
                 return payload
                     .decode()
@@ -556,7 +569,7 @@ impl ApplyRun<'_> {
         };
         let object = self
             .member
-            .get(self.kind, twin)
+            .get(self.kind, intact_copy)
             .await
             .map_err(|error| self.fail(&error))?;
         let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());

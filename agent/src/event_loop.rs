@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::AgentFrame;
-use runnel_transport::ops::Awaited;
+use runnel_transport::ops::PendingPart;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,7 @@ use runnel_agent_core::reconciler::{Event, Notice, Reconciler, Totals};
 /// that is killed before has no terms for its copies.
 const STORE_DELAY: Duration = Duration::from_millis(500);
 /// Backoff after a failed store.
-const STORE_AGAIN: Backoff = Backoff {
+const STORE_RETRY: Backoff = Backoff {
     base: Duration::from_secs(1),
     limit: Duration::from_secs(15),
 };
@@ -50,7 +50,7 @@ pub struct EventLoop {
     /// Notices for the writer of Events.
     pub notices: mpsc::Sender<Notice>,
     /// Fires when the first lists are complete.
-    pub start: Option<(oneshot::Sender<()>, Option<Awaited>)>,
+    pub start: Option<(oneshot::Sender<()>, Option<PendingPart>)>,
     /// Whether copies may be written.
     pub right: WriteRight,
     /// The signal that ends the loop.
@@ -91,13 +91,13 @@ impl EventLoop {
     /// Runs until the drain.
     pub async fn run(mut self) {
         let mut turn = LoopState::default();
-        self.core.set_active(self.right.holds());
+        self.core.set_active(self.right.may_write());
         while !self.drain.is_cancelled() {
             // Both calls use one instant, so that nothing that becomes due in between is lost.
             let now = Instant::now();
             // A renewal sends no event, and the right may have expired by the clock at the last
             // turn.
-            self.core.set_active(self.right.holds());
+            self.core.set_active(self.right.may_write());
             self.dispatch(&mut turn, now);
             let due = self.core.next_due(now);
             let due = due.into_iter().chain(self.core.audit_due()).min();
@@ -118,7 +118,7 @@ impl EventLoop {
                 Wakeup::Watched(event) => self.handle_watched(event),
                 Wakeup::Link(event) => self.handle_link(event, &mut turn),
                 Wakeup::Due => {}
-                Wakeup::Right => self.core.set_active(self.right.holds()),
+                Wakeup::Right => self.core.set_active(self.right.may_write()),
                 Wakeup::StoreDue => self.store(&mut turn),
                 Wakeup::Saved(saved) => self.stored(&saved, &mut turn),
                 Wakeup::Permit(permit) => match (permit, turn.frame.take()) {
@@ -192,12 +192,12 @@ impl EventLoop {
         }
         if turn.failures == 0 && self.core.is_store_urgent() {
             self.store(turn);
-        } else if turn.store_at.is_none() && self.core.wants_store() {
+        } else if turn.store_at.is_none() && self.core.needs_store() {
             let now = tokio::time::Instant::now();
             turn.store_at = Some(turn.stored_at.map_or(now, |at| now.max(at + STORE_DELAY)));
         }
         let totals = self.core.totals();
-        self.metrics.show(
+        self.metrics.update(
             self.core.counts(),
             totals,
             turn.totals,
@@ -247,7 +247,7 @@ impl EventLoop {
                 status = error.code(),
                 "the rules' terms cannot be stored; trying again"
             );
-            turn.store_at = Some(tokio::time::Instant::now() + STORE_AGAIN.ceiling(turn.failures));
+            turn.store_at = Some(tokio::time::Instant::now() + STORE_RETRY.ceiling(turn.failures));
         }
         self.core
             .stored(saved.as_ref().copied().map_err(copy_error), Instant::now());

@@ -22,7 +22,7 @@ pub enum JoinFileError {
     #[error(
         "this agent has not joined a hub yet: give it a join string with --join-string-file (create one with `runnel-hub token create CLUSTER`)"
     )]
-    NotGiven,
+    Missing,
     /// The file cannot be read.
     #[error(
         "the join string file {path} cannot be read ({source}) and no identity is stored yet: check --join-string-file"
@@ -70,7 +70,7 @@ pub struct JoinRefused {
 /// # Errors
 /// [`JoinFileError`], in one sentence.
 pub fn read_join_string(path: Option<&Path>) -> Result<JoinString, JoinFileError> {
-    let path = path.ok_or(JoinFileError::NotGiven)?;
+    let path = path.ok_or(JoinFileError::Missing)?;
     let shown = || path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|source| JoinFileError::Unreadable {
         path: shown(),
@@ -315,12 +315,12 @@ pub fn certificate(
     if response.authorities.is_empty() {
         return Err(CertificateError::NoAuthority);
     }
-    if !read.holds_at(now) {
+    if !read.is_valid_at(now) {
         tracing::warn!(
             "this machine's clock is wrong: by it, the certificate that the hub has just issued is not valid now"
         );
     }
-    let life = read.remaining_validity(now);
+    let lifetime = read.remaining_validity(now);
     let authorities = response
         .authorities
         .into_iter()
@@ -329,7 +329,7 @@ pub fn certificate(
     Ok(Certificate {
         own,
         authorities,
-        renew_at: now + renew_after(life, draw),
+        renew_at: now + renew_after(lifetime, draw),
     })
 }
 
@@ -423,12 +423,12 @@ mod tests {
     fn clock_that_is_wrong_does_not_renew_without_end() {
         let hub = new_hub_id().unwrap();
         let now = SystemTime::now();
-        let (day, life) = (Duration::from_secs(86_400), Duration::from_secs(3600));
+        let (day, lifetime) = (Duration::from_secs(86_400), Duration::from_secs(3600));
         let authority = Authority::generate(&hub, now).unwrap();
         let key = MemberKey::generate().unwrap();
         let request = key.certificate_request().unwrap();
         let signed = authority
-            .sign_member(&request, &hub, "eu-1", "uid", now, life)
+            .sign_member(&request, &hub, "eu-1", "uid", now, lifetime)
             .unwrap();
         for here in [now, now + day, now - day] {
             let authorities = vec![authority.certificate().to_vec().into()];
@@ -438,7 +438,7 @@ mod tests {
             };
             let renew_at = certificate(response, &key, here, 0.5).unwrap().renew_at;
             let after = renew_at.duration_since(here).unwrap();
-            assert!(after > life / 3 && after < life, "{after:?}");
+            assert!(after > lifetime / 3 && after < lifetime, "{after:?}");
         }
     }
 }

@@ -59,7 +59,7 @@ pub struct WriteRight(watch::Receiver<LeaseState>);
 
 impl WriteRight {
     /// Whether a write may be sent now.
-    pub fn holds(&self) -> bool {
+    pub fn may_write(&self) -> bool {
         matches!(*self.0.borrow(), LeaseState::Active(until) if Instant::now() < until)
     }
 
@@ -97,7 +97,7 @@ pub struct Election {
     candidate: Candidate,
     /// The last leadership of this agent.
     led: Option<Lead>,
-    standing: watch::Sender<LeaseState>,
+    state: watch::Sender<LeaseState>,
     metric: Gauge,
 }
 
@@ -149,7 +149,7 @@ impl Election {
                 me,
                 candidate,
                 led: None,
-                standing,
+                state: standing,
                 metric: Gauge::default(),
             },
             WriteRight(right),
@@ -209,7 +209,7 @@ impl Election {
         let (sent, params) = (Instant::now(), PostParams::default());
         let answer = match &step {
             Step::Wait(_) => return,
-            Step::Look => self.call("get", self.leases.get_opt(LEASE)).await,
+            Step::Read => self.call("get", self.leases.get_opt(LEASE)).await,
             // A PUT creates a Lease, too, and its permission can be limited to this name.
             Step::Create(lease) => {
                 self.call("create", async {
@@ -240,10 +240,10 @@ impl Election {
         };
         let now = Instant::now();
         match answer {
-            Answer::Lease(Some(lease)) if step != Step::Look => {
-                self.candidate.wrote(*lease, sent, now)
+            Answer::Lease(Some(lease)) if step != Step::Read => {
+                self.candidate.record_write(*lease, sent, now)
             }
-            Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
+            Answer::Lease(None) if step != Step::Read => self.candidate.failed(true, now),
             Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
             Answer::Changed => self.candidate.failed(true, now),
             Answer::Failed => self.candidate.failed(false, now),
@@ -293,9 +293,9 @@ impl Election {
     fn publish(&mut self) -> anyhow::Result<()> {
         let lead = self.candidate.lead(Instant::now()).cloned();
         if let (None, Some(led), Some(lease)) = (&lead, &self.led, self.candidate.lease())
-            && is_taken(led, &self.me, lease)
+            && has_other_holder(led, &self.me, lease)
         {
-            self.standing.send_replace(LeaseState::Lapsed);
+            self.state.send_replace(LeaseState::Lapsed);
             anyhow::bail!(
                 "another agent ({}) has taken the Lease {LEASE}: this process ends, and is a standby after its restart",
                 holder(lease).unwrap_or("now gone")
@@ -315,7 +315,7 @@ impl Election {
         });
         self.metric
             .set(i64::from(matches!(next, LeaseState::Active(_))));
-        self.standing.send_if_modified(|known| {
+        self.state.send_if_modified(|known| {
             let changed = is_new(known);
             if changed {
                 log(&next, candidate);
@@ -329,7 +329,7 @@ impl Election {
     /// Releases the Lease, so that the next agent does not have to wait. Not while a write may be
     /// under way.
     async fn release(mut self) {
-        if tokio::time::timeout(LAST_WRITES, self.standing.closed())
+        if tokio::time::timeout(LAST_WRITES, self.state.closed())
             .await
             .is_err()
         {
@@ -367,7 +367,7 @@ impl Election {
 }
 
 /// Whether another process has held the Lease since this one did.
-fn is_taken(led: &Lead, me: &Holder, lease: &Lease) -> bool {
+fn has_other_holder(led: &Lead, me: &Holder, lease: &Lease) -> bool {
     let uid = lease.metadata.uid.as_deref().unwrap_or_default();
     let is_later = uid != led.epoch || runnel_proto::lease::term(lease) > led.term;
     holder(lease) != Some(me.identity().as_str()) && is_later
@@ -422,7 +422,7 @@ pub fn guarded(client: Client, right: WriteRight) -> Client {
         let (client, right) = (client.clone(), right.clone());
         async move {
             let writes = request.method() != Method::GET;
-            if writes && !right.holds() {
+            if writes && !right.may_write() {
                 return Err(kube::Error::Service(Box::new(NotActive)));
             }
             let response = client.send(request).await?;
@@ -463,22 +463,22 @@ mod tests {
             term: 3,
             valid_until: Instant::now(),
         };
-        assert!(is_taken(&led, &me, &lease("e", "b_1", 4)));
+        assert!(has_other_holder(&led, &me, &lease("e", "b_1", 4)));
         assert!(
-            is_taken(&led, &me, &lease("e", "", 4)),
+            has_other_holder(&led, &me, &lease("e", "", 4)),
             "taken and released"
         );
         assert!(
-            is_taken(&led, &me, &lease("f", "b_1", 1)),
+            has_other_holder(&led, &me, &lease("f", "b_1", 1)),
             "removed and created by another"
         );
-        assert!(!is_taken(&led, &me, &lease("e", "a_0", 4)));
+        assert!(!has_other_holder(&led, &me, &lease("e", "a_0", 4)));
         assert!(
-            !is_taken(&led, &me, &lease("e", "", 3)),
+            !has_other_holder(&led, &me, &lease("e", "", 3)),
             "a person took the holder out"
         );
         assert!(
-            !is_taken(&led, &me, &lease("e", "b_1", 2)),
+            !has_other_holder(&led, &me, &lease("e", "b_1", 2)),
             "restored from a backup"
         );
     }
@@ -488,11 +488,11 @@ mod tests {
         let (sender, right) =
             watch::channel(LeaseState::Active(Instant::now() + Duration::from_secs(60)));
         let right = WriteRight(right);
-        assert!(right.holds());
+        assert!(right.may_write());
         sender.send_if_modified(|standing| {
             *standing = LeaseState::Active(Instant::now());
             false
         });
-        assert!(!right.holds());
+        assert!(!right.may_write());
     }
 }

@@ -28,10 +28,10 @@ use crate::join::error_chain;
 use crate::lease::WriteRight;
 use crate::metrics::Metrics;
 use crate::store::{Identity, Store};
-use ended::{Ended, early, refused};
-use handover::{Before, Connected, Second, over};
+use ended::{StreamEnd, from_connect_error, refused};
+use handover::{Connected, NextConnection, ReplacedStream, ended};
 pub use history_token::HistoryTokenStore;
-use history_token::showing;
+use history_token::with_history_token;
 use runnel_agent_core::backoff::{Backoff, CONNECT, Jitter};
 use runnel_agent_core::leader_fence::Fence;
 
@@ -49,7 +49,7 @@ const REFUSED: Backoff = Backoff {
 /// Remaining certificate lifetime below which a hub with older state also renews it.
 const LAST_RENEWAL: Duration = Duration::from_secs(3600);
 /// Delay after a failed renewal.
-const RENEW_AGAIN: Duration = Duration::from_secs(60);
+const RENEWAL_RETRY: Duration = Duration::from_secs(60);
 
 /// An event of the link for the core.
 pub enum LinkEvent {
@@ -108,35 +108,35 @@ impl Link {
             };
             let over = Instant::now();
             let ended = self.unwanted(ended).await;
-            expired = matches!(ended, Ended::Expired);
-            let replaced = matches!(ended, Ended::Replaced);
+            expired = matches!(ended, StreamEnd::Expired);
+            let replaced = matches!(ended, StreamEnd::Replaced);
             self.metrics.connected.set(0);
             if opened.elapsed() >= STABLE {
                 failures = 0;
             }
             let delay = match ended {
-                Ended::Over => return,
-                Ended::Planned(delay) => {
+                StreamEnd::Over => return,
+                StreamEnd::Planned(delay) => {
                     tracing::info!(reconnect_in = ?delay, "the stream to the hub ends as planned");
                     delay
                 }
-                Ended::Refused(text) | Ended::Revoked(text) => {
+                StreamEnd::Refused(text) | StreamEnd::Revoked(text) => {
                     failures += 1;
                     let delay = REFUSED.jittered(failures, self.jitter.draw());
                     tracing::error!(retry_in = ?delay, "the hub refuses this agent: {text}");
                     delay
                 }
-                Ended::Expired => {
+                StreamEnd::Expired => {
                     failures += 1;
                     CONNECT.full_jitter(failures, self.jitter.draw())
                 }
-                Ended::Replaced => {
+                StreamEnd::Replaced => {
                     failures += 1;
                     let delay = CONNECT.full_jitter(failures, self.jitter.draw());
                     tracing::warn!(retry_in = ?delay, "another session of this cluster has replaced this one");
                     delay
                 }
-                Ended::Failed(text) => {
+                StreamEnd::Failed(text) => {
                     failures += 1;
                     let delay = CONNECT.full_jitter(failures, self.jitter.draw());
                     tracing::warn!(retry_in = ?delay, "no stream to the hub: {text}; existing copies are kept in sync");
@@ -147,11 +147,11 @@ impl Link {
             tokio::select! {
                 () = tokio::time::sleep(delay.saturating_sub(over.elapsed())) => {}
                 () = self.events.closed() => return,
-                never = self.history_token.keep() => match never {},
+                never = self.history_token.store_when_due() => match never {},
             }
             // The other session's agent holds the Lease. Without the Lease, this agent would only
             // alternate with it.
-            if replaced && !self.right.holds() {
+            if replaced && !self.right.may_write() {
                 tokio::select! {
                     () = self.right.acquired() => {}
                     () = self.events.closed() => return,
@@ -166,9 +166,9 @@ impl Link {
     }
 
     /// Runs one stream from its opening to its end, including the streams that replace it.
-    async fn stream(&mut self, address: &str) -> Ended {
+    async fn stream(&mut self, address: &str) -> StreamEnd {
         let mut next = match channel(&self.identity, address).await {
-            Ok(connected) => Second {
+            Ok(connected) => NextConnection {
                 connected,
                 before: None,
             },
@@ -181,12 +181,13 @@ impl Link {
             }
         };
         self.fence.closed(Instant::now());
-        if matches!(ended, Ended::Revoked(_)) && self.events.send(LinkEvent::Revoked).await.is_err()
+        if matches!(ended, StreamEnd::Revoked(_))
+            && self.events.send(LinkEvent::Revoked).await.is_err()
         {
-            return Ended::Over;
+            return StreamEnd::Over;
         }
         if self.events.send(LinkEvent::Closed).await.is_err() {
-            return Ended::Over;
+            return StreamEnd::Over;
         }
         ended
     }
@@ -196,9 +197,9 @@ impl Link {
     /// replaced stream, only of the new stream.
     async fn session(
         &mut self,
-        Second { connected, before }: Second,
+        NextConnection { connected, before }: NextConnection,
         address: &str,
-    ) -> Result<Second, Ended> {
+    ) -> Result<NextConnection, StreamEnd> {
         let mut client = client(connected.channel);
         let (frames, outbound) = mpsc::channel(8);
         if self
@@ -207,7 +208,7 @@ impl Link {
             .await
             .is_err()
         {
-            return Err(Ended::Over);
+            return Err(StreamEnd::Over);
         }
         let metrics = self.metrics.clone();
         let outbound = ReceiverStream::new(outbound).map(move |frame| {
@@ -216,18 +217,21 @@ impl Link {
         });
         let opening = tokio::time::timeout(
             FIRST_FRAME,
-            client.session(showing(self.history_token.newest().as_ref(), outbound)),
+            client.session(with_history_token(
+                self.history_token.newest().as_ref(),
+                outbound,
+            )),
         );
         let mut inbound = match opening.await {
             Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => return Err(early(&status)),
+            Ok(Err(status)) => return Err(from_connect_error(&status)),
             Err(_) => {
-                return Err(Ended::Failed(format!(
+                return Err(StreamEnd::Failed(format!(
                     "the hub at {address} accepted the stream but did not answer"
                 )));
             }
         };
-        let stay = match self.first(&mut inbound).await {
+        let stay = match self.receive_first_frame(&mut inbound).await {
             Ok(behind) => self.history_token.stay(behind, &mut self.jitter),
             Err(ended) => return Err(ended),
         };
@@ -248,34 +252,37 @@ impl Link {
 
     /// Checks the first frame: the hub's id, its protocol, and its term. Returns whether the hub
     /// has older state than the history token.
-    async fn first(&mut self, inbound: &mut Streaming<wire::HubFrame>) -> Result<bool, Ended> {
+    async fn receive_first_frame(
+        &mut self,
+        inbound: &mut Streaming<wire::HubFrame>,
+    ) -> Result<bool, StreamEnd> {
         let frame = match tokio::time::timeout(FIRST_FRAME, inbound.message()).await {
             Ok(Ok(Some(frame))) => frame,
             Ok(Ok(None)) => {
-                return Err(Ended::Failed(
+                return Err(StreamEnd::Failed(
                     "the hub closed the stream at once".to_owned(),
                 ));
             }
-            Ok(Err(status)) => return Err(early(&status)),
+            Ok(Err(status)) => return Err(from_connect_error(&status)),
             Err(_) => {
-                return Err(Ended::Failed(
+                return Err(StreamEnd::Failed(
                     "the hub accepted the stream but sent nothing".to_owned(),
                 ));
             }
         };
         self.fence
             .admit(&frame.epoch, frame.term, Instant::now())
-            .map_err(|error| Ended::Failed(error.to_string()))?;
+            .map_err(|error| StreamEnd::Failed(error.to_string()))?;
         let (frame, refused) =
-            hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
+            hub_frame(frame).map_err(|error| StreamEnd::Failed(error.to_string()))?;
         if let HubFrame::Revoked(reason) = &frame {
-            return Err(Ended::Revoked(format!(
+            return Err(StreamEnd::Revoked(format!(
                 "it has revoked cluster {} ({reason})",
                 self.identity.cluster
             )));
         }
         let HubFrame::SnapshotBegin(begin) = &frame else {
-            return Err(Ended::Failed(
+            return Err(StreamEnd::Failed(
                 "the hub's first frame is not the beginning of a snapshot".to_owned(),
             ));
         };
@@ -284,7 +291,7 @@ impl Link {
                 "this is hub {}, but the agent joined hub {}",
                 begin.hub_id, self.identity.hub
             );
-            return Err(Ended::Refused(text));
+            return Err(StreamEnd::Refused(text));
         }
         if !(PROTOCOL_MIN..=PROTOCOL_MAX).contains(&begin.protocol) {
             let older = if begin.protocol > PROTOCOL_MAX {
@@ -296,7 +303,7 @@ impl Link {
                 "the hub uses protocol {}, this agent {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {older}",
                 begin.protocol
             );
-            return Err(Ended::Refused(text));
+            return Err(StreamEnd::Refused(text));
         }
         let behind = begin.behind;
         if behind {
@@ -310,7 +317,7 @@ impl Link {
         self.events
             .send(LinkEvent::Frame(frame, refused))
             .await
-            .map_err(|_| Ended::Over)?;
+            .map_err(|_| StreamEnd::Over)?;
         Ok(behind)
     }
 
@@ -319,13 +326,13 @@ impl Link {
         &mut self,
         (client, frames): (RunnelClient<Channel>, mpsc::Sender<AgentFrame>),
         (mut inbound, meter): (Streaming<wire::HubFrame>, Arc<Meter>),
-        mut before: Option<Before>,
+        mut before: Option<ReplacedStream>,
         (address, stay): (&str, Option<Duration>),
-    ) -> Result<Second, Ended> {
+    ) -> Result<NextConnection, StreamEnd> {
         let mut leave_at = self.leave_at();
         // A hub with older state may be one of two. The other hub must still know this agent's key.
         let behind = stay.is_some();
-        let stands_still = |left: Duration| behind && left > LAST_RENEWAL;
+        let is_overdue = |left: Duration| behind && left > LAST_RENEWAL;
         if let Some(stay) = stay {
             leave_at = leave_at.min(tokio::time::Instant::now() + stay);
         }
@@ -340,60 +347,60 @@ impl Link {
                         // The hub drains as announced. Another replica serves at once, and not all
                         // agents should reconnect at the same time.
                         Ok(None) | Err(_) if draining => {
-                            return Err(Ended::Planned(leave_at.saturating_duration_since(tokio::time::Instant::now())));
+                            return Err(StreamEnd::Planned(leave_at.saturating_duration_since(tokio::time::Instant::now())));
                         }
-                        Ok(None) => return Err(Ended::Failed("the hub closed the stream".to_owned())),
+                        Ok(None) => return Err(StreamEnd::Failed("the hub closed the stream".to_owned())),
                         Err(status) => return Err(refused(&status)),
                     };
                     match self.pass(frame).await {
-                        Ok(Passed::Whatever) => {}
-                        Ok(Passed::Authorities(all)) => reported = Some(all).filter(|_| !behind).or(reported.take()),
-                        Ok(Passed::HandedOver) => {
+                        Ok(FrameEffect::NoEffect) => {}
+                        Ok(FrameEffect::Authorities(all)) => reported = Some(all).filter(|_| !behind).or(reported.take()),
+                        Ok(FrameEffect::HandedOver) => {
                             // Without a second connection, this is an ordinary planned end.
-                            let Some(connected) = swap.second() else { return Err(Ended::Planned(Duration::ZERO)) };
-                            let before = Some(Before { inbound, _client: client });
-                            return Ok(Second { connected, before });
+                            let Some(connected) = swap.second() else { return Err(StreamEnd::Planned(Duration::ZERO)) };
+                            let before = Some(ReplacedStream { inbound, _client: client });
+                            return Ok(NextConnection { connected, before });
                         }
                         // The hub drains: the agent stays for a random part of the time that the
                         // hub gives.
-                        Ok(Passed::Drain(within)) => {
+                        Ok(FrameEffect::Drain(within)) => {
                             draining = true;
                             leave_at = leave_at.min(tokio::time::Instant::now() + within.mul_f64(self.jitter.draw()));
                         }
                         Err(ended) => return Err(ended),
                     }
                 }
-                () = tokio::time::sleep_until(leave_at) => return Err(Ended::Planned(Duration::ZERO)),
-                () = over(&mut before) => before = None,
+                () = tokio::time::sleep_until(leave_at) => return Err(StreamEnd::Planned(Duration::ZERO)),
+                () = ended(&mut before) => before = None,
                 // If frames are queued, the hub receives data from this agent anyway.
-                () = meter.needs_ping() => drop(frames.try_send(AgentFrame::Alive)),
-                never = self.history_token.keep() => match never {},
-                step = swap.next(), if !draining && !stands_still(self.remaining_validity()) => swap = self.advance(swap, step, address, (&client, &frames)),
+                () = meter.needs_ping() => drop(frames.try_send(AgentFrame::Keepalive)),
+                never = self.history_token.store_when_due() => match never {},
+                step = swap.next(), if !draining && !is_overdue(self.remaining_validity()) => swap = self.advance(swap, step, address, (&client, &frames)),
             }
         }
     }
 
     /// Hands a frame to the core. It waits while the core has no room, which stops the hub by flow
     /// control.
-    async fn pass(&mut self, frame: wire::HubFrame) -> Result<Passed, Ended> {
+    async fn pass(&mut self, frame: wire::HubFrame) -> Result<FrameEffect, StreamEnd> {
         self.fence
             .admit(&frame.epoch, frame.term, Instant::now())
-            .map_err(|error| Ended::Failed(error.to_string()))?;
-        let (words, leader) = (
+            .map_err(|error| StreamEnd::Failed(error.to_string()))?;
+        let (hello, leader) = (
             frame.history_token.clone(),
             (frame.epoch.clone(), frame.term),
         );
         let (frame, refused) =
-            hub_frame(frame).map_err(|error| Ended::Failed(error.to_string()))?;
+            hub_frame(frame).map_err(|error| StreamEnd::Failed(error.to_string()))?;
         self.metrics.frames_received.inc();
         if let HubFrame::Revoked(reason) = &frame {
-            return Err(Ended::Revoked(format!(
+            return Err(StreamEnd::Revoked(format!(
                 "it has revoked cluster {} ({reason})",
                 self.identity.cluster
             )));
         }
         if let HubFrame::Authorities(all) = frame {
-            return Ok(Passed::Authorities(all));
+            return Ok(FrameEffect::Authorities(all));
         }
         if let HubFrame::Batch(batch) = &frame {
             let bytes = batch
@@ -406,20 +413,20 @@ impl Link {
                 .inc_by(bytes.sum::<usize>() as u64);
         }
         let passed = match &frame {
-            HubFrame::Drain(milliseconds) => {
-                Passed::Drain(Duration::from_millis(u64::from(*milliseconds)).min(LONGEST_DRAIN))
-            }
-            HubFrame::HandedOver => Passed::HandedOver,
-            _ => Passed::Whatever,
+            HubFrame::Drain(milliseconds) => FrameEffect::Drain(
+                Duration::from_millis(u64::from(*milliseconds)).min(LONGEST_DRAIN),
+            ),
+            HubFrame::HandedOver => FrameEffect::HandedOver,
+            _ => FrameEffect::NoEffect,
         };
         let is_end = matches!(frame, HubFrame::SnapshotEnd(_));
         self.events
             .send(LinkEvent::Frame(frame, refused))
             .await
-            .map_err(|_| Ended::Over)?;
-        self.history_token.receive(&words, leader);
+            .map_err(|_| StreamEnd::Over)?;
+        self.history_token.receive(&hello, leader);
         if is_end {
-            self.history_token.store_soon();
+            self.history_token.mark_store_due();
         }
         Ok(passed)
     }
@@ -452,7 +459,7 @@ impl Link {
 }
 
 /// The effect of a frame on the stream.
-enum Passed {
+enum FrameEffect {
     /// The hub has sent its current authorities.
     Authorities(Vec<bytes::Bytes>),
     /// The hub closes the stream within this time.
@@ -460,19 +467,20 @@ enum Passed {
     /// The stream is handed over: the next one must be opened.
     HandedOver,
     /// No effect.
-    Whatever,
+    NoEffect,
 }
 
 /// Opens a connection to the hub, and verifies its certificate.
-async fn channel(identity: &Identity, address: &str) -> Result<Connected, Ended> {
-    let connector = connector(identity)
-        .map_err(|error| Ended::Refused(format!("the stored identity cannot be used: {error}")))?;
-    let endpoint = endpoint(address).map_err(|error| Ended::Failed(error.to_string()))?;
+async fn channel(identity: &Identity, address: &str) -> Result<Connected, StreamEnd> {
+    let connector = connector(identity).map_err(|error| {
+        StreamEnd::Refused(format!("the stored identity cannot be used: {error}"))
+    })?;
+    let endpoint = endpoint(address).map_err(|error| StreamEnd::Failed(error.to_string()))?;
     let meter = connector.meter();
     let channel = endpoint.connect_with_connector(connector).await;
     channel
         .map(|channel| Connected { channel, meter })
-        .map_err(|error| Ended::Failed(error_chain(&error)))
+        .map_err(|error| StreamEnd::Failed(error_chain(&error)))
 }
 
 fn client(channel: Channel) -> RunnelClient<Channel> {

@@ -93,7 +93,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
             Some(ended) = tasks.join_next() => match ended {
                 // The boot receives the drain, too, and ends in order.
                 Ok((_, Ok(()))) if drain.is_cancelled() => {}
-                ended => return early(ended),
+                ended => return early_end_error(ended),
             },
         }
     };
@@ -108,7 +108,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         // A task may receive the drain before this one.
         Some(ended) = tasks.join_next() => match ended {
             Ok((_, Ok(()))) if drain.is_cancelled() => {}
-            ended => return early(ended),
+            ended => return early_end_error(ended),
         },
     }
     let drained = async {
@@ -132,7 +132,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
 }
 
 /// Returns the error of a task that ended before the drain. It ends the process.
-fn early(
+fn early_end_error(
     ended: Result<(&'static str, anyhow::Result<()>), tokio::task::JoinError>,
 ) -> anyhow::Result<()> {
     match ended {

@@ -121,14 +121,14 @@ impl Metrics {
     }
 
     /// Updates the metrics with the counts of the core. `before`: the totals of the last call.
-    pub fn show(&self, counts: Counts, totals: Totals, before: Totals, cached: usize) {
+    pub fn update(&self, counts: Counts, totals: Totals, before: Totals, cached: usize) {
         let states = [
             ("applied", counts.applied),
             ("failed", counts.failed),
             ("waiting", counts.waiting),
             ("drifted", counts.drifted),
             ("removing", counts.removing),
-            ("under_way", counts.under_way()),
+            ("under_way", counts.copies_in_progress()),
         ];
         for (state, count) in states {
             self.copies

@@ -12,7 +12,7 @@ use kube::api::Api;
 use runnel_proto::model::Hello;
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use runnel_transport::identity::JoinStringError;
-use runnel_transport::ops::{Awaited, DRAIN_LIMIT, WatchTimes};
+use runnel_transport::ops::{DRAIN_LIMIT, PendingPart, WatchTimes};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -30,7 +30,7 @@ use crate::store::{Identity, Store};
 use crate::watch::{self, Watches};
 use runnel_agent_core::backoff::{Backoff, Jitter};
 use runnel_agent_core::classify::CallError;
-use runnel_agent_core::desired::Home;
+use runnel_agent_core::desired::AgentLocation;
 use runnel_agent_core::leader_fence::Fence;
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::reconciler::{PARALLEL, Reconciler, Setup};
@@ -72,7 +72,10 @@ pub struct Settings {
 ///
 /// # Errors
 /// One sentence with a hint, for permanent failures.
-pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'static str, Task)>> {
+pub async fn boot(
+    settings: Settings,
+    ready: PendingPart,
+) -> anyhow::Result<Vec<(&'static str, Task)>> {
     let (policy_file, policy) = match settings.policy_file.clone() {
         Some(path) => {
             let (file, policy) = PolicyFile::open(path).await?;
@@ -119,7 +122,7 @@ pub async fn boot(settings: Settings, ready: Awaited) -> anyhow::Result<Vec<(&'s
 /// Returns the tasks of the active agent.
 async fn active(
     settings: Settings,
-    ready: Awaited,
+    ready: PendingPart,
     right: WriteRight,
     (policy_file, policy): (Option<PolicyFile>, Arc<Policy>),
 ) -> anyhow::Result<Vec<(&'static str, Task)>> {
@@ -165,7 +168,7 @@ async fn active(
     let (hub_cluster_uid, terms) =
         retry_until_ok("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
     let setup = Setup {
-        home: Home {
+        location: AgentLocation {
             namespace: settings.namespace.clone(),
             cluster_uid: cluster_uid.clone(),
         },
@@ -195,7 +198,7 @@ async fn active(
 }
 
 /// Waits for the Lease. The agent is ready while another agent holds the Lease.
-async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
+async fn acquired(mut right: WriteRight, ready: PendingPart) -> Option<PendingPart> {
     let (mut standby, mut ready) = (right.clone(), Some(ready));
     loop {
         tokio::select! {
@@ -208,7 +211,7 @@ async fn acquired(mut right: WriteRight, ready: Awaited) -> Option<Awaited> {
 /// Returns the tasks, connected by bounded channels.
 fn tasks(
     settings: Settings,
-    (ready, right): (Option<Awaited>, WriteRight),
+    (ready, right): (Option<PendingPart>, WriteRight),
     (store, history_token): (Store, HistoryTokenStore),
     identity: Identity,
     core: Reconciler,
@@ -317,7 +320,7 @@ fn task(drain: CancellationToken, part: impl Future<Output = ()> + Send + 'stati
 }
 
 /// Repeats a call until it succeeds, and logs what it waits for.
-async fn retry_until_ok<T, F, Fut>(what: &str, jitter: &mut Jitter, call: F) -> T
+async fn retry_until_ok<T, F, Fut>(operation: &str, jitter: &mut Jitter, call: F) -> T
 where
     F: Fn() -> Fut,
     Fut: Future<Output = Result<T, CallError>>,
@@ -338,7 +341,7 @@ where
                 tracing::warn!(
                     status = error.code(),
                     waited = ?begin.elapsed(),
-                    "waiting for this cluster's API server to {what}: {hint}"
+                    "waiting for this cluster's API server to {operation}: {hint}"
                 );
                 tokio::time::sleep(delay).await;
             }

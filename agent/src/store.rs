@@ -26,9 +26,9 @@ pub const TERMS_SECRET: &str = "runnel-agent-terms";
 const MANAGER: &str = "runnel-agent-store";
 /// Field manager of the history token. It differs from the one of the identity, whose applies would
 /// otherwise remove the token.
-const HISTORY_TOKEN_MANAGER: &str = "runnel-agent-witness";
+const HISTORY_TOKEN_MANAGER: &str = "runnel-agent-history-token";
 /// Key of the hub's history token in the identity's Secret.
-const HISTORY_TOKEN: &str = "hub-witness";
+const HISTORY_TOKEN: &str = "hub-history-token";
 /// Limit of the size of the stored terms after decompression, in bytes.
 const TERMS_LIMIT: usize = 64 * 1024 * 1024;
 /// Limit of the size of the stored terms, in bytes: an API server accepts about 1 MiB for a Secret.

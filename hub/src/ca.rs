@@ -7,12 +7,12 @@ mod stored;
 
 use std::time::{Duration, SystemTime};
 
-use crate::call::{ApiError, FIELD_MANAGER, within};
+use crate::call::{ApiError, FIELD_MANAGER, with_timeout};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
-use runnel_transport::identity::{AUTHORITY_LIFE, IdentityError, new_hub_id};
+use runnel_transport::identity::{AUTHORITY_LIFETIME, IdentityError, new_hub_id};
 
 pub use ca_rotator::{Authorities, CaRotator, Parts};
 pub use overlap::TrustedAuthorities;
@@ -75,7 +75,7 @@ pub async fn load_or_create(
     client: &Client,
     namespace: &str,
 ) -> Result<HubIdentity, AuthorityError> {
-    edit(client, namespace, AUTHORITY_LIFE, |_| None).await
+    edit(client, namespace, AUTHORITY_LIFETIME, |_| None).await
 }
 
 /// Returns the hub's identity, or `None` if no hub has created one. Writes nothing.
@@ -84,7 +84,7 @@ pub async fn load_or_create(
 /// As [`load_or_create`].
 pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity>, AuthorityError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
-    let call = within(
+    let call = with_timeout(
         format!("read Secret {namespace}/{IDENTITY_SECRET}"),
         api.get_opt(IDENTITY_SECRET),
     );
@@ -107,7 +107,7 @@ pub async fn advertise(
     namespace: &str,
     addresses: &[String],
 ) -> Result<HubIdentity, AuthorityError> {
-    started(client, namespace, addresses, AUTHORITY_LIFE).await
+    started(client, namespace, addresses, AUTHORITY_LIFETIME).await
 }
 
 /// Returns the hub's identity when a hub starts. Records these addresses, if there are any, and
@@ -132,12 +132,12 @@ pub async fn started(
 ///
 /// # Errors
 /// [`ApiError`], when the API server refuses the request or does not answer.
-pub async fn known(
+pub async fn stored(
     client: &Client,
     namespace: &str,
 ) -> Result<Option<TrustedAuthorities>, ApiError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
-    let read = within(
+    let read = with_timeout(
         format!("read Secret {namespace}/{AUTHORITIES_SECRET}"),
         api.get_opt(AUTHORITIES_SECRET),
     );
@@ -145,17 +145,17 @@ pub async fn known(
 }
 
 fn known_in(secret: &Secret) -> Option<TrustedAuthorities> {
-    let known = secret
+    let authorities = secret
         .data
         .as_ref()
         .and_then(|data| TrustedAuthorities::read(&data.get(AUTHORITIES_ENTRY)?.0));
-    if known.is_none() {
+    if authorities.is_none() {
         tracing::warn!(
             secret = AUTHORITIES_SECRET,
             "the former CAs are not readable and are not trusted any more"
         );
     }
-    known
+    authorities
 }
 
 /// Adds the missing entries of the Secret and those that `change` returns, in at most one write.
@@ -172,7 +172,7 @@ async fn edit(
     };
     let name = format!("Secret {namespace}/{IDENTITY_SECRET}");
     for _ in 0..TRIES {
-        let present = within(format!("read {name}"), api.get_opt(IDENTITY_SECRET)).await?;
+        let present = with_timeout(format!("read {name}"), api.get_opt(IDENTITY_SECRET)).await?;
         let mut data = present
             .as_ref()
             .and_then(|secret| secret.data.clone())
@@ -192,7 +192,8 @@ async fn edit(
         match write(&api, IDENTITY, present, data).await {
             Ok(_) => return Ok(identity),
             // Another client wrote or deleted the Secret: start again with the current state.
-            Err(error) if error.is_conflict() || error.is_not_found() && is_gone(&error) => {}
+            Err(error)
+                if error.is_conflict() || error.is_not_found() && is_secret_missing(&error) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -202,7 +203,7 @@ async fn edit(
 }
 
 /// Whether a 404 answer is about the Secret, and not about its namespace.
-fn is_gone(error: &ApiError) -> bool {
+fn is_secret_missing(error: &ApiError) -> bool {
     let kind = error
         .status()
         .and_then(|status| status.details.as_ref())
@@ -211,14 +212,14 @@ fn is_gone(error: &ApiError) -> bool {
 }
 
 /// The name and type of one of the hub's own Secrets.
-type Own = (&'static str, &'static str);
-const IDENTITY: Own = (IDENTITY_SECRET, "kubernetes.io/tls");
-const AUTHORITIES: Own = (AUTHORITIES_SECRET, "Opaque");
+type SecretId = (&'static str, &'static str);
+const IDENTITY: SecretId = (IDENTITY_SECRET, "kubernetes.io/tls");
+const AUTHORITIES: SecretId = (AUTHORITIES_SECRET, "Opaque");
 
 /// Writes the Secret and returns it as the API server stored it.
 async fn write(
     api: &Api<Secret>,
-    (name, secret_type): Own,
+    (name, secret_type): SecretId,
     present: Option<Secret>,
     data: Data,
 ) -> Result<Secret, ApiError> {
@@ -233,7 +234,7 @@ async fn write(
                 field_manager: Some(FIELD_MANAGER.to_owned()),
                 ..PostParams::default()
             };
-            within(
+            with_timeout(
                 format!("update Secret {name}"),
                 api.replace(name, &params, &secret),
             )
@@ -263,7 +264,7 @@ async fn write(
             // An apply request contains the name, so RBAC can limit the right to create to this
             // name.
             let params = PatchParams::apply(FIELD_MANAGER);
-            within(
+            with_timeout(
                 format!("create Secret {name}"),
                 api.patch(name, &params, &Patch::Apply(&secret)),
             )
@@ -281,6 +282,6 @@ fn fresh(life: Duration) -> Result<Fresh, IdentityError> {
         hub_id: new_hub_id()?,
         revision_key,
         now: SystemTime::now(),
-        life,
+        lifetime: life,
     })
 }

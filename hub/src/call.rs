@@ -53,7 +53,7 @@ impl ApiError {
 }
 
 /// Runs one call to the API server with a time limit.
-pub(crate) async fn within<T>(
+pub(crate) async fn with_timeout<T>(
     action: impl Into<String>,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, ApiError> {

@@ -222,13 +222,13 @@ pub enum ConfigError {
 }
 
 /// The longest validity of a member's certificate: thirty days.
-const LONGEST_LIFE: Duration = Duration::from_secs(720 * 60 * 60);
+const MAX_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(720 * 60 * 60);
 /// The longest time for which an expired certificate can be renewed: one year.
 const LONGEST_LIMIT: Duration = Duration::from_secs(8760 * 60 * 60);
 /// The shortest validity of a CA: ninety days. Members get at least thirty days to follow a change,
 /// and certificates that the CA signs may be valid for thirty.
-const SHORTEST_AUTHORITY: Duration = Duration::from_secs(2160 * 60 * 60);
-const LONGEST_AUTHORITY: Duration = Duration::from_secs(876_000 * 60 * 60);
+const MIN_AUTHORITY_LIFETIME: Duration = Duration::from_secs(2160 * 60 * 60);
+const MAX_AUTHORITY_LIFETIME: Duration = Duration::from_secs(876_000 * 60 * 60);
 /// The longest grace period of a deleted source, far above a usual delete and re-create.
 const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -345,7 +345,9 @@ fn duration(text: &str) -> Result<Duration, ConfigError> {
 /// use of a stolen one.
 fn life(text: &str) -> Result<Duration, ConfigError> {
     match any_duration(text)? {
-        parsed if (Duration::from_secs(4)..=LONGEST_LIFE).contains(&parsed) => Ok(parsed),
+        parsed if (Duration::from_secs(4)..=MAX_CERTIFICATE_LIFETIME).contains(&parsed) => {
+            Ok(parsed)
+        }
         _ => Err(ConfigError::CertificateLife),
     }
 }
@@ -353,7 +355,7 @@ fn life(text: &str) -> Result<Duration, ConfigError> {
 /// Parses the validity of a CA, which must be far longer than that of the certificates it signs.
 fn authority_life(text: &str) -> Result<Duration, ConfigError> {
     match any_duration(text)? {
-        parsed if (SHORTEST_AUTHORITY..=LONGEST_AUTHORITY).contains(&parsed) => Ok(parsed),
+        parsed if (MIN_AUTHORITY_LIFETIME..=MAX_AUTHORITY_LIFETIME).contains(&parsed) => Ok(parsed),
         _ => Err(ConfigError::AuthorityLife),
     }
 }

@@ -20,9 +20,9 @@ use runnel_proto::model::{ClusterName, ProofKey, RevisionKey, RuleUid, SourceRef
 use tokio::sync::{Notify, watch};
 
 use crate::ordered_lock::{
-    DELIVERIES, Holds, INDEX, LeafMutex, OrderedMutex, OrderedRwLock, REPORT_STORE, SESSION,
+    DELIVERIES, INDEX, LeafMutex, LockTimes, OrderedMutex, OrderedRwLock, REPORT_STORE, SESSION,
 };
-pub use inquiries::{Asked, Inquiries, Unasked};
+pub use inquiries::{Inquiries, Inquiry, InquiryError};
 pub use leadership::{COMPLETED_STATES, Leadership};
 pub use queues::{Pending, Queues};
 use runnel_api::FleetStatus;
@@ -91,7 +91,7 @@ pub struct HubState {
     /// Counts the requests to relist all possible sources.
     pub relist: watch::Sender<u64>,
     /// Durations of the write locks of the index.
-    pub index_holds: Holds,
+    pub index_lock_times: LockTimes,
     /// The namespaces and kinds in which at least one rule selects sources.
     pub needed: watch::Sender<BTreeSet<WatchScope>>,
     /// Whether this process leads, and which lists it needs before it serves.
@@ -108,7 +108,7 @@ impl HubState {
         let hasher =
             RevisionHasher::new(settings.revision_key.clone()).with_budget(settings.render_budget);
         let mut index = Index::of(settings.scope.clone())
-            .working_aside()
+            .with_deferred_rendering()
             .hashing_with(hasher);
         index.fleet_guard_mut().ceiling = Some(settings.removal_ceiling);
         let proof_key = settings.revision_key.proof_key();
@@ -125,7 +125,7 @@ impl HubState {
             audit: OrderedMutex::default(),
             rendered_edits: OrderedMutex::default(),
             relist: watch::Sender::default(),
-            index_holds: Holds::default(),
+            index_lock_times: LockTimes::default(),
             needed: watch::Sender::default(),
             leadership: Leadership::default(),
             authorities: watch::Sender::default(),
@@ -182,16 +182,16 @@ impl HubState {
             judge: rules,
             ..Effect::default()
         });
-        self.mark_everything();
+        self.mark_all_statuses();
         true
     }
 
     /// Changes the index, and wakes the tasks that the effect concerns. A change that affects many
     /// rules updates them one by one, so that the lock is released in between.
     pub fn change(&self, change: impl FnOnce(&mut Index) -> Effect) {
-        let mut follow = self.change_once(change);
+        let mut follow = self.apply_change(change);
         while let Some(uid) = follow.pop_first() {
-            follow.append(&mut self.change_once(|index| index.follow(&uid)));
+            follow.append(&mut self.apply_change(|index| index.follow(&uid)));
         }
     }
 
@@ -221,11 +221,11 @@ impl HubState {
     /// Changes the index without any effect on other tasks.
     pub fn change_quietly<T>(&self, change: impl FnOnce(&mut Index) -> T) -> T {
         let mut index = self.index.write();
-        let _hold = self.index_holds.begin();
+        let _hold = self.index_lock_times.begin();
         change(&mut index)
     }
 
-    fn change_once(&self, change: impl FnOnce(&mut Index) -> Effect) -> BTreeSet<RuleUid> {
+    fn apply_change(&self, change: impl FnOnce(&mut Index) -> Effect) -> BTreeSet<RuleUid> {
         let mut effect = self.change_quietly(|index| {
             let mut effect = change(index);
             // Before this process serves, a missing object is part of the initial state and not a
@@ -259,7 +259,7 @@ impl HubState {
         let report_store = self.report_store.lock();
         effect.merge(index.judge(
             &rules,
-            &|rule, cluster| report_store.holding(rule, cluster),
+            &|rule, cluster| report_store.reported_copies(rule, cluster),
             now,
         ));
         if index.fleet_guard().due().is_some() {
@@ -333,7 +333,7 @@ impl HubState {
         for (cluster, assignment) in connected
             .filter_map(|cluster| Some((cluster, followed(entry, &report_store, cluster)?)))
         {
-            if !report_store.holds_exactly(cluster, uid, assignment.digest()) {
+            if !report_store.reports_exactly(cluster, uid, assignment.digest()) {
                 deliveries.begin(cluster, uid, since, entry.awaits(cluster));
             }
         }
@@ -366,7 +366,7 @@ impl HubState {
     }
 
     /// Marks the statuses of all rules with copies in a cluster as possibly out of date.
-    pub fn mark_rules_of(&self, cluster: &ClusterName) {
+    pub fn mark_statuses_of(&self, cluster: &ClusterName) {
         let index = self.index.read();
         let concerned = index.rules().iter().filter(|(_, entry)| {
             entry.target_clusters.clusters.contains_key(cluster) || entry.rule.deleting
@@ -390,7 +390,7 @@ impl HubState {
     }
 
     /// Marks every status as possibly out of date.
-    pub fn mark_everything(&self) {
+    pub fn mark_all_statuses(&self) {
         let rules: Vec<_> = self.index.read().rules().uids().cloned().collect();
         self.queues.dirty_rules.add(rules);
         self.mark_members();
@@ -415,7 +415,7 @@ fn followed(
         return None;
     }
     let assignment = entry.assignment(cluster)?;
-    report_store.takes_edits(cluster).then_some(assignment)
+    report_store.accepts_edits(cluster).then_some(assignment)
 }
 
 /// Completes at a moment; never, if there is none.

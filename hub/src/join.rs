@@ -18,13 +18,13 @@ use tonic::Status;
 use tonic::metadata::MetadataValue;
 
 use crate::ca::Authorities;
-use crate::call::{ApiError, within};
+use crate::call::{ApiError, with_timeout};
 use crate::membership::CertificateLifetimes;
 use crate::membership::attempts::Attempts;
 use crate::membership::decide::{
     JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed,
 };
-use crate::membership::tokens::{WRONG_SECRETS, wronged};
+use crate::membership::tokens::{WRONG_SECRETS, with_failed_attempt};
 use crate::ordered_lock::LeafMutex;
 use runnel_api::{KeyRecord, MemberCluster};
 
@@ -32,9 +32,9 @@ use runnel_api::{KeyRecord, MemberCluster};
 const REQUEST_LIMIT: usize = 8 * 1024;
 /// The number of concurrent joins with unknown token ids. The hub checks them against the API
 /// server, because the watch may lag behind a join that was just allowed.
-const STRANGERS: usize = 4;
+const UNKNOWN_CALLERS: usize = 4;
 /// How long such a join may wait before it is checked.
-const STRANGER_LIMIT: Duration = Duration::from_secs(5);
+const UNKNOWN_CALLER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of locks for the writes of joins. The joins of one cluster share a lock, so their
 /// writes are in sequence.
 const TURNS: usize = 16;
@@ -46,9 +46,9 @@ const TRIES: usize = 5;
 pub struct Registrar {
     members: Api<MemberCluster>,
     authorities: Arc<Authorities>,
-    lives: CertificateLifetimes,
+    lifetimes: CertificateLifetimes,
     attempts: LeafMutex<Attempts>,
-    strangers: Semaphore,
+    unknown_callers: Semaphore,
     turns: [Turn<()>; TURNS],
 }
 
@@ -127,7 +127,7 @@ pub fn refused(refusal: &JoinRefusal) -> Status {
         | JoinRefusal::ExpiredTooLong(_) => Status::unauthenticated(text),
         JoinRefusal::Expired(_)
         | JoinRefusal::Spent(_)
-        | JoinRefusal::Burnt(_)
+        | JoinRefusal::LockedOut(_)
         | JoinRefusal::NotAccepted(_)
         | JoinRefusal::Deleting(_) => Status::failed_precondition(text),
         JoinRefusal::TooManyTries(_) | JoinRefusal::TooManyTokens(_) => {
@@ -155,14 +155,14 @@ impl Registrar {
     /// Signs with the current CA of `authorities`, and records keys in the status of the
     /// `MemberCluster`s.
     pub fn new(client: Client, authorities: Arc<Authorities>, lives: CertificateLifetimes) -> Self {
-        let (attempts, strangers) = (LeafMutex::default(), Semaphore::new(STRANGERS));
+        let (attempts, strangers) = (LeafMutex::default(), Semaphore::new(UNKNOWN_CALLERS));
         let turns = std::array::from_fn(|_| Turn::default());
         Self {
             members: Api::all(client),
             authorities,
-            lives,
+            lifetimes: lives,
             attempts,
-            strangers,
+            unknown_callers: strangers,
             turns,
         }
     }
@@ -170,7 +170,7 @@ impl Registrar {
     /// Returns the validity of a certificate.
     #[must_use]
     pub fn certificate_life(&self) -> std::time::Duration {
-        self.lives.certificate
+        self.lifetimes.certificate
     }
 
     /// Exchanges a token for a certificate.
@@ -193,8 +193,8 @@ impl Registrar {
         if from.is_some_and(|from| !self.attempts.lock().allows(from, Instant::now())) {
             return Err(refused(&JoinRefusal::TooManyTries(cluster)));
         }
-        let lane =
-            (!caller.known).then(|| tokio::time::timeout(STRANGER_LIMIT, self.strangers.acquire()));
+        let lane = (!caller.known)
+            .then(|| tokio::time::timeout(UNKNOWN_CALLER_TIMEOUT, self.unknown_callers.acquire()));
         let lane = match lane {
             Some(lane) => Some(lane.await.map_err(|_| Failure::Busy)?),
             None => None,
@@ -279,7 +279,7 @@ impl Registrar {
                 })
             }
             (Err(refusal @ JoinRefusal::WrongSecret(_)), Some(join)) => {
-                let (tokens, count) = wronged(member, join, now);
+                let (tokens, count) = with_failed_attempt(member, join, now);
                 tracing::warn!(%cluster, token = token.id(), count, "a wrong secret of a token; with {WRONG_SECRETS} it is burnt");
                 Ok(PlannedWrite {
                     status: json!({"tokens": tokens}),
@@ -321,7 +321,7 @@ impl Registrar {
             Err(failure) => {
                 if let Failure::Refused(refusal) = &failure {
                     tracing::warn!(%cluster, reason = %refusal, "a renewal was refused");
-                    self.retired_key_seen(refusal, peer).await;
+                    self.record_retired_key_use(refusal, peer).await;
                 }
                 Err(failure.into())
             }
@@ -338,7 +338,7 @@ impl Registrar {
             let now = Timestamp::now();
             let identity = self.authorities.identity();
             let member = self.member(cluster).await?;
-            let limit = self.lives.expired_renewal;
+            let limit = self.lifetimes.expired_renewal;
             let member = admit_renewal(member.as_ref(), &identity.hub_id, peer, limit, now)?;
             let (signed, record) = self.sign(member, cluster, request)?;
             let keys = renewed(
@@ -358,7 +358,7 @@ impl Registrar {
     }
 
     /// Records that a client used a retired key. Best effort: the client retries.
-    pub async fn retired_key_seen(&self, refusal: &JoinRefusal, peer: &PeerCertificate) {
+    pub async fn record_retired_key_use(&self, refusal: &JoinRefusal, peer: &PeerCertificate) {
         let JoinRefusal::RetiredKey(cluster) = refusal else {
             return;
         };
@@ -372,7 +372,11 @@ impl Registrar {
                 .as_ref()
                 .and_then(|status| status.identity.as_ref());
             let noted = identity.and_then(|identity| {
-                crate::membership::keys::seen(identity, &peer.key.to_string(), Timestamp::now())
+                crate::membership::keys::with_retired_key_use(
+                    identity,
+                    &peer.key.to_string(),
+                    Timestamp::now(),
+                )
             });
             let Some(noted) = noted else { return };
             if !matches!(
@@ -386,7 +390,7 @@ impl Registrar {
     }
 
     async fn member(&self, cluster: &str) -> Result<Option<MemberCluster>, ApiError> {
-        within(
+        with_timeout(
             format!("read MemberCluster {cluster}"),
             self.members.get_opt(cluster),
         )
@@ -408,7 +412,7 @@ impl Registrar {
             cluster,
             uid,
             now,
-            self.lives.certificate,
+            self.lifetimes.certificate,
         )?;
         // Whole seconds, as the API server and certificates store them.
         let time = |time: SystemTime| {
@@ -444,7 +448,7 @@ impl Registrar {
             ..PatchParams::default()
         };
         let call = self.members.patch_status(cluster, &params, &patch);
-        match within(format!("record the key of MemberCluster {cluster}"), call).await {
+        match with_timeout(format!("record the key of MemberCluster {cluster}"), call).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_conflict() || error.is_not_found() => Ok(false),
             Err(error) => Err(error),

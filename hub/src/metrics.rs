@@ -72,7 +72,7 @@ closed_list! {
         /// Statuses that one session may change; they are written later.
         Statuses,
         /// Approval requests of one session; they are judged later.
-        Judgements,
+        Judgments,
         /// Details of reports; they are dropped, and their counts are kept.
         Details,
         /// Connections that a standby forwards; they are closed.
@@ -224,11 +224,11 @@ impl HubMetrics {
     pub fn frame_sent(&self, frame: &HubFrame, wire: &wire::HubFrame) {
         let name = match frame {
             HubFrame::SnapshotBegin(_) => "snapshot_begin",
-            HubFrame::WantDetail(_) => "want_detail",
+            HubFrame::DetailRequest(_) => "detail_request",
             HubFrame::Batch(_) => "batch",
             HubFrame::SnapshotEnd(_) => "snapshot_end",
             HubFrame::Drain(_) | HubFrame::HandedOver => "drain",
-            HubFrame::Alive => "alive",
+            HubFrame::Keepalive => "keepalive",
             HubFrame::Revoked(_) => "revoked",
             HubFrame::Authorities(_) => "authorities",
             HubFrame::Inspect(_) => "inspect",

@@ -54,7 +54,7 @@ impl RuleKind for runnel_api::ClusterDistributionRule {
 
 /// The number of deleted members whose uids are stored: more than are deleted while one request is
 /// in flight.
-const GONE: usize = 4096;
+const DELETED_UIDS_LIMIT: usize = 4096;
 
 /// A rule's object.
 #[derive(Clone)]
@@ -84,7 +84,7 @@ pub struct RuleObject {
     pub finalizer_seen: Option<Instant>,
     /// Whether the API server has deleted the rule despite the finalizer. Then only its copies in
     /// the clusters are left.
-    pub is_gone: bool,
+    pub is_deleted: bool,
     /// The observed resourceVersion.
     pub resource_version: Option<String>,
     /// The version that the last write of the status returned.
@@ -93,7 +93,7 @@ pub struct RuleObject {
     /// write.
     writing: bool,
     /// Whether it was observed or written before the current list began, so that it may be stale.
-    doubtful: bool,
+    is_status_stale: bool,
     /// The reference for Events.
     pub reference: ObjectReference,
 }
@@ -121,12 +121,12 @@ impl RuleObject {
             created: object.meta().creation_timestamp.as_ref().map(|time| time.0),
             deleted_at,
             finalizer_seen: None,
-            is_gone: false,
+            is_deleted: false,
             resource_version: object.resource_version(),
             replaced: None,
             written_version: 0,
             writing: false,
-            doubtful: false,
+            is_status_stale: false,
             reference: object.object_ref(&()),
         }
     }
@@ -150,7 +150,7 @@ struct MemberObject {
     /// In an `Arc`, because readers read each object every few seconds.
     object: Arc<MemberCluster>,
     /// Whether it was observed before the current list began, so that it may be stale.
-    doubtful: bool,
+    is_status_stale: bool,
 }
 
 /// The cache of the objects that the writer writes.
@@ -166,7 +166,7 @@ pub struct ObjectCache {
     member_changes: AtomicU64,
     /// The uids of deleted members, the newest last. The answer to an earlier read or write of them
     /// may still be in flight.
-    gone: LeafMutex<VecDeque<String>>,
+    deleted_uids: LeafMutex<VecDeque<String>>,
     turn: OrderedMutex<(), MEMBER_UPDATE>,
 }
 
@@ -177,11 +177,11 @@ impl ObjectCache {
     pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject, leads: bool) -> bool {
         let mut rules = self.rules.lock();
         let known = rules.get(&uid);
-        let doubtful = known.is_some_and(|known| known.doubtful);
+        let doubtful = known.is_some_and(|known| known.is_status_stale);
         object.writing = known.is_some_and(|known| known.writing);
-        let stands =
+        let is_current =
             |known: &&RuleObject| !doubtful && (leads || known.written_version > object.version());
-        if let Some(known) = known.filter(stands) {
+        if let Some(known) = known.filter(is_current) {
             let is_newer = object.version() > known.written_version;
             let seen = std::mem::replace(&mut object.status, known.status.clone());
             object.replaced = (is_newer && seen != object.status).then(|| Box::new(seen));
@@ -212,7 +212,7 @@ impl ObjectCache {
         rules
             .values_mut()
             .filter(|object| object.api.kind == kind)
-            .for_each(|object| object.doubtful = true);
+            .for_each(|object| object.is_status_stale = true);
     }
 
     /// Stores the written status of a rule, with the version of the write. Returns whether another
@@ -224,7 +224,7 @@ impl ObjectCache {
         };
         known.status = status;
         known.written_version = version_number(version.as_deref());
-        (known.doubtful, known.writing) = (false, false);
+        (known.is_status_stale, known.writing) = (false, false);
         // What was observed meanwhile was this write, or an earlier one.
         if known.version() <= known.written_version {
             known.replaced = None;
@@ -272,7 +272,7 @@ impl ObjectCache {
         // A rule that the API server deleted despite its finalizer is in no list.
         let known = rules
             .iter()
-            .filter(|(_, object)| object.api.kind == kind && !object.is_gone);
+            .filter(|(_, object)| object.api.kind == kind && !object.is_deleted);
         let gone = known.filter(|(uid, _)| !seen.contains(*uid));
         gone.map(|(uid, _)| uid.clone()).collect()
     }
@@ -282,8 +282,8 @@ impl ObjectCache {
         self.members
             .lock()
             .values_mut()
-            .for_each(|known| known.doubtful = true);
-        self.gone.lock().clear();
+            .for_each(|known| known.is_status_stale = true);
+        self.deleted_uids.lock().clear();
     }
 
     /// Stores a member that was observed or written. Returns `false`, and changes nothing, if a
@@ -296,11 +296,11 @@ impl ObjectCache {
             .metadata
             .uid
             .as_ref()
-            .is_some_and(|uid| self.gone.lock().contains(uid))
+            .is_some_and(|uid| self.deleted_uids.lock().contains(uid))
         {
             return false;
         }
-        let known = members.get(&name).filter(|known| !known.doubtful);
+        let known = members.get(&name).filter(|known| !known.is_status_stale);
         if known.is_some_and(|known| version(&known.object) > version(&object)) {
             return false;
         }
@@ -308,7 +308,7 @@ impl ObjectCache {
             name,
             MemberObject {
                 object: Arc::new(object),
-                doubtful: false,
+                is_status_stale: false,
             },
         );
         self.member_changes.fetch_add(1, Ordering::AcqRel);
@@ -357,9 +357,9 @@ impl ObjectCache {
             .remove(name)
             .and_then(|known| known.object.metadata.uid.clone());
         self.member_changes.fetch_add(1, Ordering::AcqRel);
-        let mut gone = self.gone.lock();
+        let mut gone = self.deleted_uids.lock();
         gone.extend(uid);
-        let surplus = gone.len().saturating_sub(GONE);
+        let surplus = gone.len().saturating_sub(DELETED_UIDS_LIMIT);
         gone.drain(..surplus);
     }
 
@@ -382,7 +382,7 @@ impl ObjectCache {
         let members = self.members.lock();
         let missing = members.iter().filter(|(name, _)| !seen.contains(*name));
         missing
-            .map(|(name, known)| (name.clone(), known.doubtful))
+            .map(|(name, known)| (name.clone(), known.is_status_stale))
             .collect()
     }
 }
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn later_list_wins_whatever_its_versions() {
+    fn later_list_wins_with_any_version() {
         let (object_cache, name) = (ObjectCache::default(), ClusterName::from("eu-1"));
         let version = object_cache.members_version();
         assert!(

@@ -172,13 +172,13 @@ const BUCKETS: [f64; 8] = [0.0001, 0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
 /// Durations for which a lock was held.
 #[derive(Debug)]
-pub struct Holds {
+pub struct LockTimes {
     histogram: Histogram,
     /// In nanoseconds.
     longest: AtomicU64,
 }
 
-impl Default for Holds {
+impl Default for LockTimes {
     fn default() -> Self {
         Self {
             histogram: Histogram::new(BUCKETS),
@@ -187,11 +187,11 @@ impl Default for Holds {
     }
 }
 
-impl Holds {
+impl LockTimes {
     /// Starts a measurement, which ends when the returned guard is dropped.
-    pub fn begin(&self) -> Hold<'_> {
-        Hold {
-            holds: self,
+    pub fn begin(&self) -> LockTimer<'_> {
+        LockTimer {
+            times: self,
             since: Instant::now(),
         }
     }
@@ -208,17 +208,17 @@ impl Holds {
 }
 
 /// Measures one lock until it is dropped.
-pub struct Hold<'h> {
-    holds: &'h Holds,
+pub struct LockTimer<'h> {
+    times: &'h LockTimes,
     since: Instant,
 }
 
-impl Drop for Hold<'_> {
+impl Drop for LockTimer<'_> {
     fn drop(&mut self) {
         let took = self.since.elapsed();
-        self.holds.histogram.observe(took.as_secs_f64());
+        self.times.histogram.observe(took.as_secs_f64());
         let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.holds.longest.fetch_max(nanoseconds, Ordering::Relaxed);
+        self.times.longest.fetch_max(nanoseconds, Ordering::Relaxed);
     }
 }
 

@@ -30,7 +30,7 @@ pub enum Watched {
 /// The current round, and the round of the last list of each watch.
 #[derive(Default)]
 pub struct RelistBarrier {
-    asked: watch::Sender<u64>,
+    requested: watch::Sender<u64>,
     renewed: watch::Sender<Option<Instant>>,
     done: LeafMutex<BTreeMap<Watched, u64>>,
 }
@@ -38,7 +38,7 @@ pub struct RelistBarrier {
 impl RelistBarrier {
     /// Starts a round: every watch relists.
     pub fn begin(&self) {
-        self.asked.send_modify(|round| *round += 1);
+        self.requested.send_modify(|round| *round += 1);
     }
 
     /// Records when the last successful renewal of the right to lead was sent; `None` if this
@@ -54,7 +54,7 @@ impl RelistBarrier {
     /// Returns receivers of the current round and of the renewals.
     pub fn subscribe(&self) -> RelistSubscription {
         RelistSubscription {
-            asked: self.asked.subscribe(),
+            requested: self.requested.subscribe(),
             renewed: self.renewed.subscribe(),
         }
     }
@@ -66,7 +66,7 @@ impl RelistBarrier {
 
     /// Whether all these watches have delivered their list in the current round.
     pub fn have_all(&self, watches: impl IntoIterator<Item = Watched>) -> bool {
-        let round = *self.asked.borrow();
+        let round = *self.requested.borrow();
         let done = self.done.lock();
         watches
             .into_iter()
@@ -77,7 +77,7 @@ impl RelistBarrier {
 /// The signals that a watch follows.
 pub struct RelistSubscription {
     /// The current round.
-    pub asked: watch::Receiver<u64>,
+    pub requested: watch::Receiver<u64>,
     /// When the last successful renewal was sent.
     pub renewed: watch::Receiver<Option<Instant>>,
 }

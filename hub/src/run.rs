@@ -17,7 +17,7 @@ use runnel_hub::config::{Access, Run};
 use runnel_hub::hub_state::{HubState, Settings};
 use runnel_hub::join::Registrar;
 use runnel_hub::lease::{
-    self, Accepted, ConnectionGuards, ConnectionRouter, Election, Listeners, Timing,
+    self, ConnectionGuards, ConnectionRouter, Election, Listeners, LocalConnections, Timing,
 };
 use runnel_hub::membership::CertificateLifetimes;
 use runnel_hub::metrics::{HubMetrics, StateCollector};
@@ -46,7 +46,7 @@ use tracing::Instrument;
 /// earlier.
 const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// The delay between attempts to reach the API server at the start.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The interval of pings on an idle connection. A dead connection is detected within 25 s.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
 /// The windows limit the bytes that an agent can make the hub buffer.
@@ -236,7 +236,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
                 tracing::error!(%why, "cannot read the namespace kube-system; trying again")
             }
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
@@ -244,7 +244,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
 /// is unreachable.
 async fn trusted_authorities(options: &Run, client: &Client) -> Option<TrustedAuthorities> {
     loop {
-        match ca::known(client, &options.access.namespace).await {
+        match ca::stored(client, &options.access.namespace).await {
             Ok(known) => return known,
             Err(error) if error.is_forbidden() => {
                 tracing::error!(%error, "a change of the CA would disconnect members: upgrade the chart, which grants the right");
@@ -254,7 +254,7 @@ async fn trusted_authorities(options: &Run, client: &Client) -> Option<TrustedAu
                 tracing::error!(%error, "cannot read the hub's CA; retrying")
             }
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
@@ -305,7 +305,7 @@ async fn start(
         client: client.clone(),
         hub_state: hub_state.clone(),
         object_cache: object_cache.clone(),
-        lives,
+        lifetimes: lives,
         authority_life: options.authority_life,
         events: events.clone(),
     };
@@ -409,11 +409,10 @@ async fn start(
     let namespaces = watch::watch_hub_namespaces(client.clone(), hub_state.clone());
     let namespaces = in_span("namespaces", namespaces);
     forever(tasks, stop(), "watch of namespaces", namespaces);
-    let definition = watch::watch_definition::<DistributionRule>(client.clone(), hub_state.clone());
+    let definition = watch::watch_crd::<DistributionRule>(client.clone(), hub_state.clone());
     let definition = in_span(DEFINITIONS, definition);
     forever(tasks, stop(), "watch of the rules' definition", definition);
-    let definition =
-        watch::watch_definition::<ClusterDistributionRule>(client.clone(), hub_state.clone());
+    let definition = watch::watch_crd::<ClusterDistributionRule>(client.clone(), hub_state.clone());
     let definition = in_span(DEFINITIONS, definition);
     forever(
         tasks,
@@ -449,8 +448,8 @@ async fn start(
     let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
     let namespace = &options.access.namespace;
     let election = Election::new(client.clone(), namespace, me, timing, hub_state.clone());
-    let (known, knows) = channel::channel(false);
-    let elect = election.run(knows, shutdown.clone());
+    let (known, known_sender) = channel::channel(false);
+    let elect = election.run(known_sender, shutdown.clone());
     tasks.spawn(async move {
         elect.await;
         (ELECTION, Ok(()))
@@ -511,7 +510,7 @@ fn forever(
 async fn until_listed(
     hub_state: Arc<HubState>,
     readiness: Readiness,
-    own: ops::Awaited,
+    own: ops::PendingPart,
     known_to_all: channel::Sender<bool>,
 ) {
     let known = || {
@@ -538,7 +537,7 @@ async fn until_listed(
 }
 
 async fn serve(
-    accepted: Accepted,
+    accepted: LocalConnections,
     tls: Arc<tls::ServerTls>,
     (server, questions): (Server, Arc<Questions>),
     (hub_state, metrics): (Arc<HubState>, Arc<HubMetrics>),
@@ -569,12 +568,12 @@ mod tests {
     #[tokio::test]
     async fn slow_hand_over_of_the_lease_is_waited_for() {
         let (mut tasks, shutdown) = (Tasks::new(), CancellationToken::new());
-        let given_away = Arc::new(AtomicBool::new(false));
-        let gives_away = given_away.clone();
+        let released = Arc::new(AtomicBool::new(false));
+        let released_flag = released.clone();
         // The API server is slow.
         tasks.spawn(async move {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            gives_away.store(true, Ordering::Relaxed);
+            released_flag.store(true, Ordering::Relaxed);
             (ELECTION, Ok(()))
         });
         tasks.spawn(async { std::future::pending().await });
@@ -582,6 +581,6 @@ mod tests {
         // The supervisor does not wait for a task that never ends.
         let limits = (Duration::from_millis(1), Duration::from_secs(600));
         supervise(&mut tasks, &shutdown, limits).await.unwrap();
-        assert!(given_away.load(Ordering::Relaxed));
+        assert!(released.load(Ordering::Relaxed));
     }
 }

@@ -12,8 +12,8 @@ use runnel_transport::identity::{JoinString, Token};
 use serde_json::json;
 
 use crate::ca::{self, HubIdentity};
-use crate::call::{ApiError, FIELD_MANAGER, within};
-pub use request::{Checked, RequestError, TokenRequest};
+use crate::call::{ApiError, FIELD_MANAGER, with_timeout};
+pub use request::{RequestError, TokenRequest, ValidTokenRequest};
 use runnel_api::{Join, MemberCluster, MemberClusterSpec};
 
 /// The limit of attempts at a write. Other clients may create or delete the cluster in between.
@@ -35,13 +35,13 @@ pub async fn create(
     if identity.addresses.is_empty() && !request.advertise.is_empty() {
         identity = ca::advertise(&client, namespace, &request.advertise).await?;
     }
-    let (join_string, join) = make(&request, &identity)?;
+    let (join_string, join) = create_join(&request, &identity)?;
     allow(client, &request, join).await?;
     Ok(join_string)
 }
 
 /// A join that is declared in Git.
-pub struct Declared {
+pub struct DeclaredJoin {
     /// The join string, for a Secret of the member.
     pub join_string: String,
     /// The manifest of the `MemberCluster` for the hub, YAML. It contains no secret.
@@ -57,22 +57,25 @@ pub async fn declare(
     client: Client,
     namespace: &str,
     request: TokenRequest,
-) -> anyhow::Result<Declared> {
+) -> anyhow::Result<DeclaredJoin> {
     let request = request.check()?;
     let identity = ca::load(&client, namespace).await?;
     let identity = identity.with_context(|| {
         format!("there is no hub's identity in namespace {namespace} yet: install the hub, which makes it at its start")
     })?;
-    let (join_string, join) = make(&request, &identity)?;
+    let (join_string, join) = create_join(&request, &identity)?;
     let manifest = member_cluster(&request.cluster, request.labels, join)?;
-    Ok(Declared {
+    Ok(DeclaredJoin {
         join_string,
         manifest,
     })
 }
 
 /// Creates a join string, and the join that it allows.
-fn make(request: &Checked, identity: &HubIdentity) -> anyhow::Result<(String, Join)> {
+fn create_join(
+    request: &ValidTokenRequest,
+    identity: &HubIdentity,
+) -> anyhow::Result<(String, Join)> {
     let addresses = addresses(request, identity)?;
     let token = Token::generate()?;
     let expires_at = Timestamp::now()
@@ -96,7 +99,7 @@ fn make(request: &Checked, identity: &HubIdentity) -> anyhow::Result<(String, Jo
     Ok((join_string.encode(), join))
 }
 
-fn addresses(request: &Checked, identity: &HubIdentity) -> anyhow::Result<Vec<String>> {
+fn addresses(request: &ValidTokenRequest, identity: &HubIdentity) -> anyhow::Result<Vec<String>> {
     if !request.advertise.is_empty() {
         return Ok(request.advertise.clone());
     }
@@ -110,11 +113,11 @@ fn addresses(request: &Checked, identity: &HubIdentity) -> anyhow::Result<Vec<St
 }
 
 /// Writes the join and the labels, and no other field of an existing cluster.
-async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<()> {
+async fn allow(client: Client, request: &ValidTokenRequest, join: Join) -> anyhow::Result<()> {
     let api = Api::<MemberCluster>::all(client);
     let name = &request.cluster;
     for _ in 0..TRIES {
-        let present = within(format!("read MemberCluster {name}"), api.get_opt(name))
+        let present = with_timeout(format!("read MemberCluster {name}"), api.get_opt(name))
             .await
             .map_err(explained)?;
         let result = match present {
@@ -134,7 +137,7 @@ async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<
                     ..PatchParams::default()
                 };
                 let call = api.patch(name, &params, &patch);
-                within(format!("update MemberCluster {name}"), call).await
+                with_timeout(format!("update MemberCluster {name}"), call).await
             }
             None => {
                 let spec = MemberClusterSpec {
@@ -147,7 +150,7 @@ async fn allow(client: Client, request: &Checked, join: Join) -> anyhow::Result<
                     field_manager: Some(FIELD_MANAGER.to_owned()),
                     ..PostParams::default()
                 };
-                within(
+                with_timeout(
                     format!("create MemberCluster {name}"),
                     api.create(&params, &member),
                 )

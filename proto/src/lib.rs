@@ -17,10 +17,10 @@
     )
 )]
 
+pub mod closed_list;
 pub mod convert;
 pub mod lease;
 pub mod model;
-pub mod words;
 
 /// Types generated from `sync.proto` and `query.proto`.
 #[allow(missing_docs, clippy::all)]

@@ -14,7 +14,7 @@ use divan::Bencher;
 use jiff::Timestamp;
 use prost::Message;
 use runnel_agent_core::decide::{Action, Decision, decide};
-use runnel_agent_core::desired::{Desired, Home, Namespace};
+use runnel_agent_core::desired::{AgentLocation, Desired, Namespace};
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::{Observed, Records};
 use runnel_api::{DistributionRule, RuleStatus};
@@ -204,7 +204,7 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
         rules: vec![delta],
     });
     let bytes = hub_frame_to_wire(&frame).encode_to_vec();
-    let home = || Home {
+    let home = || AgentLocation {
         namespace: "runnel-system".to_owned(),
         cluster_uid: "member".to_owned(),
     };
@@ -216,7 +216,7 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
         let records = Records::default();
         let mut desired = Desired::new(home(), Arc::new(Policy::default()));
         desired.set_namespace(NAMESPACE, Some(Namespace::default()), &records);
-        let looks = desired.take(batch, refused, &records).looks;
+        let looks = desired.take(batch, refused, &records).changed_copies;
         let to_create = |copy: &&SourceRef| {
             matches!(
                 decide(

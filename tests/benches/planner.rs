@@ -71,7 +71,7 @@ fn after_an_edit_of_a_rule(bencher: Bencher<'_, '_>) {
 fn after_a_label_of_a_cluster(bencher: Bencher<'_, '_>) {
     let mut index = planned();
     let mut number = CLUSTERS;
-    let labelled = bencher.with_inputs(|| {
+    let labeled = bencher.with_inputs(|| {
         number += 1;
         let labels = BTreeMap::from([("n".to_owned(), number.to_string())]);
         (
@@ -84,5 +84,5 @@ fn after_a_label_of_a_cluster(bencher: Bencher<'_, '_>) {
             },
         )
     });
-    labelled.bench_local_values(|(name, cluster)| index.set_cluster(name, cluster));
+    labeled.bench_local_values(|(name, cluster)| index.set_cluster(name, cluster));
 }

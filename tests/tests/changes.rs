@@ -329,7 +329,7 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
     let hub = &scene.hub;
     let rule = Id::rule(home, "kept");
     let draft = RuleDraft::new(home, "kept")
-        .labelled("keep", "yes")
+        .labeled("keep", "yes")
         .everywhere()
         .into(&[home, "retained-too"]);
     hub.make(&draft.with("deletionPolicy", json!("Retain")).json())
@@ -341,7 +341,7 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
             .data("k", name)
     };
     let mut sources = Vec::new();
-    for name in ["deleted", "relabelled", "by-namespace", "by-rule"] {
+    for name in ["deleted", "relabeled", "by-namespace", "by-rule"] {
         sources.push(hub.make(&source(name).json()).await?);
         scene
             .arrives(&sources[sources.len() - 1], &rule, &[home, "retained-too"])
@@ -357,7 +357,7 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
         json!({"metadata": {"labels": {"keep": "no"}}}),
     )
     .await?;
-    for name in ["deleted", "relabelled"] {
+    for name in ["deleted", "relabeled"] {
         left(name, home).await?;
         left(name, "retained-too").await?;
     }
@@ -377,7 +377,7 @@ async fn removal_within_the_limit_passes_after_a_quiet_moment() -> Result<()> {
         .await?;
     hub.make(
         &RuleDraft::new(home, "again")
-            .labelled("keep", "yes")
+            .labeled("keep", "yes")
             .everywhere()
             .json(),
     )

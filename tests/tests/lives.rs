@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::ExpectedObject;
-use runnel_agent_core::desired::{Home, Namespace};
+use runnel_agent_core::desired::{AgentLocation, Namespace};
 use runnel_agent_core::job::{DesiredObject as Written, Done, Job, Work};
 use runnel_agent_core::live::{Live, Ownership, Sealed};
 use runnel_agent_core::policy::{Facts, Policy};
@@ -17,7 +17,7 @@ use runnel_agent_core::queue::Key;
 use runnel_agent_core::reconciler::{Event, Reconciler, Setup};
 use runnel_agent_core::records::Observed;
 use runnel_hub_core::guard::DELAY;
-use runnel_hub_core::index::{Cluster, Directive, Holding, Index, ScopeState};
+use runnel_hub_core::index::{Cluster, Directive, Index, ReportedCopies, ScopeState};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_hub_core::session::Session;
@@ -185,7 +185,7 @@ fn index() -> Index {
 fn core() -> Reconciler {
     let text = String::from;
     Reconciler::new(Setup {
-        home: Home {
+        location: AgentLocation {
             namespace: text("runnel-system"),
             cluster_uid: text("m"),
         },
@@ -315,10 +315,10 @@ impl World {
     fn set_rule(&mut self, uid: &RuleUid, of: &ApiRule, is_deleting: bool) {
         self.index.set_rule(rule(uid, of, is_deleting));
         let holds = |_: &RuleUid, _: &ClusterName| {
-            Some(Holding {
+            Some(ReportedCopies {
                 copies: 1,
                 intents: 1,
-                ..Holding::default()
+                ..ReportedCopies::default()
             })
         };
         let judged = BTreeSet::from([uid.clone()]);
@@ -369,7 +369,7 @@ impl World {
             return;
         }
         let version = self.index.rules().version_of(uid).unwrap_or_default();
-        if !self.index.rules().may_go(uid) || !self.session.is_free_of(uid, version) {
+        if !self.index.rules().is_removal_allowed(uid) || !self.session.is_free_of(uid, version) {
             return;
         }
         if *is_gone {
@@ -398,7 +398,7 @@ impl World {
     fn send(&mut self) {
         let questions = self.session.take_questions();
         if !questions.is_empty() {
-            self.down.push_back(HubFrame::WantDetail(questions));
+            self.down.push_back(HubFrame::DetailRequest(questions));
         } else if let Some(batch) = self.session.next_batch() {
             self.down.push_back(HubFrame::Batch(batch));
         } else if let Some(end) = self.session.take_snapshot_end() {
@@ -423,10 +423,12 @@ impl World {
                 self.session.detail(&uid, intents, last);
             }
             Some(AgentFrame::Ack(nonce, _)) => self.session.ack(nonce),
-            Some(AgentFrame::Want(uid, sources)) => self.session.want(&uid, sources),
+            Some(AgentFrame::ContentRequest(uid, sources)) => {
+                self.session.request_content(&uid, sources)
+            }
             Some(AgentFrame::Report(states)) => {
                 for state in states.iter().filter(|state| state.gone) {
-                    self.session.gone(&state.uid, state.last_batch);
+                    self.session.record_removed(&state.uid, state.last_batch);
                 }
             }
             _ => {}
@@ -467,7 +469,7 @@ impl World {
             Work::Delete(target) if self.is(&copy, &target) => {
                 let gone = self.objects.remove(&copy);
                 self.untold
-                    .extend(gone.map(|live| Event::CopyGone(copy, live.uid)));
+                    .extend(gone.map(|live| Event::CopyDeleted(copy, live.uid)));
                 done.observed = Some(Observed::Absent);
                 done.passed.push(target.version);
             }

@@ -69,9 +69,9 @@ async fn member_says(
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_relabelled_is_followed() -> Result<()> {
+async fn a_cluster_that_is_relabeled_is_followed() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
-    let (hub, member, home) = (&scene.hub, scene.member(1), "relabelled");
+    let (hub, member, home) = (&scene.hub, scene.member(1), "relabeled");
     scene.hub_namespaces(&[home]).await?;
     scene.member_namespaces(&[home]).await?;
     let gold = json!({"selector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["gold"]}]}});

@@ -221,7 +221,7 @@ async fn stage() -> Result<Stage> {
             .data("k", "v");
         scene.hub.make(&draft.json()).await?;
     }
-    let draft = RuleDraft::new(HOME, "all").labelled("set", "a");
+    let draft = RuleDraft::new(HOME, "all").labeled("set", "a");
     let by_label = json!({"selector": {"matchLabels": {"env": "prod"}}});
     scene
         .hub

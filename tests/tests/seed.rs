@@ -27,7 +27,7 @@ const TARGETS: [&str; 2] = ["default", "another-test"];
 
 fn seed_rule() -> (Id, Value) {
     let draft = RuleDraft::new(HOME, "rule-codis-test")
-        .labelled("rule", "test")
+        .labeled("rule", "test")
         .everywhere()
         .into(&TARGETS);
     (Id::rule(HOME, "rule-codis-test"), draft.json())
@@ -57,11 +57,7 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
         .make(&Draft::namespace("another-test").json())
         .await?;
     let bystander = hub
-        .make(
-            &Draft::config_map(HOME, "not-labelled")
-                .data("a", "b")
-                .json(),
-        )
+        .make(&Draft::config_map(HOME, "not-labeled").data("a", "b").json())
         .await?;
     let [settings, login] = seed_sources();
     let (settings, login) = (hub.make(&settings).await?, hub.make(&login).await?);
@@ -109,13 +105,13 @@ async fn the_seed_rule_is_carried_out_and_follows_its_sources() -> Result<()> {
     scene.arrives(&settings, &rule, &TARGETS).await?;
     hub.all_applied(&rule, 12).await?;
 
-    let relabelled = hub
+    let relabeled = hub
         .change(
             &Id::of(&login)?,
             json!({"metadata": {"labels": {"rule": "other"}}}),
         )
         .await?;
-    scene.vanishes(&relabelled, &TARGETS).await?;
+    scene.vanishes(&relabeled, &TARGETS).await?;
     hub.all_applied(&rule, 8).await?;
     let login = hub
         .change(

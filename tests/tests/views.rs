@@ -70,7 +70,7 @@ async fn add_rule(scene: &Scene, namespace: &str, rule: &str) -> Result<()> {
         .label("rule", rule);
     scene.hub.make(&source.json()).await?;
     let draft = RuleDraft::new(namespace, rule)
-        .labelled("rule", rule)
+        .labeled("rule", rule)
         .everywhere();
     scene.hub.make(&draft.json()).await?;
     let id = Id::rule(namespace, rule);
@@ -112,9 +112,9 @@ async fn kubectl_prints_waits_for_and_explains_deliveries() -> Result<()> {
         named.trim() == "delivery.view.runnel.dev/colors:member-2",
         "{named}"
     );
-    let labelled = ["get", "deliveries", "-n", "printed", "-o", "name", "-l"];
+    let labeled = ["get", "deliveries", "-n", "printed", "-o", "name", "-l"];
     for (selector, count) in [("env=prod", 2), ("env in (test)", 0), ("!env", 0)] {
-        let names = hub.kubectl(&[&labelled[..], &[selector]].concat()).await?;
+        let names = hub.kubectl(&[&labeled[..], &[selector]].concat()).await?;
         ensure!(names.lines().count() == count, "{selector}: {names}");
     }
     let condition = "--for=condition=Ready";

@@ -10,7 +10,7 @@ use runnel_proto::model::{
 };
 
 use crate::copy::CopyError;
-use crate::job::Wrote;
+use crate::job::WriteEffect;
 
 /// Time without a change after which the lines are due.
 pub const QUIET: Duration = Duration::from_millis(500);
@@ -134,7 +134,7 @@ pub struct Written<'a> {
     /// Its name.
     pub rule: &'a RuleName,
     /// The change.
-    pub wrote: Wrote,
+    pub wrote: WriteEffect,
     /// Whether the copy had drifted.
     pub drifted: bool,
     /// The other field managers of the object before.
@@ -177,15 +177,15 @@ impl Audit {
     /// Records a write of a copy. A write that changed nothing is not counted.
     pub fn wrote(&mut self, copy: &SourceRef, written: &Written<'_>, now: Instant) {
         let action = match written.wrote {
-            Wrote::Equal => return,
-            Wrote::Created | Wrote::Changed if written.drifted => CopyAction::Restored,
-            Wrote::Created => CopyAction::Created,
-            Wrote::Changed => CopyAction::Updated,
-            Wrote::Adopted => CopyAction::Adopted,
-            Wrote::Overwrote => CopyAction::Overwritten,
-            Wrote::Recreated => CopyAction::Recreated,
-            Wrote::Deleted => CopyAction::Removed,
-            Wrote::Retained => CopyAction::Retained,
+            WriteEffect::Equal => return,
+            WriteEffect::Created | WriteEffect::Changed if written.drifted => CopyAction::Restored,
+            WriteEffect::Created => CopyAction::Created,
+            WriteEffect::Changed => CopyAction::Updated,
+            WriteEffect::Adopted => CopyAction::Adopted,
+            WriteEffect::Overwrote => CopyAction::Overwritten,
+            WriteEffect::Recreated => CopyAction::Recreated,
+            WriteEffect::Deleted => CopyAction::Removed,
+            WriteEffect::Retained => CopyAction::Retained,
         };
         let origin = if action == CopyAction::Restored {
             ChangeOrigin::Drift
@@ -328,7 +328,7 @@ mod tests {
         SourceRef::new("configmaps", "team", &format!("n{number}"))
     }
 
-    fn wrote(audit: &mut Audit, number: usize, wrote: Wrote, drifted: bool, now: Instant) {
+    fn wrote(audit: &mut Audit, number: usize, wrote: WriteEffect, drifted: bool, now: Instant) {
         let ((uid, rule), by) = (rule("x"), Arc::from("kubectl-edit"));
         let written = Written {
             uid: &uid,
@@ -352,8 +352,8 @@ mod tests {
         let (mut audit, start) = (Audit::default(), Instant::now());
         audit.ordered(&"x".into(), start);
         for number in 0..100_000 {
-            wrote(&mut audit, number, Wrote::Deleted, false, start);
-            wrote(&mut audit, number, Wrote::Equal, false, start);
+            wrote(&mut audit, number, WriteEffect::Deleted, false, start);
+            wrote(&mut audit, number, WriteEffect::Equal, false, start);
         }
         assert_eq!(audit.due(), Some(start + QUIET));
         assert_eq!(audit.take_lines(start), AuditLines::default());
@@ -379,7 +379,7 @@ mod tests {
         let at = |second: u64| start + Duration::from_secs(second);
         let mut expected = vec![];
         let mut then = |audit: &mut Audit, second, origin| {
-            wrote(audit, 1, Wrote::Created, false, at(second));
+            wrote(audit, 1, WriteEffect::Created, false, at(second));
             expected.push(origin);
         };
         then(&mut audit, 1, ChangeOrigin::Resync);
@@ -392,7 +392,7 @@ mod tests {
         then(&mut audit, 3, ChangeOrigin::Namespace);
         audit.policy_changed(at(4));
         then(&mut audit, 4, ChangeOrigin::Policy);
-        wrote(&mut audit, 1, Wrote::Changed, true, at(5));
+        wrote(&mut audit, 1, WriteEffect::Changed, true, at(5));
         expected.push(ChangeOrigin::Drift);
         let changes = audit.take_unreported(&"x".into());
         let mut origins: Vec<_> = changes.iter().map(|change| change.origin).collect();
@@ -416,7 +416,7 @@ mod tests {
             let written = Written {
                 uid: &uid,
                 rule: &rule,
-                wrote: Wrote::Created,
+                wrote: WriteEffect::Created,
                 drifted: false,
                 by: None,
             };
@@ -440,7 +440,7 @@ mod tests {
         for tenth in 0..100 {
             let now = start + Duration::from_millis(100) * tenth;
             assert_eq!(audit.take_lines(now), AuditLines::default());
-            wrote(&mut audit, 1, Wrote::Changed, false, now);
+            wrote(&mut audit, 1, WriteEffect::Changed, false, now);
         }
         assert_eq!(audit.take_lines(start + LONGEST).changes.len(), 1);
     }

@@ -93,7 +93,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn it_doubles_up_to_its_limit() {
+    fn backoff_doubles_up_to_its_limit() {
         let seconds: Vec<u64> = (1..=10)
             .map(|failures| COPY.ceiling(failures).as_secs())
             .collect();
@@ -103,7 +103,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn jitter_stays_in_its_bounds(seed: u64, failures in 1u32..40) {
+        fn jitter_is_within_bounds(seed: u64, failures in 1u32..40) {
             let mut jitter = Jitter::new(seed);
             let (half, full) = (COPY.jittered(failures, jitter.draw()), COPY.full_jitter(failures, jitter.draw()));
             prop_assert!(half >= COPY.ceiling(failures) / 2 && half <= COPY.ceiling(failures));

@@ -17,7 +17,7 @@ use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
 
 /// The input of an apply. Without `Debug`: it contains content.
-pub struct Written<'a> {
+pub struct ApplyInput<'a> {
     /// The kind of the copy.
     pub kind: &'a Kind,
     /// The copy.
@@ -39,7 +39,7 @@ pub struct Written<'a> {
 }
 
 /// The existing object that an apply changes.
-pub struct Over<'a> {
+pub struct ReplacedObject<'a> {
     /// Its uid and resourceVersion.
     pub target: &'a ExpectedObject,
     /// The object itself, needed only for ignored fields.
@@ -48,8 +48,12 @@ pub struct Over<'a> {
 
 /// Returns the body of the apply. Without `over`, the apply creates the copy, and fails if an
 /// object exists.
-pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) -> Value {
-    let Written {
+pub fn apply(
+    written: &ApplyInput<'_>,
+    over: Option<&ReplacedObject<'_>>,
+    sealer: &Sealer,
+) -> Value {
+    let ApplyInput {
         kind,
         copy,
         intent,
@@ -76,7 +80,9 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
         adopted,
     );
     let content = match over.and_then(|over| over.object) {
-        Some(object) => canonical(&managed_fields::keep_ignored(content, ignored, object)),
+        Some(object) => canonical(&managed_fields::with_ignored_values(
+            content, ignored, object,
+        )),
         None => content,
     };
     let (mut labels, mut annotations) = (content.labels, content.annotations);
@@ -108,7 +114,7 @@ pub fn apply(written: &Written<'_>, over: Option<&Over<'_>>, sealer: &Sealer) ->
         // an existing object.
         "resourceVersion": "1",
     });
-    if let Some(Over { target, .. }) = over {
+    if let Some(ReplacedObject { target, .. }) = over {
         metadata["resourceVersion"] = json!(&*target.version);
         metadata["uid"] = json!(&*target.uid);
     }
@@ -180,7 +186,7 @@ const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// The exact maps become what is applied. Foreign annotations are removed, the largest first, until
 /// ours fit. The patch removes nothing that the apply itself could not remove. Returns `None` if
 /// nothing prevents the apply.
-pub fn make_way(
+pub fn preparation_patch(
     kind: &Kind,
     object: &DynamicObject,
     body: &Value,
@@ -241,12 +247,12 @@ pub fn make_way(
 /// Returns the JSON patch that removes the label of the newest version from a copy; `None` if the
 /// copy has no such label.
 pub fn demote(object: &DynamicObject) -> Option<Patch> {
-    let labelled = object
+    let labeled = object
         .metadata
         .labels
         .as_ref()
         .is_some_and(|labels| labels.contains_key(NEWEST_LABEL));
-    labelled.then(|| guarded(object, vec![remove(&["metadata", "labels", NEWEST_LABEL])]))
+    labeled.then(|| guarded(object, vec![remove(&["metadata", "labels", NEWEST_LABEL])]))
 }
 
 /// Returns the JSON patch that removes our marks and our managed fields from a copy.

@@ -40,7 +40,7 @@ fn served_ignoring(
         },
     );
     let (revision, content, none) = (Revision([7; 16]), content(), BTreeSet::new());
-    let written = Written {
+    let written = ApplyInput {
         version: None,
         kind: kind(),
         copy,
@@ -88,7 +88,7 @@ fn applied_copy_is_intact_and_returns_its_content() {
     let object = served(&copy(), &sealer);
     let live = seen(&object, &sealer);
     assert_eq!((live.ownership, live.intact), (Ownership::Ours, true));
-    assert!(live.holds(&intent().rule, &intent().source, &Revision([7; 16])));
+    assert!(live.has_revision(&intent().rule, &intent().source, &Revision([7; 16])));
     assert!(live.applied_at > 0);
     let sealed = Sealed {
         rule: intent().rule,
@@ -313,7 +313,7 @@ fn a_change_names_the_object_and_a_creation_none() {
     let (intent, rule, copy, content) = (intent(), RuleName::default(), copy(), content());
     let revision = Revision([7; 16]);
     let none = BTreeSet::new();
-    let written = Written {
+    let written = ApplyInput {
         adopted: false,
         version: None,
         kind: kind(),
@@ -330,7 +330,7 @@ fn a_change_names_the_object_and_a_creation_none() {
     };
     let change = apply(
         &written,
-        Some(&Over {
+        Some(&ReplacedObject {
             target: &target,
             object: None,
         }),
@@ -390,12 +390,12 @@ fn ignored_field_is_written_at_creation_and_is_no_drift() {
     for object in [created, changed_by_others(&sealer)] {
         let live = seen(&object, &sealer);
         assert!(
-            live.holds(&intent().rule, &intent().source, &Revision([7; 16])),
+            live.has_revision(&intent().rule, &intent().source, &Revision([7; 16])),
             "{live:?}"
         );
         assert_eq!(live.sealed.as_ref().unwrap().ignored, ignored());
         // Fields that others may have changed are no content for other copies.
-        assert!(!live.is_whole());
+        assert!(!live.has_full_content());
         assert!(proven_content(kind(), &object, &sealer, live.sealed.as_ref().unwrap()).is_none());
         assert!(crate::live::learn(kind(), &object, &live).is_none());
         assert!(surplus(kind(), &object, &Content::default(), &ignored()).is_none());
@@ -426,7 +426,7 @@ fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
     let (intent, rule, copy, content, ignored) =
         (intent(), RuleName::default(), copy(), content(), ignored());
     let revision = Revision([8; 16]);
-    let written = Written {
+    let written = ApplyInput {
         adopted: false,
         version: None,
         kind: kind(),
@@ -444,7 +444,7 @@ fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
     let over = |object: &DynamicObject| {
         apply(
             &written,
-            Some(&Over {
+            Some(&ReplacedObject {
                 target: &target,
                 object: Some(object),
             }),
@@ -503,12 +503,12 @@ fn parents_are_created_for_applied_fields_only() {
     };
     let body = serde_json::to_value(served(&copy(), &sealer)).unwrap();
     // Correct fields and small annotations of others do not prevent an apply.
-    assert!(make_way(kind(), &object(|_| {}), &body, &BTreeSet::new()).is_none());
+    assert!(preparation_patch(kind(), &object(|_| {}), &body, &BTreeSet::new()).is_none());
     let small: fn(&mut Value) = |value| value["metadata"]["annotations"]["theirs"] = json!("x");
-    assert!(make_way(kind(), &object(small), &body, &BTreeSet::new()).is_none());
+    assert!(preparation_patch(kind(), &object(small), &body, &BTreeSet::new()).is_none());
     let made = |change: fn(&mut Value), ignored: &BTreeSet<FieldPath>| {
         let object = object(change);
-        let patch = make_way(kind(), &object, &body, ignored).unwrap();
+        let patch = preparation_patch(kind(), &object, &body, ignored).unwrap();
         let tests = patch
             .iter()
             .filter(|change| matches!(change, PatchOperation::Test(_)))

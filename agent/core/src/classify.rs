@@ -193,7 +193,7 @@ fn invalid(status: &Status) -> CopyError {
     }
     let fields: Vec<_> = causes(status)
         .take(3)
-        .map(|(reason, field, _)| format!("{}: {}", path(field), word(reason)))
+        .map(|(reason, field, _)| format!("{}: {}", path(field), camel_case_reason(reason)))
         .collect();
     let code = status.code;
     let message = if fields.is_empty() {
@@ -266,7 +266,7 @@ fn path(field: &str) -> String {
 }
 
 /// Returns one of the server's CamelCase reasons without other characters.
-fn word(reason: &str) -> String {
+fn camel_case_reason(reason: &str) -> String {
     let safe: String = reason
         .chars()
         .filter(char::is_ascii_alphanumeric)

@@ -21,16 +21,16 @@ pub const WINDOW: Duration = Duration::from_secs(600);
 /// Limit of the uncontended copies that are recorded.
 const REMEMBERED: usize = 10_000;
 
-struct Story {
+struct CorrectionHistory {
     /// The times of the corrections, the newest last.
     times: VecDeque<Instant>,
     /// The number of corrections since the contention began; 0: the copy is not contended.
     rounds: u32,
     /// The other field managers of the copy, if they are known.
-    who: Option<Arc<str>>,
+    managers: Option<Arc<str>>,
 }
 
-impl Story {
+impl CorrectionHistory {
     fn last(&self) -> Option<Instant> {
         self.times.back().copied()
     }
@@ -44,27 +44,27 @@ impl Story {
 /// The recent corrections of copies.
 #[derive(Default)]
 pub struct Contentions {
-    stories: BTreeMap<SourceRef, Story>,
+    stories: BTreeMap<SourceRef, CorrectionHistory>,
     /// The last correction of each uncontended copy.
     calm: BTreeSet<(Instant, SourceRef)>,
     /// The last correction of each contended copy.
-    fought: BTreeSet<(Instant, SourceRef)>,
+    contended_at: BTreeSet<(Instant, SourceRef)>,
 }
 
 impl Contentions {
     /// Records a correction. `who`: the field managers of the change, if they are known.
     pub fn corrected(&mut self, copy: &SourceRef, who: Option<Arc<str>>, now: Instant) {
         let known = self.take(copy).filter(|story| !story.is_over(now));
-        let mut story = known.unwrap_or_else(|| Story {
+        let mut story = known.unwrap_or_else(|| CorrectionHistory {
             times: VecDeque::new(),
             rounds: 0,
-            who: None,
+            managers: None,
         });
         story
             .times
             .retain(|time| now.saturating_duration_since(*time) < WINDOW);
         story.times.push_back(now);
-        story.who = story.who.take().or(who);
+        story.managers = story.managers.take().or(who);
         if story.rounds > 0 || story.times.len() > LIMIT {
             story.rounds = story.rounds.saturating_add(1);
         }
@@ -72,7 +72,7 @@ impl Contentions {
             story.times.pop_front();
         }
         let index = if story.rounds > 0 {
-            &mut self.fought
+            &mut self.contended_at
         } else {
             &mut self.calm
         };
@@ -86,11 +86,11 @@ impl Contentions {
         }
     }
 
-    fn take(&mut self, copy: &SourceRef) -> Option<Story> {
+    fn take(&mut self, copy: &SourceRef) -> Option<CorrectionHistory> {
         let story = self.stories.remove(copy)?;
         if let Some(last) = story.last() {
             let index = if story.rounds > 0 {
-                &mut self.fought
+                &mut self.contended_at
             } else {
                 &mut self.calm
             };
@@ -109,7 +109,7 @@ impl Contentions {
     /// Returns the error of a contended copy. It stays the same during the contention.
     pub fn copy_error(&self, copy: &SourceRef) -> Option<CopyError> {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
-        let who = story.who.as_deref().unwrap_or("somebody");
+        let who = story.managers.as_deref().unwrap_or("somebody");
         let text = format!(
             "{who} keeps changing or deleting this copy; it is restored, later each time: end it there, or leave the \
              field to it (ignoreFields), or take the object out of the rule"
@@ -118,26 +118,26 @@ impl Contentions {
     }
 
     /// Removes and returns the copies whose contention is over.
-    pub fn take_calm(&mut self, now: Instant) -> Vec<SourceRef> {
+    pub fn take_ended(&mut self, now: Instant) -> Vec<SourceRef> {
         let mut calm = vec![];
-        while let Some((last, copy)) = self.fought.first()
+        while let Some((last, copy)) = self.contended_at.first()
             && now.saturating_duration_since(*last) >= WINDOW
         {
             calm.push(copy.clone());
             self.stories.remove(copy);
-            self.fought.pop_first();
+            self.contended_at.pop_first();
         }
         calm
     }
 
     /// Returns when the next contention may end.
     pub fn next_calm(&self) -> Option<Instant> {
-        self.fought.first().map(|(last, _)| *last + WINDOW)
+        self.contended_at.first().map(|(last, _)| *last + WINDOW)
     }
 
     /// Returns the number of contended copies.
     pub fn count(&self) -> usize {
-        self.fought.len()
+        self.contended_at.len()
     }
 
     /// Drops the record of a copy that no rule wants any more.
@@ -187,10 +187,10 @@ mod tests {
         assert_eq!(contentions.next_calm(), Some(now + WINDOW));
         assert!(
             contentions
-                .take_calm(now + WINDOW - Duration::from_secs(1))
+                .take_ended(now + WINDOW - Duration::from_secs(1))
                 .is_empty()
         );
-        assert_eq!(contentions.take_calm(now + WINDOW), [copy()]);
+        assert_eq!(contentions.take_ended(now + WINDOW), [copy()]);
         assert_eq!(
             (contentions.copy_error(&copy()), contentions.count()),
             (None, 0)

@@ -107,7 +107,7 @@ pub struct Order {
     /// rule. Or the copy was renamed and does not exist under its new name yet.
     pub deferred: bool,
     /// The removal waits for the hub's approval.
-    pub asks: bool,
+    pub needs_approval: bool,
     /// Whether an adopted object may be deleted too: the rule, the grant and the member's policy
     /// allow overwriting it. Otherwise it is left without marks.
     pub overwrites: bool,
@@ -124,7 +124,7 @@ pub enum DesiredCopy {
     Copy(Box<WantedCopy>),
     /// The copy is kept as an older version of another copy. `true`: the newer copy exists, so the
     /// label of the newest version is removed.
-    Kept(IntentKey, bool),
+    OlderVersion(IntentKey, bool),
     /// The copy must be removed if it belongs to this intent.
     Absent(IntentKey, RuleName, Order),
 }
@@ -132,11 +132,11 @@ pub enum DesiredCopy {
 impl DesiredCopy {
     /// Returns the intent and revision of the desired state. A failure delays only retries of the
     /// same pair.
-    pub fn about(&self) -> Option<(IntentKey, Option<Revision>)> {
+    pub fn target(&self) -> Option<(IntentKey, Option<Revision>)> {
         match self {
             Self::Nothing => None,
             Self::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
-            Self::Absent(key, ..) | Self::Kept(key, _) => Some((key.clone(), None)),
+            Self::Absent(key, ..) | Self::OlderVersion(key, _) => Some((key.clone(), None)),
         }
     }
 }
@@ -187,20 +187,20 @@ pub enum Decision {
 }
 
 /// Decides one copy. For a rule that is a dry run, no decision writes.
-pub fn decide(want: &DesiredCopy, observed: &Observed) -> Decision {
-    match want {
-        DesiredCopy::Copy(wanted) if wanted.dry_run => dry_run(wanted, want, observed),
+pub fn decide(desired: &DesiredCopy, observed: &Observed) -> Decision {
+    match desired {
+        DesiredCopy::Copy(wanted) if wanted.dry_run => dry_run(wanted, desired, observed),
         DesiredCopy::Absent(intent, rule, order) if order.dry_run => {
             // The removal needs no approval while it is only reported.
             let order = Order {
                 deferred: false,
-                asks: false,
+                needs_approval: false,
                 ..*order
             };
-            let want = DesiredCopy::Absent(intent.clone(), rule.clone(), order);
-            plan(&want, observed)
+            let desired = DesiredCopy::Absent(intent.clone(), rule.clone(), order);
+            plan(&desired, observed)
         }
-        _ => decide_enforced(want, observed),
+        _ => decide_enforced(desired, observed),
     }
 }
 
@@ -209,8 +209,8 @@ pub fn decide(want: &DesiredCopy, observed: &Observed) -> Decision {
 ///
 /// The status does not disclose whether a foreign object is equal. It contains no more than a
 /// person with access to the rule may see.
-pub fn plan(want: &DesiredCopy, observed: &Observed) -> Decision {
-    let (change, message) = match decide_enforced(want, observed) {
+pub fn plan(desired: &DesiredCopy, observed: &Observed) -> Decision {
+    let (change, message) = match decide_enforced(desired, observed) {
         Decision::Act(Action::CreateNamespace) => (
             PlannedChange::Create,
             "would be created, with its namespace",
@@ -234,8 +234,8 @@ pub fn plan(want: &DesiredCopy, observed: &Observed) -> Decision {
 
 /// Adds to the plan of a copy what a dry run reads: whether an object exists, and the fields that
 /// differ.
-fn dry_run(wanted: &WantedCopy, want: &DesiredCopy, observed: &Observed) -> Decision {
-    let decision = plan(want, observed);
+fn dry_run(wanted: &WantedCopy, desired: &DesiredCopy, observed: &Observed) -> Decision {
+    let decision = plan(desired, observed);
     let Decision::Noop(CopyStatus::Planned(change, _)) = &decision else {
         return decision;
     };
@@ -248,7 +248,7 @@ fn dry_run(wanted: &WantedCopy, want: &DesiredCopy, observed: &Observed) -> Deci
                 *change,
                 &format!("would be updated: {}", copy_error.message),
             )),
-            _ if is_of_this_intent(wanted, observed) => {
+            _ if is_sealed_for(wanted, observed) => {
                 Decision::Act(Action::Compare(ExpectedObject {
                     uid: live.uid.clone(),
                     version: live.version.clone(),
@@ -266,7 +266,7 @@ fn dry_run(wanted: &WantedCopy, want: &DesiredCopy, observed: &Observed) -> Deci
 }
 
 /// Whether the object is sealed for exactly this intent, in any revision.
-pub fn is_of_this_intent(wanted: &WantedCopy, observed: &Observed) -> bool {
+pub fn is_sealed_for(wanted: &WantedCopy, observed: &Observed) -> bool {
     let Observed::Live(live) = observed else {
         return false;
     };
@@ -281,16 +281,16 @@ pub fn planned(change: PlannedChange, message: &str) -> CopyStatus {
     CopyStatus::Planned(change, CopyError::new(Reason::DryRun, message))
 }
 
-fn decide_enforced(want: &DesiredCopy, observed: &Observed) -> Decision {
-    match want {
+fn decide_enforced(desired: &DesiredCopy, observed: &Observed) -> Decision {
+    match desired {
         DesiredCopy::Nothing => Decision::Forget,
-        DesiredCopy::Copy(wanted) => decide_wanted(wanted, observed),
-        DesiredCopy::Kept(_, demoted) => decide_kept(*demoted, observed),
+        DesiredCopy::Copy(wanted) => decide_desired(wanted, observed),
+        DesiredCopy::OlderVersion(_, demoted) => decide_older_version(*demoted, observed),
         DesiredCopy::Absent(intent, _, order) => decide_removal(intent, *order, observed),
     }
 }
 
-fn decide_kept(demoted: bool, observed: &Observed) -> Decision {
+fn decide_older_version(demoted: bool, observed: &Observed) -> Decision {
     match observed {
         Observed::Live(live)
             if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating =>
@@ -304,7 +304,7 @@ fn decide_kept(demoted: bool, observed: &Observed) -> Decision {
     }
 }
 
-fn decide_wanted(wanted: &WantedCopy, observed: &Observed) -> Decision {
+fn decide_desired(wanted: &WantedCopy, observed: &Observed) -> Decision {
     if let Some(denied) = &wanted.denied {
         return Decision::Noop(CopyStatus::Failed(denied.clone()));
     }
@@ -376,7 +376,7 @@ fn is_right(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
         .policies
         .version
         .is_none_or(|least| live.newest && live.number >= least);
-    live.holds(&wanted.intent.rule, &wanted.intent.source, revision)
+    live.has_revision(&wanted.intent.rule, &wanted.intent.source, revision)
         && ignores
         && newest
         && !live.terminating
@@ -423,17 +423,17 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
         };
     }
     // A terminating object needs no takeover, and an untouchable object is never taken over.
-    let hands_off = live.terminating || live.ownership == Ownership::Untouchable;
+    let leaves_object = live.terminating || live.ownership == Ownership::Untouchable;
     match &wanted.policies.takeover {
-        Takeover::Always if !hands_off => Decision::Act(Action::Overwrite(target)),
-        Takeover::Denied(denied) if !hands_off && live.ownership != Ownership::Retained => {
+        Takeover::Always if !leaves_object => Decision::Act(Action::Overwrite(target)),
+        Takeover::Denied(denied) if !leaves_object && live.ownership != Ownership::Retained => {
             Decision::Noop(CopyStatus::Failed(denied.clone()))
         }
         // A copy of another hub belongs to that hub, even if it is equal.
-        Takeover::IfEqual if !hands_off && live.ownership != Ownership::OtherHub => {
+        Takeover::IfEqual if !leaves_object && live.ownership != Ownership::OtherHub => {
             Decision::Act(Action::Adopt(target))
         }
-        _ if !hands_off && live.ownership == Ownership::Retained => {
+        _ if !leaves_object && live.ownership == Ownership::Retained => {
             Decision::Act(Action::Adopt(target))
         }
         _ => Decision::Noop(CopyStatus::Failed(conflict(live))),
@@ -503,7 +503,7 @@ fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Deci
     if live.terminating {
         return Decision::Noop(CopyStatus::Removing(None));
     }
-    if order.asks {
+    if order.needs_approval {
         return Decision::Noop(CopyStatus::PruneRequested);
     }
     let target = ExpectedObject {

@@ -196,7 +196,7 @@ fn wants() -> impl Strategy<Value = DesiredCopy> {
                 Order {
                     policy,
                     deferred,
-                    asks: false,
+                    needs_approval: false,
                     overwrites,
                     dry_run: false,
                 },
@@ -338,7 +338,7 @@ proptest! {
         let overwrites = matches!(&want, DesiredCopy::Absent(_, _, order) if order.overwrites);
         let takeover = match &want {
             DesiredCopy::Copy(wanted) => wanted.policies.takeover.clone(),
-            DesiredCopy::Absent(..) | DesiredCopy::Kept(..) | DesiredCopy::Nothing => Takeover::Never,
+            DesiredCopy::Absent(..) | DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => Takeover::Never,
         };
         match action {
             Action::Retain(_) | Action::Demote(_) if is_ours => {}
@@ -410,13 +410,13 @@ proptest! {
         match &mut want {
             DesiredCopy::Copy(wanted) => wanted.compared = Some(("1".into(), compared)),
             DesiredCopy::Absent(_, _, order) => order.deferred = false,
-            DesiredCopy::Kept(..) | DesiredCopy::Nothing => {}
+            DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => {}
         }
         let mut dry_run = want.clone();
         match &mut dry_run {
             DesiredCopy::Copy(wanted) => wanted.dry_run = true,
             DesiredCopy::Absent(_, _, order) => order.dry_run = true,
-            DesiredCopy::Kept(..) | DesiredCopy::Nothing => {}
+            DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => {}
         }
         let enforced = decide(&want, &observed);
         let previewed = preview(&want, &observed, is_equal);
@@ -492,7 +492,7 @@ proptest! {
         match &mut want {
             DesiredCopy::Copy(wanted) => wanted.dry_run = true,
             DesiredCopy::Absent(_, _, order) => order.dry_run = true,
-            DesiredCopy::Nothing | DesiredCopy::Kept(..) => {}
+            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) => {}
         }
         let decision = decide(&want, &observed);
         prop_assert!(!matches!(decision, Decision::Act(action) if !matches!(action, Action::Read | Action::Compare(_))));

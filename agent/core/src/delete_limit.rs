@@ -13,7 +13,7 @@ use crate::copy::CopyError;
 /// The period of the limit.
 const WINDOW: Duration = Duration::from_secs(3600);
 /// The delay while every allowed deletion is still under way.
-const SOON: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// The deletions of the last hour.
 #[derive(Default)]
@@ -45,7 +45,7 @@ impl Deletes {
         Some(
             self.times
                 .get(last)
-                .map_or(now + SOON, |time| *time + WINDOW),
+                .map_or(now + RETRY_DELAY, |time| *time + WINDOW),
         )
     }
 }

@@ -40,13 +40,13 @@ pub struct Item {
     /// Its source.
     pub source: SourceRef,
     /// The outcome, or what is needed to compute it.
-    pub known: CopyKnowledge,
+    pub known: PreviewInput,
     /// The copies that must exist before this one is removed.
     pub after: Vec<SourceRef>,
 }
 
 /// The outcome of a previewed copy, or what is needed to compute it.
-pub enum CopyKnowledge {
+pub enum PreviewInput {
     /// The outcome is known.
     Decided(Decided),
     /// The outcome may need a request to the API server.
@@ -56,7 +56,7 @@ pub enum CopyKnowledge {
 /// The input of the requests for a previewed copy.
 pub struct Open {
     /// The desired state under the previewed terms.
-    pub want: DesiredCopy,
+    pub desired: DesiredCopy,
     /// The observed object in the records.
     pub observed: Observed,
     /// The keyed digest of the desired fields, to compare with the live object.
@@ -177,7 +177,7 @@ pub struct Limits {
     /// The policy at the time when the job was created.
     pub policy: Arc<Policy>,
     /// The agent's own namespace.
-    pub home: Arc<str>,
+    pub location: Arc<str>,
 }
 
 /// The source of content. Without `Debug`: it may contain content.
@@ -190,7 +190,7 @@ pub enum ContentSource {
 
 /// The change that a job made to the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wrote {
+pub enum WriteEffect {
     /// The object was created.
     Created,
     /// The object was changed.
@@ -209,7 +209,7 @@ pub enum Wrote {
     Retained,
 }
 
-impl Wrote {
+impl WriteEffect {
     /// Whether the copy was removed.
     pub fn is_removal(self) -> bool {
         matches!(self, Self::Deleted | Self::Retained)
@@ -225,7 +225,7 @@ pub struct Done {
     /// Older resourceVersions that the job has seen.
     pub passed: Vec<Arc<str>>,
     /// The change that the job made.
-    pub wrote: Option<Wrote>,
+    pub wrote: Option<WriteEffect>,
     /// Whether the job deleted an object before its write.
     pub deleted: bool,
     /// The error, if the job failed.

@@ -83,7 +83,7 @@ impl Live {
     }
 
     /// Whether the copy is intact and contains exactly this revision of this rule's source.
-    pub fn holds(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
+    pub fn has_revision(&self, rule: &RuleUid, source: &SourceRef, revision: &Revision) -> bool {
         let equal = |sealed: &Sealed| {
             sealed.rule == *rule && sealed.source == *source && sealed.revision == *revision
         };
@@ -117,7 +117,7 @@ impl Live {
 
     /// Whether the copy is intact and has no ignored fields, so that its content can be used for
     /// another copy.
-    pub fn is_whole(&self) -> bool {
+    pub fn has_full_content(&self) -> bool {
         self.intact
             && self
                 .sealed
@@ -261,7 +261,9 @@ pub fn proven_content(
     expected: &Sealed,
 ) -> Option<Content> {
     let (_, live) = reduce(kind, object, sealer)?;
-    if !live.holds(&expected.rule, &expected.source, &expected.revision) || !live.is_whole() {
+    if !live.has_revision(&expected.rule, &expected.source, &expected.revision)
+        || !live.has_full_content()
+    {
         return None;
     }
     Some(content(
@@ -277,7 +279,7 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
     let sealed = live
         .sealed
         .as_ref()
-        .filter(|_| live.is_whole() && live.ownership == Ownership::Ours)?;
+        .filter(|_| live.has_full_content() && live.ownership == Ownership::Ours)?;
     let content = seal::canonical(&content(
         kind,
         object,

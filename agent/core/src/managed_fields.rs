@@ -68,7 +68,7 @@ pub fn parse_ignored(text: &str) -> BTreeSet<FieldPath> {
 /// Returns the content without these fields.
 pub fn mask_ignored(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Content {
     for path in ignored {
-        content.take_out(path);
+        content.remove(path);
     }
     content
 }
@@ -77,13 +77,13 @@ pub fn mask_ignored(mut content: Content, ignored: &BTreeSet<FieldPath>) -> Cont
 ///
 /// Fields of other owners are left out, so that they stay with their owners. An apply would delete
 /// a field of ours that is left out.
-pub fn keep_ignored(
+pub fn with_ignored_values(
     mut content: Content,
     ignored: &BTreeSet<FieldPath>,
     object: &DynamicObject,
 ) -> Content {
     for path in ignored {
-        content.take_out(path);
+        content.remove(path);
         let Some(value) = value(object, path).filter(|_| owns(object, path)) else {
             continue;
         };

@@ -17,14 +17,14 @@ use runnel_proto::model::{
 };
 
 use crate::copy::{CopyStatus, PlannedChange};
-use crate::decide::{Action, Decision, DesiredCopy, differs, is_of_this_intent, plan};
+use crate::decide::{Action, Decision, DesiredCopy, differs, is_sealed_for, plan};
 use crate::diff;
 use crate::job::Decided;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
 
 /// The result for one copy.
-pub struct Found {
+pub struct PreviewFinding {
     /// The copy.
     pub copy: SourceRef,
     /// Its source.
@@ -71,7 +71,7 @@ pub fn diff(
     match Kind::by_resource(&wanted.intent.source.resource) {
         Some(kind) if !is_undisclosed(want, observed) => {
             let is_own = matches!(observed, Observed::Live(live) if live.is_own());
-            let shows_values = !kind.sensitive && is_own && is_of_this_intent(wanted, observed);
+            let shows_values = !kind.sensitive && is_own && is_sealed_for(wanted, observed);
             diff::diff(
                 kind,
                 object,
@@ -140,15 +140,16 @@ pub fn writes(previewed: PreviewOutcome) -> bool {
 
 /// Builds the answer, ordered by copy. A copy that waits for another copy stays unchanged if that
 /// other copy will not exist.
-pub fn answer(question: u64, found: Vec<Found>, more: u32) -> PreviewResult {
-    let stand = |outcome: &Decided| writes(outcome.0) || outcome.0 == PreviewOutcome::Unchanged;
-    let standing: BTreeSet<_> = found
+pub fn answer(question: u64, found: Vec<PreviewFinding>, more: u32) -> PreviewResult {
+    let keeps_object =
+        |outcome: &Decided| writes(outcome.0) || outcome.0 == PreviewOutcome::Unchanged;
+    let present: BTreeSet<_> = found
         .iter()
-        .filter(|one| one.outcome.as_ref().is_some_and(stand))
+        .filter(|one| one.outcome.as_ref().is_some_and(keeps_object))
         .map(|one| one.copy.clone())
         .collect();
     let outcome = found.into_iter().filter_map(|one| {
-        let waits = one.after.iter().any(|before| !standing.contains(before));
+        let waits = one.after.iter().any(|before| !present.contains(before));
         let (previewed, copy_error) = one.outcome?;
         let previewed = if waits {
             PreviewOutcome::Noop

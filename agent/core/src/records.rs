@@ -34,7 +34,7 @@ struct Record {
     /// Versions that are older than `observed`.
     past: VecDeque<Arc<str>>,
     /// Whether a read or write of the agent has shown the object since the list of its area began.
-    shown_in_list: bool,
+    is_listed: bool,
 }
 
 impl Record {
@@ -102,7 +102,7 @@ impl Records {
     ///
     /// Anybody can create any number of such objects, so the agent does not record them. It records
     /// objects with an unproved intent up to [`UNPROVED_LIMIT`].
-    pub fn is_stranger(&self, copy: &SourceRef, live: &Live) -> bool {
+    pub fn is_foreign(&self, copy: &SourceRef, live: &Live) -> bool {
         if live.sealed.is_some() && live.ownership == Ownership::Ours {
             return false;
         }
@@ -143,7 +143,7 @@ impl Records {
         for copy in self.names(resource, namespace).cloned().collect::<Vec<_>>() {
             if let Some(record) = self.records.get_mut(&copy) {
                 record.past.clear();
-                record.shown_in_list = false;
+                record.is_listed = false;
             }
         }
     }
@@ -167,10 +167,10 @@ impl Records {
     }
 
     /// Whether a read or write of the agent has shown a copy since the list of its area began.
-    pub fn shown_in_list(&self, copy: &SourceRef) -> bool {
+    pub fn is_confirmed_since_list(&self, copy: &SourceRef) -> bool {
         self.records
             .get(copy)
-            .is_some_and(|record| record.shown_in_list)
+            .is_some_and(|record| record.is_listed)
     }
 
     /// Records an object of a list, and returns whether the record changes.
@@ -178,7 +178,7 @@ impl Records {
     /// The list is right for any version of the object, except for a copy that was read or written
     /// since the list began.
     pub fn listed(&mut self, copy: &SourceRef, live: Live) -> bool {
-        if self.shown_in_list(copy) {
+        if self.is_confirmed_since_list(copy) {
             return self.watched(copy, live);
         }
         if self.live(copy) == Some(&live) {
@@ -220,7 +220,7 @@ impl Records {
     }
 
     /// Records the result of a read or write of the agent, and the older versions that it has seen.
-    pub fn shown(
+    pub fn record_result(
         &mut self,
         copy: &SourceRef,
         observed: Observed,
@@ -229,7 +229,7 @@ impl Records {
         self.set(copy, observed, false);
         if let Some(record) = self.records.get_mut(copy) {
             record.pass(passed);
-            record.shown_in_list = true;
+            record.is_listed = true;
         }
     }
 
@@ -335,21 +335,22 @@ impl Records {
     }
 
     /// Returns the live copies whose marks name an intent.
-    pub fn holders(&self, intent: &IntentKey) -> impl Iterator<Item = (&SourceRef, &Live)> {
+    pub fn marked_copies(&self, intent: &IntentKey) -> impl Iterator<Item = (&SourceRef, &Live)> {
         let copies = self.by_intent.get(intent).into_iter().flatten();
         copies.filter_map(|copy| Some((copy, self.live(copy)?)))
     }
 
     /// Returns another intact copy of an intent with the same content.
-    pub fn twin(
+    pub fn intact_twin(
         &self,
         copy: &SourceRef,
         intent: &IntentKey,
         revision: &Revision,
     ) -> Option<&SourceRef> {
-        let is_twin =
-            |live: &Live| live.is_whole() && live.holds(&intent.rule, &intent.source, revision);
-        self.holders(intent)
+        let is_twin = |live: &Live| {
+            live.has_full_content() && live.has_revision(&intent.rule, &intent.source, revision)
+        };
+        self.marked_copies(intent)
             .find(|(other, live)| *other != copy && is_twin(live))
             .map(|(twin, _)| twin)
     }
@@ -455,10 +456,10 @@ mod tests {
     }
 
     #[test]
-    fn a_late_echo_of_a_version_that_was_passed_is_no_news() {
+    fn late_event_of_an_older_version_is_ignored() {
         let mut records = Records::default();
         assert!(records.watched(&copy(), live("7")));
-        records.shown(&copy(), Observed::Live(live("9")), [Arc::from("8")]);
+        records.record_result(&copy(), Observed::Live(live("9")), [Arc::from("8")]);
         for echo in ["7", "8", "9"] {
             assert!(!records.watched(&copy(), live(echo)), "{echo}");
         }
@@ -466,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn list_is_right_whatever_the_version_is() {
+    fn list_counts_with_any_version() {
         let mut records = Records::default();
         for version in ["7", "9"] {
             records.watched(&copy(), live(version));
@@ -494,9 +495,9 @@ mod tests {
         let mut records = Records::default();
         records.watched(&copy(), live("7"));
         records.list_begins("configmaps", None);
-        records.shown(&copy(), Observed::Live(live("9")), [Arc::from("7")]);
+        records.record_result(&copy(), Observed::Live(live("9")), [Arc::from("7")]);
         assert!(!records.listed(&copy(), live("7")));
-        assert!(records.shown_in_list(&copy()));
+        assert!(records.is_confirmed_since_list(&copy()));
         assert_eq!(records.live(&copy()).map(|live| &*live.version), Some("9"));
         records.list_begins("configmaps", None);
         assert!(records.listed(&copy(), live("7")));
@@ -530,7 +531,7 @@ mod tests {
                 adopted: true,
                 ..live(version)
             };
-            records.shown(&copy(), Observed::Live(unsealed("8")), []);
+            records.record_result(&copy(), Observed::Live(unsealed("8")), []);
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
             records.watched(&copy(), unsealed("9"));
             assert_eq!(records.live(&copy()).unwrap().adopted, adopted);
@@ -554,7 +555,7 @@ mod tests {
             source: SourceRef::new("configmaps", "team", "settings"),
         };
         records.watched(&copy(), live("7"));
-        assert_eq!(records.holders(&key).count(), 1);
+        assert_eq!(records.marked_copies(&key).count(), 1);
         let heavy = Live {
             facts: Facts {
                 bytes: 5,
@@ -588,7 +589,7 @@ mod tests {
                 ..live("8")
             },
         );
-        assert_eq!(records.holders(&key).count(), 0);
+        assert_eq!(records.marked_copies(&key).count(), 0);
         assert_eq!(
             (records.total(), records.usage(&"rule".into())),
             (Usage::default(), Usage::default())

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn settled_rule_is_due_at_once_and_unsettled_one_later() {
+    fn settled_rule_is_reported_at_once() {
         let (mut report, start) = (Report::default(), Instant::now());
         let rule: RuleUid = "r".into();
         report.set(&copy(1), vec![(rule.clone(), CopyStatus::UnderWay)], None);

@@ -87,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(steps in proptest::collection::vec((0u8..4, any::<bool>()), 0..40)) {
+        fn small_set_equals_a_btree_set(steps in proptest::collection::vec((0u8..4, any::<bool>()), 0..40)) {
             let (mut few, mut set) = (SmallSet::default(), BTreeSet::new());
             for (member, inserts) in steps {
                 if inserts {

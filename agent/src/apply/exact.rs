@@ -27,7 +27,7 @@ impl ApplyRun<'_> {
         error: &CallError,
     ) -> Result<Option<DynamicObject>, CopyError> {
         // An adoption removes nothing from the object.
-        let helps = self.makes_way
+        let helps = self.prepares_object
             && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
         let Some(target) = target.filter(|_| helps) else {
             return Err(self.fail(error));
@@ -35,7 +35,7 @@ impl ApplyRun<'_> {
         let Some(object) = self.same(target).await? else {
             return Ok(None);
         };
-        let Some(patch) = body::make_way(self.kind, &object, request, ignored) else {
+        let Some(patch) = body::preparation_patch(self.kind, &object, request, ignored) else {
             return Err(self.fail(error));
         };
         let object = match self.member.json_patch(self.kind, self.copy, patch).await {
@@ -48,8 +48,8 @@ impl ApplyRun<'_> {
             Err(refused) => return Err(self.fail(&refused)),
         };
         self.passed(target.version.clone());
-        self.show(&object);
-        let Some(seen) = self.seen() else {
+        self.record_object(&object);
+        let Some(seen) = self.recorded_target() else {
             return Ok(None);
         };
         let mut request = request.clone();

@@ -9,20 +9,20 @@ use runnel_proto::model::{
 };
 
 use super::{Call, CallError, Member, at};
-use runnel_agent_core::body::{self, Over, Written};
+use runnel_agent_core::body::{self, ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::copy_error;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{DesiredCopy, ExpectedObject};
 use runnel_agent_core::diff;
 use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
-use runnel_agent_core::job::{CopyKnowledge, Decided, Item, Open, PreviewJob};
+use runnel_agent_core::job::{Decided, Item, Open, PreviewInput, PreviewJob};
 use runnel_agent_core::live::{self};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
-use runnel_agent_core::preview::{Found, answer, diff, is_undisclosed, preview, writes};
+use runnel_agent_core::preview::{PreviewFinding, answer, diff, is_undisclosed, preview, writes};
 use runnel_agent_core::records::Observed;
 
 /// Limit of the copies that are previewed at once.
-const LOOKS: usize = 6;
+const CONCURRENT_PREVIEWS: usize = 6;
 /// Timeout of one preview: a person waits for it.
 const LIMIT: Duration = Duration::from_secs(7);
 
@@ -44,15 +44,18 @@ impl Member {
             more,
         } = preview_job;
         let all = items.len();
-        let looks = stream::iter(items)
+        let previews = stream::iter(items)
             .map(|item| self.preview_one(&key, item))
-            .buffer_unordered(LOOKS);
-        let found: Vec<Found> = looks.take_until(tokio::time::sleep(LIMIT)).collect().await;
+            .buffer_unordered(CONCURRENT_PREVIEWS);
+        let found: Vec<PreviewFinding> = previews
+            .take_until(tokio::time::sleep(LIMIT))
+            .collect()
+            .await;
         let late = u32::try_from(all.saturating_sub(found.len())).unwrap_or(u32::MAX);
         answer(question, found, more.saturating_add(late))
     }
 
-    async fn preview_one(&self, key: &FieldsKey, item: Item) -> Found {
+    async fn preview_one(&self, key: &FieldsKey, item: Item) -> PreviewFinding {
         let Item {
             copy,
             source,
@@ -61,10 +64,10 @@ impl Member {
         } = item;
         let mut diff = FieldDiff::default();
         let outcome = match known {
-            CopyKnowledge::Decided(outcome) => Some(outcome),
-            CopyKnowledge::Open(open) => self.look(key, &copy, *open, &mut diff).await,
+            PreviewInput::Decided(outcome) => Some(outcome),
+            PreviewInput::Open(open) => self.preview_copy(key, &copy, *open, &mut diff).await,
         };
-        Found {
+        PreviewFinding {
             copy,
             source,
             outcome,
@@ -74,7 +77,7 @@ impl Member {
     }
 
     /// Returns the outcome of a copy, and adds its differing fields to `found`.
-    async fn look(
+    async fn preview_copy(
         &self,
         key: &FieldsKey,
         copy: &SourceRef,
@@ -84,7 +87,7 @@ impl Member {
         let kind = Kind::by_resource(&copy.resource)?;
         let needs_read = open.needs_read();
         let Open {
-            want,
+            desired: want,
             mut observed,
             fields,
             dry_run,
@@ -182,14 +185,17 @@ impl Member {
         let content = payload
             .decode()
             .map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()))?;
-        let Limits { policy, home } = &body.limits;
+        let Limits {
+            policy,
+            location: home,
+        } = &body.limits;
         if let Some(denied) = policy.denies(kind, copy, &content, home) {
             return Err(denied);
         }
         let version = *version;
         // An API server handles the seals of adopted and other objects alike.
         let adopted = false;
-        let written = Written {
+        let written = ApplyInput {
             kind,
             copy,
             intent,
@@ -200,7 +206,7 @@ impl Member {
             version,
             adopted,
         };
-        let over = over.map(|(target, object)| Over {
+        let over = over.map(|(target, object)| ReplacedObject {
             target,
             object: (!ignored.is_empty()).then_some(object),
         });
@@ -217,7 +223,7 @@ impl Member {
         // first one stored nothing.
         let is_whole = body::surplus(kind, &object, &content, ignored).is_none();
         let holds = live::reduce(kind, &object, &self.sealer)
-            .is_some_and(|(_, live)| live.holds(&intent.rule, &intent.source, revision));
+            .is_some_and(|(_, live)| live.has_revision(&intent.rule, &intent.source, revision));
         if is_whole && !holds {
             Err(diff::rewritten(kind, &object, &content, ignored))
         } else {

@@ -13,7 +13,7 @@ use crate::store::Identity;
 fn candidates(identity: &Identity, string: Option<&JoinString>) -> Vec<String> {
     let mut all = identity.addresses.clone();
     let named = string
-        .filter(|string| is_of_this_hub(identity, string))
+        .filter(|string| is_for_joined_hub(identity, string))
         .into_iter()
         .flat_map(|string| &string.addresses);
     all.extend(
@@ -26,7 +26,7 @@ fn candidates(identity: &Identity, string: Option<&JoinString>) -> Vec<String> {
 
 /// Whether a join string belongs to the hub that this agent has joined: it has the hub's id, and
 /// the key of a trusted authority.
-fn is_of_this_hub(identity: &Identity, string: &JoinString) -> bool {
+fn is_for_joined_hub(identity: &Identity, string: &JoinString) -> bool {
     let authorities = identity
         .certificate
         .iter()
@@ -55,7 +55,7 @@ impl Link {
         let Ok(string) = join::read_join_string(self.join_file.as_deref()) else {
             return;
         };
-        if !is_of_this_hub(&self.identity, &string)
+        if !is_for_joined_hub(&self.identity, &string)
             || !string.addresses.iter().any(|named| named == address)
         {
             return;

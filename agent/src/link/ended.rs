@@ -7,7 +7,7 @@ use tonic::{Code, Status};
 use crate::join::error_chain;
 
 /// The reason for the end of a stream.
-pub(super) enum Ended {
+pub(super) enum StreamEnd {
     /// A planned end. Contains the delay before the reconnect.
     Planned(Duration),
     /// The hub refuses this agent.
@@ -25,20 +25,20 @@ pub(super) enum Ended {
 }
 
 /// Maps a failure before the first frame. With TLS 1.3, a refused certificate shows only here.
-pub(super) fn early(status: &Status) -> Ended {
+pub(super) fn from_connect_error(status: &Status) -> StreamEnd {
     match status.code() {
         Code::Unknown | Code::Cancelled | Code::Unavailable | Code::Internal
             if status.message().contains("error") =>
         {
             let text = "the hub ended the connection before its first frame: it may not accept this agent's certificate; \
                         see the hub's log, and whether the MemberCluster is there and accepted";
-            Ended::Failed(format!("{text} ({})", error_chain(status)))
+            StreamEnd::Failed(format!("{text} ({})", error_chain(status)))
         }
         _ => refused(status),
     }
 }
 
-pub(super) fn refused(status: &Status) -> Ended {
+pub(super) fn refused(status: &Status) -> StreamEnd {
     let reason = status
         .metadata()
         .get(REASON_METADATA)
@@ -46,21 +46,21 @@ pub(super) fn refused(status: &Status) -> Ended {
     match status.code() {
         // The agent receives a status only from a hub whose certificate was verified.
         _ if matches!(reason, Some("not-accepted" | "revoked" | "gone")) => {
-            Ended::Revoked(status.message().to_owned())
+            StreamEnd::Revoked(status.message().to_owned())
         }
-        _ if reason == Some("expired") => Ended::Expired,
-        _ if reason == Some("replaced") => Ended::Replaced,
+        _ if reason == Some("expired") => StreamEnd::Expired,
+        _ if reason == Some("replaced") => StreamEnd::Replaced,
         _ if matches!(reason, Some("key-unknown" | "expired-too-long")) => {
-            Ended::Refused(status.message().to_owned())
+            StreamEnd::Refused(status.message().to_owned())
         }
-        Code::Unauthenticated | Code::PermissionDenied => Ended::Refused(format!(
+        Code::Unauthenticated | Code::PermissionDenied => StreamEnd::Refused(format!(
             "{}: see that the MemberCluster is there and has spec.accepted: true, or join again with a new join string",
             status.message()
         )),
         _ if status.message().is_empty() => {
-            Ended::Failed(format!("the stream ended ({:?})", status.code()))
+            StreamEnd::Failed(format!("the stream ended ({:?})", status.code()))
         }
-        _ => Ended::Failed(status.message().to_owned()),
+        _ => StreamEnd::Failed(status.message().to_owned()),
     }
 }
 
@@ -82,11 +82,14 @@ mod tests {
         for reason in ["not-accepted", "revoked", "gone"] {
             for code in [Code::FailedPrecondition, Code::Unauthenticated] {
                 assert!(
-                    matches!(early(&status(code, reason)), Ended::Revoked(_)),
+                    matches!(
+                        from_connect_error(&status(code, reason)),
+                        StreamEnd::Revoked(_)
+                    ),
                     "{reason}"
                 );
                 assert!(
-                    matches!(refused(&status(code, reason)), Ended::Revoked(_)),
+                    matches!(refused(&status(code, reason)), StreamEnd::Revoked(_)),
                     "{reason}"
                 );
             }
@@ -95,30 +98,30 @@ mod tests {
             assert!(
                 matches!(
                     refused(&status(Code::Unauthenticated, reason)),
-                    Ended::Refused(_)
+                    StreamEnd::Refused(_)
                 ),
                 "{reason}"
             );
         }
         assert!(matches!(
             refused(&status(Code::Unauthenticated, "expired")),
-            Ended::Expired
+            StreamEnd::Expired
         ));
         assert!(matches!(
             refused(&status(Code::Aborted, "replaced")),
-            Ended::Replaced
+            StreamEnd::Replaced
         ));
         for reason in ["", "Gone", "new-word"] {
             let ended = refused(&status(Code::Unauthenticated, reason));
-            assert!(matches!(ended, Ended::Refused(_)), "{reason}");
+            assert!(matches!(ended, StreamEnd::Refused(_)), "{reason}");
         }
         assert!(matches!(
             refused(&Status::unavailable("the hub is starting")),
-            Ended::Failed(_)
+            StreamEnd::Failed(_)
         ));
         assert!(matches!(
             refused(&Status::unauthenticated("no certificate")),
-            Ended::Refused(_)
+            StreamEnd::Refused(_)
         ));
     }
 }

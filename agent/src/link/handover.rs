@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::ended::Ended;
+use super::ended::StreamEnd;
 use super::renew::{NotRenewed, Renewal};
-use super::{Link, RENEW_AGAIN, channel, from_now};
+use super::{Link, RENEWAL_RETRY, channel, from_now};
 use crate::store::Identity;
 
 /// Timeout of the hub's last frame on a stream that is handed over.
@@ -30,21 +30,21 @@ pub(super) struct Connected {
 }
 
 /// A connection on which the next stream is opened.
-pub(super) struct Second {
+pub(super) struct NextConnection {
     /// The connection.
     pub(super) connected: Connected,
     /// The stream that it replaces. The hub ends that stream when it has the new one.
-    pub(super) before: Option<Before>,
+    pub(super) before: Option<ReplacedStream>,
 }
 
 /// A replaced stream without further frames. It keeps its connection open.
-pub(super) struct Before {
+pub(super) struct ReplacedStream {
     pub(super) inbound: Streaming<wire::HubFrame>,
     pub(super) _client: RunnelClient<Channel>,
 }
 
 /// Completes when the stream has ended; never without a stream.
-pub(super) async fn over(before: &mut Option<Before>) {
+pub(super) async fn ended(before: &mut Option<ReplacedStream>) {
     match before {
         Some(before) => while let Ok(Some(_)) = before.inbound.message().await {},
         None => std::future::pending().await,
@@ -54,7 +54,7 @@ pub(super) async fn over(before: &mut Option<Before>) {
 type Work<T> = futures::future::BoxFuture<'static, T>;
 
 /// The state of the replacement of a stream.
-pub(super) enum Swap {
+pub(super) enum StreamReplacement {
     /// The certificate is renewed at this time.
     Renew(Instant),
     /// The agent has requested a new certificate from the hub.
@@ -62,9 +62,9 @@ pub(super) enum Swap {
     /// The second connection is opened at this time.
     Connect(Instant),
     /// The second connection is being opened.
-    Connecting(Work<Result<Connected, Ended>>),
+    Connecting(Work<Result<Connected, StreamEnd>>),
     /// The second connection is open. The agent sends `Handover` as soon as the stream has room.
-    Saying(Connected, Work<Option<mpsc::OwnedPermit<AgentFrame>>>),
+    SendingHandover(Connected, Work<Option<mpsc::OwnedPermit<AgentFrame>>>),
     /// The agent has sent `Handover`, and waits for the hub's last frame until this time.
     Awaiting(Connected, Instant),
 }
@@ -73,28 +73,30 @@ pub(super) enum Swap {
 pub(super) enum HandoverEvent {
     Due,
     Renewed(Box<Result<Identity, NotRenewed>>),
-    Connected(Result<Connected, Ended>),
+    Connected(Result<Connected, StreamEnd>),
     Room(Option<mpsc::OwnedPermit<AgentFrame>>),
 }
 
-impl Swap {
+impl StreamReplacement {
     /// Waits for the next step. The future may be dropped, and a later call continues.
     pub(super) async fn next(&mut self) -> HandoverEvent {
         match self {
-            Swap::Renew(at) | Swap::Connect(at) | Swap::Awaiting(_, at) => {
+            StreamReplacement::Renew(at)
+            | StreamReplacement::Connect(at)
+            | StreamReplacement::Awaiting(_, at) => {
                 tokio::time::sleep_until(*at).await;
                 HandoverEvent::Due
             }
-            Swap::Renewing(work) => HandoverEvent::Renewed(Box::new(work.await)),
-            Swap::Connecting(work) => HandoverEvent::Connected(work.await),
-            Swap::Saying(_, work) => HandoverEvent::Room(work.await),
+            StreamReplacement::Renewing(work) => HandoverEvent::Renewed(Box::new(work.await)),
+            StreamReplacement::Connecting(work) => HandoverEvent::Connected(work.await),
+            StreamReplacement::SendingHandover(_, work) => HandoverEvent::Room(work.await),
         }
     }
 
     /// Returns the connection on which the hub expects the next stream.
     pub(super) fn second(self) -> Option<Connected> {
         match self {
-            Swap::Awaiting(channel, _) => Some(channel),
+            StreamReplacement::Awaiting(channel, _) => Some(channel),
             _ => None,
         }
     }
@@ -102,22 +104,22 @@ impl Swap {
 
 impl Link {
     /// Returns the state that waits for the renewal of the certificate.
-    pub(super) fn swap(&self) -> Swap {
-        Swap::Renew(from_now(self.renew_time()))
+    pub(super) fn swap(&self) -> StreamReplacement {
+        StreamReplacement::Renew(from_now(self.renew_time()))
     }
 
     /// Continues the replacement of the stream after an event.
     pub(super) fn advance(
         &mut self,
-        swap: Swap,
+        swap: StreamReplacement,
         step: HandoverEvent,
         address: &str,
         (client, frames): (&RunnelClient<Channel>, &mpsc::Sender<AgentFrame>),
-    ) -> Swap {
+    ) -> StreamReplacement {
         match (swap, step) {
-            (Swap::Renew(_), _) => {
+            (StreamReplacement::Renew(_), _) => {
                 let renewal = Renewal::of(self);
-                Swap::Renewing(Box::pin(renewal.ask(client.clone())))
+                StreamReplacement::Renewing(Box::pin(renewal.request_certificate(client.clone())))
             }
             (_, HandoverEvent::Renewed(renewed)) => match *renewed {
                 Ok(renewed) => {
@@ -127,32 +129,32 @@ impl Link {
                 }
                 Err(error) => {
                     tracing::warn!("renewing the certificate failed; trying again: {error}");
-                    Swap::Renew(self.again())
+                    StreamReplacement::Renew(self.retry_at())
                 }
             },
-            (Swap::Connect(_), _) => self.connect(address),
+            (StreamReplacement::Connect(_), _) => self.connect(address),
             (_, HandoverEvent::Connected(Ok(channel))) => {
                 let frames = frames.clone();
-                Swap::Saying(
+                StreamReplacement::SendingHandover(
                     channel,
                     Box::pin(async move { frames.reserve_owned().await.ok() }),
                 )
             }
             (_, HandoverEvent::Connected(Err(ended))) => {
                 let cause = match ended {
-                    Ended::Refused(text) | Ended::Failed(text) => text,
+                    StreamEnd::Refused(text) | StreamEnd::Failed(text) => text,
                     _ => "the hub is not reached".to_owned(),
                 };
                 tracing::warn!(
                     "no second connection to the hub yet, the first one continues: {cause}"
                 );
-                Swap::Connect(self.again())
+                StreamReplacement::Connect(self.retry_at())
             }
-            (Swap::Saying(channel, _), HandoverEvent::Room(Some(permit))) => {
+            (StreamReplacement::SendingHandover(channel, _), HandoverEvent::Room(Some(permit))) => {
                 permit.send(AgentFrame::Handover);
-                Swap::Awaiting(channel, Instant::now() + HANDOVER_LIMIT)
+                StreamReplacement::Awaiting(channel, Instant::now() + HANDOVER_LIMIT)
             }
-            (Swap::Awaiting(..), _) => {
+            (StreamReplacement::Awaiting(..), _) => {
                 tracing::warn!(
                     "the hub does not hand the stream over: it continues until its certificate ends"
                 );
@@ -164,13 +166,13 @@ impl Link {
     }
 
     /// Opens the second connection.
-    fn connect(&self, address: &str) -> Swap {
+    fn connect(&self, address: &str) -> StreamReplacement {
         let (identity, address) = (self.identity.clone(), address.to_owned());
-        Swap::Connecting(Box::pin(async move { channel(&identity, &address).await }))
+        StreamReplacement::Connecting(Box::pin(async move { channel(&identity, &address).await }))
     }
 
-    fn again(&mut self) -> Instant {
-        let again = RENEW_AGAIN
+    fn retry_at(&mut self) -> Instant {
+        let again = RENEWAL_RETRY
             .min(self.remaining_validity() / 4)
             .max(Duration::from_millis(100));
         from_now(again.mul_f64(0.5 + self.jitter.draw()))

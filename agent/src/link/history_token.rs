@@ -23,7 +23,7 @@ const STORE_DELAY: Duration = Duration::from_secs(1);
 /// restored.
 const STORE_PERIOD: Duration = Duration::from_secs(60);
 /// Delay after a failed store.
-const STORE_AGAIN: Duration = Duration::from_secs(15);
+const STORE_RETRY: Duration = Duration::from_secs(15);
 /// Time to stay with a hub that has older state, before the agent looks for the hub with newer
 /// state.
 const STAY: Backoff = Backoff {
@@ -47,7 +47,7 @@ pub struct HistoryTokenStore {
 }
 
 /// Returns a request with the newest token in its metadata.
-pub(super) fn showing<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
+pub(super) fn with_history_token<T>(newest: Option<&Bytes>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(newest) = newest {
         request
@@ -95,13 +95,13 @@ impl HistoryTokenStore {
     ///
     /// The token also binds the agent to the identity that the hub now knows. An agent that is
     /// killed before the store would reconnect with its identity from before the join.
-    pub(super) fn store_soon(&mut self) {
+    pub(super) fn mark_store_due(&mut self) {
         self.store_at = self.store_at.map(|_| Instant::now());
     }
 
     /// Stores due tokens, and never returns. The future may be dropped at any time, and a later
     /// call continues.
-    pub(super) async fn keep(&mut self) -> std::convert::Infallible {
+    pub(super) async fn store_when_due(&mut self) -> std::convert::Infallible {
         loop {
             if let Some(saving) = &mut self.saving {
                 let saved = saving.await;
@@ -112,7 +112,7 @@ impl HistoryTokenStore {
                         "what is remembered of the hub cannot be stored; trying again"
                     );
                     self.store_at
-                        .get_or_insert_with(|| Instant::now() + STORE_AGAIN);
+                        .get_or_insert_with(|| Instant::now() + STORE_RETRY);
                 }
             }
             match (self.store_at, self.newest.clone()) {

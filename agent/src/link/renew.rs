@@ -8,8 +8,8 @@ use runnel_transport::identity::{JoinString, MemberKey};
 use tonic::Status;
 use tonic::transport::Channel;
 
-use super::ended::{Ended, early};
-use super::history_token::showing;
+use super::ended::{StreamEnd, from_connect_error};
+use super::history_token::with_history_token;
 use super::{FIRST_FRAME, Link, LinkEvent, channel, client, connector};
 use crate::join::{self, NotJoined};
 use crate::store::{Identity, Store};
@@ -34,9 +34,13 @@ impl Link {
     /// agent needs a new join string.
     ///
     /// Returns the end of the attempt if it failed.
-    pub(super) async fn expired(&mut self, address: &str, hub_says_so: bool) -> Option<Ended> {
+    pub(super) async fn expired(
+        &mut self,
+        address: &str,
+        reported_by_hub: bool,
+    ) -> Option<StreamEnd> {
         // The local clock is not evidence: if it is ahead, every certificate has expired.
-        if !hub_says_so {
+        if !reported_by_hub {
             return None;
         }
         tracing::info!(cluster = %self.identity.cluster, "the certificate has expired: renewing it");
@@ -45,19 +49,19 @@ impl Link {
             Err(ended) => return Some(ended),
         };
         match Renewal::of(self)
-            .ask(client(channel))
+            .request_certificate(client(channel))
             .await
             .map(|renewed| self.identity = renewed)
         {
             Ok(()) => None,
             Err(NotRenewed::Refused(status)) => {
-                let ended = early(&status);
-                if matches!(ended, Ended::Revoked(_)) {
+                let ended = from_connect_error(&status);
+                if matches!(ended, StreamEnd::Revoked(_)) {
                     let _ = self.events.send(LinkEvent::Revoked).await;
                 }
                 Some(ended)
             }
-            Err(NotRenewed::Failed(text)) => Some(Ended::Failed(format!(
+            Err(NotRenewed::Failed(text)) => Some(StreamEnd::Failed(format!(
                 "the certificate has expired: {text}"
             ))),
         }
@@ -65,7 +69,7 @@ impl Link {
 
     /// Joins with a new join string, if there is one. Only if the existing identity does not work,
     /// because a join replaces the old key.
-    pub(super) async fn joined_again(&mut self, ended: Ended) -> Option<Ended> {
+    pub(super) async fn rejoin(&mut self, ended: StreamEnd) -> Option<StreamEnd> {
         let string = join::read_join_string(self.join_file.as_deref()).ok();
         let is_new = |string: &JoinString| string.token.id() != self.identity.token_id;
         let Some(string) = string.filter(is_new) else {
@@ -100,7 +104,7 @@ impl Link {
             (Err(error), kept) => {
                 self.identity = kept.unwrap_or_else(|| self.identity.clone());
                 match error {
-                    NotJoined::Refused(refused) => Some(Ended::Refused(refused.to_string())),
+                    NotJoined::Refused(refused) => Some(StreamEnd::Refused(refused.to_string())),
                     NotJoined::Passing(message) => {
                         tracing::warn!(cluster = %string.cluster, "joining again failed: {message}");
                         Some(ended)
@@ -137,7 +141,7 @@ impl Renewal {
     }
 
     /// Gets a certificate for a new key, and stores both before they are used.
-    pub(super) async fn ask(
+    pub(super) async fn request_certificate(
         self,
         mut client: RunnelClient<Channel>,
     ) -> Result<Identity, NotRenewed> {
@@ -149,7 +153,7 @@ impl Renewal {
         };
         let call = tokio::time::timeout(
             FIRST_FRAME,
-            client.renew(showing(self.history_token.as_ref(), request)),
+            client.renew(with_history_token(self.history_token.as_ref(), request)),
         )
         .await;
         let call = call.map_err(|_| failed(&"the hub did not answer"))?;

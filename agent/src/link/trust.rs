@@ -5,8 +5,8 @@ use bytes::Bytes;
 use runnel_transport::tls::{UNTRUSTED, is_signed_by};
 use rustls::pki_types::CertificateDer;
 
-use super::ended::Ended;
-use super::handover::Swap;
+use super::ended::StreamEnd;
+use super::handover::StreamReplacement;
 use super::{Link, connector};
 use crate::store::{Certificate, Identity};
 
@@ -17,8 +17,12 @@ const SPREAD: Duration = Duration::from_secs(600);
 impl Link {
     /// Applies the authorities that the hub sent, after a renewal under way. That renewal stores
     /// the identity itself.
-    pub(super) async fn trust(&mut self, swap: Swap, reported: &mut Option<Vec<Bytes>>) -> Swap {
-        if matches!(swap, Swap::Renewing(_)) {
+    pub(super) async fn trust(
+        &mut self,
+        swap: StreamReplacement,
+        reported: &mut Option<Vec<Bytes>>,
+    ) -> StreamReplacement {
+        if matches!(swap, StreamReplacement::Renewing(_)) {
             return swap;
         }
         let Some(authorities) = reported.take() else {
@@ -27,7 +31,7 @@ impl Link {
         let due = self.renews_at();
         self.trust_in(authorities).await;
         match swap {
-            Swap::Renew(_) if self.renews_at() != due => self.swap(),
+            StreamReplacement::Renew(_) if self.renews_at() != due => self.swap(),
             swap => swap,
         }
     }
@@ -79,16 +83,16 @@ impl Link {
 
     /// Joins again if the agent does not trust its hub, or the hub refuses it, and there is a new
     /// join string.
-    pub(super) async fn unwanted(&mut self, ended: Ended) -> Ended {
+    pub(super) async fn unwanted(&mut self, ended: StreamEnd) -> StreamEnd {
         let helps = match &ended {
-            Ended::Failed(text) => text.contains(UNTRUSTED),
-            Ended::Refused(_) | Ended::Revoked(_) => true,
+            StreamEnd::Failed(text) => text.contains(UNTRUSTED),
+            StreamEnd::Refused(_) | StreamEnd::Revoked(_) => true,
             _ => false,
         };
         if helps {
-            self.joined_again(ended)
+            self.rejoin(ended)
                 .await
-                .unwrap_or(Ended::Planned(Duration::ZERO))
+                .unwrap_or(StreamEnd::Planned(Duration::ZERO))
         } else {
             ended
         }

@@ -58,11 +58,11 @@ impl Copies {
 impl Source for Copies {
     type Object = DynamicObject;
 
-    fn begins(&self) -> Event {
+    fn list_started(&self) -> Event {
         Event::CopiesListed(self.area.clone())
     }
 
-    fn seen(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
+    fn object_events(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
         let Some((copy, live)) = live::reduce(self.kind, &object, &self.sealer) else {
             return vec![];
         };
@@ -80,9 +80,9 @@ impl Source for Copies {
             .collect()
     }
 
-    fn gone(&self, object: DynamicObject) -> Option<Event> {
+    fn deletion_event(&self, object: DynamicObject) -> Option<Event> {
         live::reduce(self.kind, &object, &self.sealer)
-            .map(|(copy, live)| Event::CopyGone(copy, live.uid))
+            .map(|(copy, live)| Event::CopyDeleted(copy, live.uid))
     }
 
     fn complete(&self) -> Event {

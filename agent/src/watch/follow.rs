@@ -36,7 +36,7 @@ const SETTLED: Duration = Duration::from_secs(1);
 /// This skips events that the watches cannot deliver.
 const FAILED_WATCHES: usize = 3;
 /// Time between lists of one source below which the second list is delayed.
-const BETWEEN_LISTS: Duration = Duration::from_secs(30);
+const MIN_LIST_INTERVAL: Duration = Duration::from_secs(30);
 /// The delays after other failures, in milliseconds.
 const BACKOFF: [u64; 4] = [500, 1_000, 2_000, 5_000];
 
@@ -45,11 +45,11 @@ pub(super) trait Source: Send {
     /// The type of the objects.
     type Object: DeserializeOwned + Clone + Debug + Send + 'static;
     /// Returns the event for the beginning of a list.
-    fn begins(&self) -> Event;
+    fn list_started(&self) -> Event;
     /// Returns the events for an object of a list or of the watch.
-    fn seen(&self, object: Self::Object, listed: bool) -> Vec<Event>;
+    fn object_events(&self, object: Self::Object, listed: bool) -> Vec<Event>;
     /// Returns the event for a deleted object.
-    fn gone(&self, object: Self::Object) -> Option<Event>;
+    fn deletion_event(&self, object: Self::Object) -> Option<Event>;
     /// Returns the event for the end of a list.
     fn complete(&self) -> Event;
     /// Returns the event for a missing permission.
@@ -65,10 +65,10 @@ pub(super) trait Source: Send {
 }
 
 /// The receiver was dropped.
-struct Closed;
+struct ReceiverDropped;
 
 /// The end of a watch.
-enum Ended {
+enum WatchEnd {
     /// The watch reached its duration.
     InOrder,
     /// The connection was closed earlier: the API server may have been restarted.
@@ -112,7 +112,7 @@ impl<S: Source> Follow<S> {
         source: S,
         events: mpsc::Sender<Event>,
         pages: Arc<Semaphore>,
-        life: u32,
+        lifetime: u32,
     ) -> Self {
         let path = Request::new(path);
         let (metadata, labels, answered_at) = (false, None, Instant::now());
@@ -121,7 +121,7 @@ impl<S: Source> Follow<S> {
             path,
             metadata,
             labels,
-            life,
+            life: lifetime,
             source,
             events,
             pages,
@@ -139,12 +139,12 @@ impl<S: Source> Follow<S> {
     pub(super) async fn run(mut self) {
         let (resource, namespace) = self.source.name();
         let span = tracing::info_span!("watch", resource, namespace);
-        let Err(Closed) = self.go().instrument(span).await;
+        let Err(ReceiverDropped) = self.run_once().instrument(span).await;
     }
 
-    async fn go(&mut self) -> Result<Infallible, Closed> {
+    async fn run_once(&mut self) -> Result<Infallible, ReceiverDropped> {
         loop {
-            self.send(self.source.begins()).await?;
+            self.send(self.source.list_started()).await?;
             match self.list().await? {
                 Ok(version) => {
                     // A complete list also shows that the server answers.
@@ -152,7 +152,7 @@ impl<S: Source> Follow<S> {
                     self.send(self.source.complete()).await?;
                     let listed_at = Instant::now();
                     self.watch(version).await?;
-                    if listed_at.elapsed() < BETWEEN_LISTS {
+                    if listed_at.elapsed() < MIN_LIST_INTERVAL {
                         self.wait().await;
                     }
                 }
@@ -161,12 +161,12 @@ impl<S: Source> Follow<S> {
         }
     }
 
-    async fn send(&self, event: Event) -> Result<(), Closed> {
-        self.events.send(event).await.map_err(|_| Closed)
+    async fn send(&self, event: Event) -> Result<(), ReceiverDropped> {
+        self.events.send(event).await.map_err(|_| ReceiverDropped)
     }
 
     /// Records that a watch works.
-    async fn is_answered(&mut self) -> Result<(), Closed> {
+    async fn is_answered(&mut self) -> Result<(), ReceiverDropped> {
         (self.answered_at, self.failures, self.failed_watches) = (Instant::now(), 0, 0);
         if self.lost.take().is_some() {
             self.send(self.source.resumed()).await?;
@@ -175,7 +175,7 @@ impl<S: Source> Follow<S> {
     }
 
     /// Lists everything, and returns the version from which to watch.
-    async fn list(&mut self) -> Result<Result<String, WatchError>, Closed> {
+    async fn list(&mut self) -> Result<Result<String, WatchError>, ReceiverDropped> {
         let mut next = None;
         loop {
             let _permit = self
@@ -183,24 +183,24 @@ impl<S: Source> Follow<S> {
                 .clone()
                 .acquire_owned()
                 .await
-                .map_err(|_| Closed)?;
+                .map_err(|_| ReceiverDropped)?;
             let size = self.page_size;
             let bytes = match self.page(size.limit(), next.as_deref(), size.bytes()).await {
                 Ok(Some(bytes)) => bytes,
                 Ok(None) if self.page_size.shrink() => continue,
                 // The page may be too large for the timeout, so that the next list uses smaller
                 // pages.
-                Err(WatchError::Late) => {
-                    self.page_size.late();
-                    return Ok(Err(WatchError::Late));
+                Err(WatchError::Timeout) => {
+                    self.page_size.record_timeout();
+                    return Ok(Err(WatchError::Timeout));
                 }
                 Ok(None) => return Ok(Err(WatchError::Unanswered)),
                 Err(error) => return Ok(Err(error)),
             };
-            self.page_size.fits(bytes.len());
+            self.page_size.record_page_size(bytes.len());
             let (mut events, mut unreadable) = (vec![], 0u32);
             let metadata = parse(&bytes, |object| match object {
-                Readable::Read(object) => events.extend(self.source.seen(*object, true)),
+                Readable::Read(object) => events.extend(self.source.object_events(*object, true)),
                 Readable::Unreadable(_) => unreadable += 1,
             });
             let metadata = match metadata {
@@ -250,11 +250,11 @@ impl<S: Source> Follow<S> {
     }
 
     /// Watches until a list is necessary.
-    async fn watch(&mut self, mut version: String) -> Result<(), Closed> {
+    async fn watch(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
         let mut is_stale = false;
         loop {
             if is_stale {
-                match self.has_gone_back(&version).await {
+                match self.has_version_regressed(&version).await {
                     Ok(true) => {
                         tracing::warn!("the API server's versions went back: listing again");
                         return Ok(());
@@ -270,13 +270,13 @@ impl<S: Source> Follow<S> {
                 }
             }
             match self.watch_once(&mut version).await? {
-                Ended::InOrder => {}
-                Ended::Early => {
+                WatchEnd::InOrder => {}
+                WatchEnd::Early => {
                     is_stale = true;
                     self.wait().await;
                 }
-                Ended::Expired => return Ok(()),
-                Ended::Failed(error) => {
+                WatchEnd::Expired => return Ok(()),
+                WatchEnd::Failed(error) => {
                     is_stale = true;
                     self.failed(&error).await?;
                     if self.failed_watches >= FAILED_WATCHES {
@@ -290,7 +290,7 @@ impl<S: Source> Follow<S> {
 
     /// Whether the API server's current version is older than an earlier one, or cannot be
     /// compared.
-    async fn has_gone_back(&self, before: &str) -> Result<bool, WatchError> {
+    async fn has_version_regressed(&self, before: &str) -> Result<bool, WatchError> {
         let params = ListParams {
             label_selector: self.labels.clone(),
             ..ListParams::default()
@@ -312,7 +312,7 @@ impl<S: Source> Follow<S> {
             .is_none_or(|(now, before)| now < before))
     }
 
-    async fn watch_once(&mut self, version: &mut String) -> Result<Ended, Closed> {
+    async fn watch_once(&mut self, version: &mut String) -> Result<WatchEnd, ReceiverDropped> {
         let params = WatchParams {
             label_selector: self.labels.clone(),
             ..WatchParams::default()
@@ -324,29 +324,29 @@ impl<S: Source> Follow<S> {
             self.path.watch(&params, version)
         };
         let Ok(request) = request else {
-            return Ok(Ended::Failed(WatchError::Unanswered));
+            return Ok(WatchEnd::Failed(WatchError::Unanswered));
         };
         let begin = Instant::now();
-        let life = Duration::from_secs(self.life.into());
+        let lifetime = Duration::from_secs(self.life.into());
         let stream = match in_time(self.client.request_events::<Readable<S::Object>>(request)).await
         {
             Ok(stream) => stream,
-            Err(WatchError::Refused(status)) if status.code == 410 => return Ok(Ended::Expired),
-            Err(error) => return Ok(Ended::Failed(error)),
+            Err(WatchError::Refused(status)) if status.code == 410 => return Ok(WatchEnd::Expired),
+            Err(error) => return Ok(WatchEnd::Failed(error)),
         };
         if self.refused {
             // The watch is allowed again. A list shows the changes meanwhile.
-            return Ok(Ended::Expired);
+            return Ok(WatchEnd::Expired);
         }
         let mut stream = std::pin::pin!(stream);
-        let (settled, end) = (Instant::now() + SETTLED, begin + life + GRACE);
+        let (settled, end) = (Instant::now() + SETTLED, begin + lifetime + GRACE);
         // A response that fails right after its beginning does not count as an answer.
         let mut works = false;
         loop {
             let next =
                 match timeout_at(if works { end } else { end.min(settled) }, stream.next()).await {
                     Ok(next) => next,
-                    Err(_) if works => return Ok(Ended::Failed(WatchError::Unanswered)),
+                    Err(_) if works => return Ok(WatchEnd::Failed(WatchError::Unanswered)),
                     Err(_) => {
                         works = true;
                         self.is_answered().await?;
@@ -354,11 +354,11 @@ impl<S: Source> Follow<S> {
                     }
                 };
             let event = match next {
-                None if begin.elapsed() + GRACE >= life => return Ok(Ended::InOrder),
-                None if works => return Ok(Ended::Early),
+                None if begin.elapsed() + GRACE >= lifetime => return Ok(WatchEnd::InOrder),
+                None if works => return Ok(WatchEnd::Early),
                 None => return Ok(self.broke(works, WatchError::Unanswered)),
                 Some(Ok(WatchEvent::Error(status))) if status.code == 410 => {
-                    return Ok(Ended::Expired);
+                    return Ok(WatchEnd::Expired);
                 }
                 Some(Ok(WatchEvent::Error(status))) => {
                     return Ok(self.broke(works, WatchError::Refused(status)));
@@ -374,13 +374,13 @@ impl<S: Source> Follow<S> {
                 WatchEvent::Added(Readable::Read(object))
                 | WatchEvent::Modified(Readable::Read(object)) => {
                     self.passed(S::version(&object), version);
-                    for event in self.source.seen(*object, false) {
+                    for event in self.source.object_events(*object, false) {
                         self.send(event).await?;
                     }
                 }
                 WatchEvent::Deleted(Readable::Read(object)) => {
                     self.passed(S::version(&object), version);
-                    if let Some(event) = self.source.gone(*object) {
+                    if let Some(event) = self.source.deletion_event(*object) {
                         self.send(event).await?;
                     }
                 }
@@ -401,11 +401,11 @@ impl<S: Source> Follow<S> {
     }
 
     /// Records the failure of an open watch. `worked`: whether the watch had worked before.
-    fn broke(&mut self, worked: bool, error: WatchError) -> Ended {
+    fn broke(&mut self, worked: bool, error: WatchError) -> WatchEnd {
         if !worked {
             self.failed_watches = self.failed_watches.saturating_add(1);
         }
-        Ended::Failed(error)
+        WatchEnd::Failed(error)
     }
 
     fn passed(&self, passed: Option<&str>, version: &mut String) {
@@ -416,7 +416,7 @@ impl<S: Source> Follow<S> {
 
     /// Logs the failure of a watch, and waits until the next attempt. A missing permission is
     /// logged once, because it may persist.
-    async fn failed(&mut self, error: &WatchError) -> Result<(), Closed> {
+    async fn failed(&mut self, error: &WatchError) -> Result<(), ReceiverDropped> {
         if let WatchError::Refused(status) = error
             && status.code == 403
         {

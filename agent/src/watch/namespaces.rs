@@ -29,19 +29,19 @@ struct Namespaces;
 impl Source for Namespaces {
     type Object = PartialObjectMeta<Namespace>;
 
-    fn begins(&self) -> Event {
+    fn list_started(&self) -> Event {
         Event::NamespacesListed
     }
 
-    fn seen(&self, object: Self::Object, _: bool) -> Vec<Event> {
-        seen(object).into_iter().collect()
+    fn object_events(&self, object: Self::Object, _: bool) -> Vec<Event> {
+        namespace_event(object).into_iter().collect()
     }
 
-    fn gone(&self, object: Self::Object) -> Option<Event> {
+    fn deletion_event(&self, object: Self::Object) -> Option<Event> {
         object
             .metadata
             .name
-            .map(|name| Event::NamespaceGone(name.into()))
+            .map(|name| Event::NamespaceDeleted(name.into()))
     }
 
     fn complete(&self) -> Event {
@@ -69,7 +69,7 @@ impl Source for Namespaces {
     }
 }
 
-fn seen(object: PartialObjectMeta<Namespace>) -> Option<Event> {
+fn namespace_event(object: PartialObjectMeta<Namespace>) -> Option<Event> {
     let name: Arc<str> = object.metadata.name?.into();
     let terminating = object.metadata.deletion_timestamp.is_some();
     let inbound = object

@@ -18,7 +18,7 @@ pub(super) enum WatchError {
     /// There was no usable answer.
     Unanswered,
     /// There was no answer in time.
-    Late,
+    Timeout,
 }
 
 impl WatchError {
@@ -26,7 +26,7 @@ impl WatchError {
     pub(super) fn code(&self) -> u16 {
         match self {
             Self::Refused(status) => status.code,
-            Self::Unanswered | Self::Late => 0,
+            Self::Unanswered | Self::Timeout => 0,
         }
     }
 }
@@ -47,7 +47,7 @@ pub(super) async fn in_time<T, E: Into<WatchError>>(
 ) -> Result<T, WatchError> {
     match tokio::time::timeout(ANSWER, call).await {
         Ok(answer) => answer.map_err(Into::into),
-        Err(_) => Err(WatchError::Late),
+        Err(_) => Err(WatchError::Timeout),
     }
 }
 

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_within_bounds_is_taken_and_others_get_the_field() {
+    fn rule_beyond_bounds_is_refused_with_the_field() {
         rule(|_| ()).unwrap();
         rule(|spec| spec["rollout"]["maxConcurrency"] = json!(3)).unwrap();
         type Change = fn(&mut Value);

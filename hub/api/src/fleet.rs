@@ -46,10 +46,10 @@ pub struct FleetRemovalLimit {
 #[serde(rename_all = "camelCase", default)]
 pub struct FleetLimit {
     /// This many copies. 0 to 1000000000.
-    #[schemars(transform = schema::between(0, 1_000_000_000))]
+    #[schemars(transform = schema::in_range(0, 1_000_000_000))]
     pub count: i64,
     /// This part of all copies of the fleet, in percent: 0 to 100.
-    #[schemars(transform = schema::between(0, 100))]
+    #[schemars(transform = schema::in_range(0, 100))]
     pub percent: i64,
 }
 
@@ -67,10 +67,10 @@ impl Default for FleetLimit {
 #[serde(rename_all = "camelCase", default)]
 pub struct MemberLimit {
     /// This many copies. 0 to 1000000000.
-    #[schemars(transform = schema::between(0, 1_000_000_000))]
+    #[schemars(transform = schema::in_range(0, 1_000_000_000))]
     pub count: i64,
     /// This part of all copies in the member cluster, in percent: 0 to 100.
-    #[schemars(transform = schema::between(0, 100))]
+    #[schemars(transform = schema::in_range(0, 100))]
     pub percent: i64,
 }
 

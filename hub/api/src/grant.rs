@@ -38,12 +38,12 @@ pub struct DistributionGrantSpec {
     /// The most copies that the rules of one namespace may have in one member cluster. Of several grants for one copy
     /// the higher limit applies; absent: any number. Existing copies above it stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = schema::between(1, 1_000_000_000))]
+    #[schemars(transform = schema::in_range(1, 1_000_000_000))]
     pub max_copies: Option<i64>,
     /// The limit of the total size of such copies, in bytes. Of several grants for one copy the
     /// highest limit applies; absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = schema::between(1, 1_000_000_000_000_000))]
+    #[schemars(transform = schema::in_range(1, 1_000_000_000_000_000))]
     pub max_bytes: Option<i64>,
 }
 

@@ -22,11 +22,11 @@ pub struct Rollout {
     #[schemars(with = "String", transform = schema::order_by_label)]
     pub order_by_label: Option<String>,
     /// How long a wave is observed after all of it is applied, before the next one begins. 0 to 604800.
-    #[schemars(transform = schema::between(0, 604_800))]
+    #[schemars(transform = schema::in_range(0, 604_800))]
     pub soak_seconds: i64,
     /// How many clusters may fail. With one more the rollout stops: nothing further is sent, and the condition
     /// RolloutStopped names the failure. A cluster that is not connected has not failed. 0 to 100000.
-    #[schemars(transform = schema::between(0, 100_000))]
+    #[schemars(transform = schema::in_range(0, 100_000))]
     pub max_failures: i64,
     /// Whether the rollout is paused: nothing further is sent. Clusters under way continue and are counted.
     pub paused: bool,

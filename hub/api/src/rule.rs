@@ -224,10 +224,10 @@ pub enum ImmutablePolicy {
 #[serde(rename_all = "camelCase", default)]
 pub struct RemovalLimit {
     /// Number of copies. 0 to 1000000000.
-    #[schemars(transform = schema::between(0, 1_000_000_000))]
+    #[schemars(transform = schema::in_range(0, 1_000_000_000))]
     pub count: i64,
     /// Percentage of all copies of the rule: 0 to 100.
-    #[schemars(transform = schema::between(0, 100))]
+    #[schemars(transform = schema::in_range(0, 100))]
     pub percent: i64,
     /// Whether the delete of the rule itself counts as deliberate. Allow: its copies are removed, as deletionPolicy
     /// says. Hold: where they are more than the limit they stay until that is approved, and the rule stays until

@@ -202,7 +202,7 @@ pub(super) fn keyed_list(key: &'static str, max: usize) -> impl FnMut(&mut Schem
 }
 
 /// A number between these, both included.
-pub(super) fn between(least: i64, most: i64) -> impl FnMut(&mut Schema) {
+pub(super) fn in_range(least: i64, most: i64) -> impl FnMut(&mut Schema) {
     move |schema| {
         schema.insert("minimum".into(), json!(least));
         schema.insert("maximum".into(), json!(most));

@@ -207,8 +207,8 @@ impl ChangeLine {
 impl fmt::Display for ChangeLine {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (action, copies) = (self.action, counted(self.copies));
-        let (rule, place, cause) = (&self.rule, &self.place, &self.cause);
-        write!(out, "{action} {copies} of {rule} in {place}: {cause}")
+        let (rule, scope, cause) = (&self.rule, &self.place, &self.cause);
+        write!(out, "{action} {copies} of {rule} in {scope}: {cause}")
     }
 }
 
@@ -356,12 +356,12 @@ impl Audit {
                 .map(ClusterName::as_str)
                 .collect();
             let at_least = if sum.elsewhere > 0 { "more than " } else { "" };
-            let place = format!(
+            let scope = format!(
                 "{at_least}{} clusters ({}, ...)",
                 sum.clusters.len(),
                 names.join(", ")
             );
-            lines.push(line(all, None, place));
+            lines.push(line(all, None, scope));
         }
         (lines, std::mem::take(&mut self.left_out))
     }

@@ -77,9 +77,9 @@ impl Candidate {
     }
 
     /// A write that was sent at `sent` gave this Lease.
-    pub fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
+    pub fn record_write(&mut self, lease: Lease, sent: Instant, now: Instant) {
         self.line = LeaderHistory::of(&lease).unwrap_or_default();
-        self.election.wrote(lease, sent, now);
+        self.election.record_write(lease, sent, now);
     }
 
     /// A write or a read failed; `changed`: because the Lease differs from the last observed one.
@@ -111,7 +111,7 @@ impl Candidate {
             Step::Replace(lease) if renews => Step::Replace(self.renewed(lease)),
             Step::Replace(lease) => Step::Replace(self.taken(lease)),
             Step::Create(lease) => Step::Create(self.taken(lease)),
-            Step::Wait(_) | Step::Look | Step::Remove(_) => step,
+            Step::Wait(_) | Step::Read | Step::Remove(_) => step,
         }
     }
 
@@ -127,10 +127,11 @@ impl Candidate {
 
     fn taken(&self, lease: Lease) -> Lease {
         let epoch = lease.metadata.uid.clone().unwrap_or_default();
-        let line =
-            self.line
-                .clone()
-                .taken(self.election.lease(), (&epoch, term(&lease)), &self.random);
+        let line = self.line.clone().with_new_term(
+            self.election.lease(),
+            (&epoch, term(&lease)),
+            &self.random,
+        );
         with_line(lease, &line)
     }
 }
@@ -223,9 +224,9 @@ mod tests {
         let (start, mut a) = (Instant::now(), candidate("a"));
         a.observe(Some(foreign("e1", 5, "", 7)), start);
         let taken = stored(replaced(next(&mut a, start)), "e1", 6);
-        a.wrote(taken.clone(), start, start);
+        a.record_write(taken.clone(), start, start);
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
-        a.wrote(renewed, start + at(2), start + at(2));
+        a.record_write(renewed, start + at(2), start + at(2));
         assert_eq!(
             a.position(start + at(3)).map(|standing| standing.version),
             Some(9)
@@ -245,13 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn survivor_of_a_restore_gives_the_lease_away_as_it_was() {
+    fn survivor_of_a_restore_releases_the_former_lease() {
         let (start, mut a) = (Instant::now(), candidate("a"));
         a.observe(Some(foreign("e1", 5, "", 7)), start);
         let taken = stored(replaced(next(&mut a, start)), "e1", 6);
-        a.wrote(taken.clone(), start, start);
+        a.record_write(taken.clone(), start, start);
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 7);
-        a.wrote(renewed, start + at(2), start + at(2));
+        a.record_write(renewed, start + at(2), start + at(2));
         assert_eq!(
             a.release().unwrap().metadata.annotations.unwrap()[LEADER_HISTORY],
             "e1/8/0/7"
@@ -275,10 +276,10 @@ mod tests {
         let (start, mut a) = (Instant::now(), candidate("a"));
         a.observe(None, start);
         let made = stored(replaced(next(&mut a, start)), "e1", 1);
-        a.wrote(made, start, start);
+        a.record_write(made, start, start);
         a.observe(None, start + at(1));
         let made = stored(replaced(next(&mut a, start + at(3))), "e2", 4);
-        a.wrote(made, start + at(3), start + at(3));
+        a.record_write(made, start + at(3), start + at(3));
         let renewed = replaced(next(&mut a, start + at(5)));
         assert_eq!(
             renewed.metadata.annotations.unwrap()[LEADER_HISTORY],
@@ -291,7 +292,7 @@ mod tests {
         let (start, mut a) = (Instant::now(), candidate("a"));
         a.observe(Some(foreign("e1", 5, "", 7)), start);
         let mut taken = stored(replaced(next(&mut a, start)), "e1", 6);
-        a.wrote(taken.clone(), start, start);
+        a.record_write(taken.clone(), start, start);
         let line = taken.metadata.annotations.take();
         a.observe(Some(stored(taken, "e1", 7)), start + at(1));
         let renewed = replaced(next(&mut a, start + at(2)));

@@ -29,7 +29,7 @@ impl RateLimit {
     }
 
     /// Counts items, whether there is room for them or not.
-    pub fn spend(&mut self, items: u32, now: Instant) {
+    pub fn consume(&mut self, items: u32, now: Instant) {
         let from = self.paid_at.map_or(now, |paid| paid.max(now));
         self.paid_at = from.checked_add(self.rate.every.saturating_mul(items));
     }
@@ -47,7 +47,7 @@ impl RateLimit {
     pub fn take(&mut self, now: Instant) -> bool {
         let has_room = self.room_at(now).is_none();
         if has_room {
-            self.spend(1, now);
+            self.consume(1, now);
         }
         has_room
     }

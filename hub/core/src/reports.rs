@@ -9,7 +9,7 @@ use runnel_proto::model::{ClusterName, CopyChange, RuleName, RuleState, RuleUid}
 
 use crate::index::Index;
 use crate::session::Session;
-use crate::status::{Deliveries, ReportStore, Sent};
+use crate::status::{Deliveries, ReportStore, SentRule};
 
 /// What the reports of an agent change.
 pub struct ReportState<'a> {
@@ -31,13 +31,13 @@ pub struct ReportOutcome {
     /// Rules that the agent has removed as a deleted rule ordered.
     pub settled: Vec<RuleUid>,
     /// Rules whose approved removals are judged again, because the agent has used the approval up.
-    pub prune_again: BTreeSet<RuleUid>,
+    pub repeated_prunes: BTreeSet<RuleUid>,
     /// Rules whose directive is sent again, because an approval lapsed.
     pub lapsed: Vec<RuleUid>,
     /// Rules of which the agent's proof does not match the copies that it reports as applied.
     pub differing: Vec<RuleUid>,
     /// Rules of which the agent requests approval of another set of removals than before.
-    pub asked: BTreeSet<RuleUid>,
+    pub prune_requests: BTreeSet<RuleUid>,
     /// Rules that do not select the cluster, and of which its agent has copies.
     pub unchosen: Vec<RuleUid>,
     /// Whether the status of the member may be stale.
@@ -71,10 +71,11 @@ impl ReportState<'_> {
         };
         let unchosen = outcome.changed.iter().filter(selects_other);
         outcome.unchosen = unchosen
-            .filter(|uid| self.session.holds(uid))
+            .filter(|uid| self.session.has_intents(uid))
             .cloned()
             .collect();
-        outcome.asked = asked(self.index, self.report_store, cluster, &outcome.changed);
+        outcome.prune_requests =
+            prune_requests(self.index, self.report_store, cluster, &outcome.changed);
         // The status of a leaving cluster shows its remaining copies.
         let known = self.index.clusters().get(cluster);
         outcome.is_member_changed |= known.is_some_and(|known| known.leaving);
@@ -85,7 +86,7 @@ impl ReportState<'_> {
     /// Takes the changes of copies out of a report. An agent reports about its own rules only.
     fn take_changes(&self, state: &mut RuleState, outcome: &mut ReportOutcome) {
         let changes = std::mem::take(&mut state.changes);
-        if changes.is_empty() || !self.session.holds(&state.uid) {
+        if changes.is_empty() || !self.session.has_intents(&state.uid) {
             return;
         }
         // The agent alone knows the other rules, and its word is not enough for Events.
@@ -108,7 +109,7 @@ impl ReportState<'_> {
     ) {
         let uid = state.uid.clone();
         self.take_changes(&mut state, outcome);
-        if state.gone && self.session.gone(&uid, state.last_batch) {
+        if state.gone && self.session.record_removed(&uid, state.last_batch) {
             // The status is marked even if nothing was reported about the rule before, because its
             // release may wait for this report.
             outcome.changed.push(uid.clone());
@@ -118,13 +119,13 @@ impl ReportState<'_> {
             }
         }
         // A member reports its own intents only.
-        if !state.gone && !self.session.holds(&uid) {
+        if !state.gone && !self.session.has_intents(&uid) {
             return;
         }
         let waits = state.namespace_prunes.as_ref().map(|prunes| prunes.digest);
         // The agent requests approval again for removals that were approved.
         if waits.is_some_and(|asked| self.session.prune_approval_consumed(&uid, asked)) {
-            outcome.prune_again.insert(uid.clone());
+            outcome.repeated_prunes.insert(uid.clone());
         }
         if self.session.pending_prune_changed(&uid, waits) {
             outcome.lapsed.push(uid.clone());
@@ -146,7 +147,7 @@ impl ReportState<'_> {
             return;
         }
         outcome.is_member_changed |= entry.is_none();
-        if entry.is_some_and(|entry| Sent::from(entry).differs_in(self.report_store, cluster)) {
+        if entry.is_some_and(|entry| SentRule::from(entry).differs_in(self.report_store, cluster)) {
             outcome.differing.push(uid.clone());
         }
         outcome.changed.push(uid);
@@ -154,14 +155,16 @@ impl ReportState<'_> {
 }
 
 /// The rules among these of which the agent of a cluster requests approval of another set of removals than before.
-pub fn asked(
+pub fn prune_requests(
     index: &Index,
     report_store: &ReportStore,
     cluster: &ClusterName,
     rules: &[RuleUid],
 ) -> BTreeSet<RuleUid> {
     let differs = |uid: &&RuleUid| {
-        let holding = report_store.holding(uid, cluster).unwrap_or_default();
+        let holding = report_store
+            .reported_copies(uid, cluster)
+            .unwrap_or_default();
         let digest = holding.prunes.map(|asked| asked.digest);
         let entry = index.rules().get(uid);
         entry.is_some_and(|entry| entry.guard.prune_differs(cluster, digest))

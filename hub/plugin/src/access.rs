@@ -129,11 +129,9 @@ impl Cluster {
         action: &str,
         path: &str,
     ) -> anyhow::Result<Option<T>> {
-        match self.ask(Method::GET, path, "", Value::Null).await {
+        match self.review(Method::GET, path, "", Value::Null).await {
             Ok(value) => Ok(Some(understood(action, value)?)),
-            Err(Some(kube::Error::Api(status)))
-                if status.code == 404 && is_about_object(&status) =>
-            {
+            Err(Some(kube::Error::Api(status))) if status.code == 404 && names_object(&status) => {
                 Ok(None)
             }
             Err(error) => Err(self.explained(action, error)),
@@ -158,7 +156,7 @@ impl Cluster {
         path: &str,
     ) -> anyhow::Result<Vec<T>> {
         let mut answer = self
-            .ask(Method::GET, path, "", Value::Null)
+            .review(Method::GET, path, "", Value::Null)
             .await
             .map_err(|error| self.explained(action, error))?;
         match answer["items"].take() {
@@ -206,7 +204,7 @@ impl Cluster {
     pub async fn patch(&self, action: &str, path: &str, patch: Value) -> anyhow::Result<Value> {
         let path = format!("{path}?fieldManager={FIELD_MANAGER}");
         let answer = self
-            .ask(Method::PATCH, &path, "application/merge-patch+json", patch)
+            .review(Method::PATCH, &path, "application/merge-patch+json", patch)
             .await;
         answer.map_err(|error| self.explained(action, error))
     }
@@ -218,7 +216,7 @@ impl Cluster {
     pub async fn apply(&self, action: &str, path: &str, object: Value) -> anyhow::Result<Value> {
         let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
         let answer = self
-            .ask(Method::PATCH, &path, "application/apply-patch+yaml", object)
+            .review(Method::PATCH, &path, "application/apply-patch+yaml", object)
             .await;
         answer.map_err(|error| self.explained(action, error))
     }
@@ -228,7 +226,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::get`].
     pub async fn delete(&self, action: &str, path: &str) -> anyhow::Result<bool> {
-        match self.ask(Method::DELETE, path, "", Value::Null).await {
+        match self.review(Method::DELETE, path, "", Value::Null).await {
             Ok(_) => Ok(true),
             Err(Some(kube::Error::Api(status))) if status.code == 404 => Ok(false),
             Err(error) => Err(self.explained(action, error)),
@@ -290,7 +288,7 @@ impl Cluster {
     /// As [`Cluster::get`].
     pub async fn post(&self, action: &str, path: &str, object: Value) -> anyhow::Result<Value> {
         let answer = self
-            .ask(Method::POST, path, "application/json", object)
+            .review(Method::POST, path, "application/json", object)
             .await;
         answer.map_err(|error| self.explained(action, error))
     }
@@ -309,7 +307,7 @@ impl Cluster {
         let path = format!("{path}?dryRun=All&fieldValidation=Strict&fieldManager={FIELD_MANAGER}");
         let method = if exists { Method::PUT } else { Method::POST };
         let answer = self
-            .ask(method, &path, "application/json", object.clone())
+            .review(method, &path, "application/json", object.clone())
             .await;
         answer.map_err(|error| self.explained(action, error))
     }
@@ -382,7 +380,7 @@ impl Cluster {
         }
     }
 
-    async fn ask(
+    async fn review(
         &self,
         method: Method,
         path: &str,
@@ -445,7 +443,7 @@ fn understood<T: DeserializeOwned>(action: &str, object: Value) -> anyhow::Resul
 }
 
 /// Whether a 404 names the object, and not its kind.
-fn is_about_object(status: &kube::core::Status) -> bool {
+fn names_object(status: &kube::core::Status) -> bool {
     status
         .details
         .as_ref()

@@ -12,14 +12,14 @@ use super::hub_query::{self, BlockedItems, RuleQuery};
 use super::objects::Rule;
 use super::parse;
 use super::read_cluster::{FLEET_PATH, rule_path};
-use super::{CommandContext, FAILED, TIMED_OUT, ended, note, say, status, usage};
+use super::{CommandContext, FAILED, TIMED_OUT, ended, note, print, status, usage};
 use runnel_api::APPROVE;
 
-const BETWEEN: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The hub needs this long to take the annotation in.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
 /// The number of listed items; further ones are counted.
-const SHOWN: usize = 200;
+const LISTED_ITEMS: usize = 200;
 
 /// A pending removal, for output.
 struct Pending {
@@ -59,7 +59,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
     hub.patch("approve what waits", &pending.path, patch)
         .await?;
     match outcome(&hub, &pending, timeout).await? {
-        Outcome::All => say(&format!("Approved: {copies} are being removed.\n")),
+        Outcome::All => print(&format!("Approved: {copies} are being removed.\n")),
         Outcome::Other => {
             let message = "the pending removals have changed and need approval again: see `kubectl runnel approve`";
             Err(ended(FAILED, message))
@@ -69,7 +69,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
             format!(
                 "the annotation {APPROVE} is written, and the hub has not acted on it within {}: `kubectl runnel doctor` \
                  shows whether the hub runs",
-                parse::words(timeout)
+                parse::duration_text(timeout)
             ),
         )),
     }
@@ -87,7 +87,7 @@ async fn of_rule(
         .status()
         .and_then(|status| status.pending_approval.as_ref())
         .ok_or_else(|| ended(FAILED, format!("nothing of rule {name} waits")))?;
-    say(&format!("{}\n", describe(pending, 0)))?;
+    print(&format!("{}\n", describe(pending, 0)))?;
     let question = RuleQuery {
         namespace: &options.hub_namespace,
         address: options.hub_url.as_deref(),
@@ -96,7 +96,7 @@ async fn of_rule(
     match hub_query::blocked(hub, &question).await {
         // The digest belongs to the listed items.
         Ok(Some(answer)) => {
-            say(&table(&answer))?;
+            print(&table(&answer))?;
             return Ok(Pending {
                 digests: vec![answer.digest],
                 copies: answer.copies,
@@ -130,7 +130,7 @@ async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
         return Err(ended(FAILED, "nothing waits for approval"));
     }
     for cause in &causes {
-        say(&format!("{}\n", describe(&cause.approval, cause.rules)))?;
+        print(&format!("{}\n", describe(&cause.approval, cause.rules)))?;
     }
     Ok(Pending {
         copies: causes.iter().map(|cause| cause.approval.copies).sum(),
@@ -172,11 +172,11 @@ enum Outcome {
 async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow::Result<Outcome> {
     let begin = Instant::now();
     loop {
-        match seen(&pending.digests(hub).await?, &pending.digests) {
+        match approval_outcome(&pending.digests(hub).await?, &pending.digests) {
             Outcome::All => return Ok(Outcome::All),
             Outcome::Other if begin.elapsed() >= SETTLES_WITHIN => return Ok(Outcome::Other),
             other if begin.elapsed() >= timeout => return Ok(other),
-            Outcome::Other | Outcome::No => tokio::time::sleep(BETWEEN).await,
+            Outcome::Other | Outcome::No => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }
@@ -203,7 +203,7 @@ impl Pending {
 }
 
 /// Compares the `approved` digests with the pending ones.
-fn seen(waiting: &[String], approved: &[String]) -> Outcome {
+fn approval_outcome(waiting: &[String], approved: &[String]) -> Outcome {
     if waiting.is_empty() {
         Outcome::All
     } else if waiting.iter().any(|digest| approved.contains(digest)) {
@@ -215,9 +215,9 @@ fn seen(waiting: &[String], approved: &[String]) -> Outcome {
 
 /// Lists the blocked items, one per line.
 fn table(blocked: &BlockedItems) -> String {
-    let mut lines: String = blocked.items.iter().take(SHOWN).map(line).collect();
-    if blocked.items.len() > SHOWN {
-        lines += &format!("  and {} more\n", blocked.items.len() - SHOWN);
+    let mut lines: String = blocked.items.iter().take(LISTED_ITEMS).map(line).collect();
+    if blocked.items.len() > LISTED_ITEMS {
+        lines += &format!("  and {} more\n", blocked.items.len() - LISTED_ITEMS);
     }
     if lines.is_empty() {
         "The hub restarted, and not all agents have reported yet.\n".to_owned()
@@ -253,11 +253,20 @@ mod tests {
         let approved = ["d1".to_owned()];
         let waiting =
             |digests: &[&str]| -> Vec<String> { digests.iter().map(ToString::to_string).collect() };
-        assert_eq!(seen(&waiting(&["d1"]), &approved), Outcome::No);
-        assert_eq!(seen(&waiting(&["d2"]), &approved), Outcome::Other);
-        assert_eq!(seen(&[], &approved), Outcome::All);
-        assert_eq!(seen(&waiting(&["d0", "d1"]), &approved), Outcome::No);
-        assert_eq!(seen(&waiting(&["d0"]), &approved), Outcome::Other);
+        assert_eq!(approval_outcome(&waiting(&["d1"]), &approved), Outcome::No);
+        assert_eq!(
+            approval_outcome(&waiting(&["d2"]), &approved),
+            Outcome::Other
+        );
+        assert_eq!(approval_outcome(&[], &approved), Outcome::All);
+        assert_eq!(
+            approval_outcome(&waiting(&["d0", "d1"]), &approved),
+            Outcome::No
+        );
+        assert_eq!(
+            approval_outcome(&waiting(&["d0"]), &approved),
+            Outcome::Other
+        );
     }
 
     #[test]

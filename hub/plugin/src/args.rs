@@ -49,7 +49,7 @@ fn member_context() -> Arg {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Install or upgrade the hub in the cluster of the current context.
-    Install(Install),
+    Install(InstallArgs),
     /// Let a cluster join: a join string on the hub, an agent in the member; waits until it is connected.
     #[command(arg = member_context())]
     Join(Join),
@@ -80,7 +80,7 @@ pub enum Command {
     Plan(Plan),
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
     #[command(arg = namespace("Namespace of the sources; else all namespaces"), arg = member_context())]
-    Import(Import),
+    Import(ImportArgs),
     /// Show the versions of this plugin, the hub and the agents.
     Version(Version),
     /// Print a completion script.
@@ -129,7 +129,7 @@ pub struct ChartValues {
 
 /// Install or upgrade the hub.
 #[derive(Debug, Args)]
-pub struct Install {
+pub struct InstallArgs {
     /// The address of the hub for agents in other clusters; may be repeated.
     #[arg(long, value_delimiter = ',', value_name = "HOST:PORT")]
     pub advertise: Vec<String>,
@@ -402,7 +402,7 @@ pub struct Plan {
 /// Convert the configuration of other copiers into rules: kubernetes-replicator,
 /// kubernetes-reflector, config-syncer, or one that copies by label.
 #[derive(Debug, Args)]
-pub struct Import {
+pub struct ImportArgs {
     /// The cluster with the copies: the context --context; by default the hub's own cluster.
     #[command(flatten)]
     pub member: MemberAccess,

@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use serde_json::{Value, json};
 
 use super::diagnose::{Finding, Reachability, Workload, address, wanted_replicas, workload};
-use super::objects::{Conditioned, Rule, member_name};
+use super::objects::{HasConditions, Rule, member_name};
 use super::rights::Right;
 use super::table::Tone;
 use runnel_api::MemberCluster;
@@ -27,7 +27,7 @@ pub enum Level {
 }
 
 impl Level {
-    fn word(self) -> &'static str {
+    fn label(self) -> &'static str {
         match self {
             Level::Ok => "ok",
             Level::Warn => "warn",
@@ -42,7 +42,7 @@ pub struct Check {
     /// The result.
     pub level: Level,
     /// The observation.
-    pub what: String,
+    pub message: String,
     /// The fix; empty for a passed check.
     pub hint: String,
 }
@@ -52,7 +52,7 @@ impl Check {
     pub fn ok(what: impl Into<String>) -> Self {
         Self {
             level: Level::Ok,
-            what: what.into(),
+            message: what.into(),
             hint: String::new(),
         }
     }
@@ -61,7 +61,7 @@ impl Check {
     pub fn warn(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
             level: Level::Warn,
-            what: what.into(),
+            message: what.into(),
             hint: hint.into(),
         }
     }
@@ -70,7 +70,7 @@ impl Check {
     pub fn fail(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
             level: Level::Fail,
-            what: what.into(),
+            message: what.into(),
             hint: hint.into(),
         }
     }
@@ -78,20 +78,20 @@ impl Check {
 
 impl From<Finding> for Check {
     fn from(finding: Finding) -> Self {
-        Self::fail(finding.what, finding.hint)
+        Self::fail(finding.message, finding.hint)
     }
 }
 
 /// Returns the checks as text.
-pub fn lines(checks: &[Check], colours: bool) -> String {
+pub fn lines(checks: &[Check], colors: bool) -> String {
     let mut page = String::new();
     for check in checks {
         let (word, tone) = match check.level {
             Level::Ok => ("ok  ", Tone::Good),
-            Level::Warn => ("warn", Tone::Odd),
+            Level::Warn => ("warn", Tone::Warning),
             Level::Fail => ("fail", Tone::Bad),
         };
-        page += &format!("{}  {}\n", tone.paint(word, colours), check.what);
+        page += &format!("{}  {}\n", tone.paint(word, colors), check.message);
         if !check.hint.is_empty() {
             page += &format!("      -> {}\n", check.hint);
         }
@@ -107,7 +107,7 @@ pub fn lines(checks: &[Check], colours: bool) -> String {
 
 /// Returns the checks as JSON.
 pub fn as_json(checks: &[Check]) -> Value {
-    let one = |check: &Check| json!({"level": check.level.word(), "what": check.what, "hint": check.hint});
+    let one = |check: &Check| json!({"level": check.level.label(), "what": check.message, "hint": check.hint});
     json!({"checks": checks.iter().map(one).collect::<Vec<_>>()})
 }
 
@@ -229,7 +229,14 @@ pub fn hub(seen: &Workload, namespace: &str) -> Vec<Check> {
         let hint =
             format!("kubectl -n {namespace} describe pods -l app.kubernetes.io/name=runnel-hub");
         let level = if ready > 0 { Level::Warn } else { Level::Fail };
-        checks.insert(0, Check { level, what, hint });
+        checks.insert(
+            0,
+            Check {
+                level,
+                message: what,
+                hint,
+            },
+        );
     }
     checks
 }
@@ -311,9 +318,10 @@ pub fn addresses(seen: &[(String, Reachability)]) -> Vec<Check> {
     seen.iter()
         .map(|(at, reach)| match address(at, reach) {
             None => Check::ok(format!("the hub answers at {at}")),
-            Some(Finding { what, hint }) => {
-                Check::warn(format!("{what} (checked from this machine)"), hint)
-            }
+            Some(Finding {
+                message: what,
+                hint,
+            }) => Check::warn(format!("{what} (checked from this machine)"), hint),
         })
         .collect()
 }
@@ -339,7 +347,7 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
         {
             let hint = format!("kubectl runnel join {name} --context CONTEXT-OF-THAT-CLUSTER");
             checks.push(Check::fail(format!("{name} has never connected"), hint));
-        } else if !connected.holds() {
+        } else if !connected.is_true() {
             let since = age(connected.since, now);
             checks.push(Check::fail(
                 format!("{name} is not connected ({}, {since})", connected.reason),
@@ -351,7 +359,7 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
             fine += 1;
         }
         for theft in [ConditionType::PossibleKeyTheft, ConditionType::KeyShared] {
-            if object.condition(theft).holds() {
+            if object.condition(theft).is_true() {
                 let hint = format!(
                     "set spec.accepted: false, find out who has the key, then kubectl runnel join {name} again"
                 );
@@ -366,7 +374,7 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
             ConditionType::Duplicate,
             ConditionType::PreviousMembership,
         ] {
-            if object.condition(warning).holds() {
+            if object.condition(warning).is_true() {
                 let hint =
                     "see that all is as it should be, then run the command that the message names";
                 checks.push(Check::fail(
@@ -375,7 +383,7 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
                 ));
             }
         }
-        if object.condition(ConditionType::OrphanedCopies).holds() {
+        if object.condition(ConditionType::OrphanedCopies).is_true() {
             let hint = "they are kept; restore the rules, or delete the copies in the member";
             checks.push(Check::warn(
                 format!(
@@ -434,7 +442,7 @@ fn certificate(object: &MemberCluster, now: Timestamp) -> Option<Check> {
 
 /// Rules that are not ready.
 pub fn rules(objects: &[Rule]) -> Vec<Check> {
-    let ready = |object: &&Rule| object.condition(ConditionType::Ready).holds();
+    let ready = |object: &&Rule| object.condition(ConditionType::Ready).is_true();
     let mut checks = Vec::new();
     let fine = objects.iter().filter(ready).count();
     if fine > 0 {
@@ -447,7 +455,7 @@ pub fn rules(objects: &[Rule]) -> Vec<Check> {
         let (name, seen) = (object.full_name(), object.condition(ConditionType::Ready));
         let hint = format!("kubectl runnel status {name}");
         let blocked = object.condition(ConditionType::ApprovalRequired);
-        if blocked.holds() {
+        if blocked.is_true() {
             let hint = format!("undo what led to it, or approve it: kubectl runnel approve {name}");
             checks.push(Check::warn(
                 format!("rule {name}: ApprovalRequired: {}", blocked.message),
@@ -558,14 +566,14 @@ mod tests {
         assert_eq!(definitions(&own, &own)[0].level, Level::Ok);
         assert!(
             definitions(&[], &own)[0]
-                .what
+                .message
                 .contains("memberclusters.runnel.dev is not installed")
         );
         let old = definitions(&[definition(json!({"accepted": {}}))], &own);
         assert_eq!(
             (
                 old[0].level,
-                old[0].what.ends_with("it has no spec.leaving")
+                old[0].message.ends_with("it has no spec.leaving")
             ),
             (Level::Warn, true),
             "{old:?}"
@@ -601,7 +609,7 @@ mod tests {
         );
         assert!(
             lease(renewed("2026-01-01T00:50:00.000000Z").as_ref(), now())
-                .what
+                .message
                 .contains("10m ago")
         );
         assert_eq!(lease(None, now()).level, Level::Fail);
@@ -625,7 +633,7 @@ mod tests {
             member("d", "True", "SessionOpen", "2026-01-01T01:30:00Z"),
         ];
         let checks = members(&all, now());
-        let page: Vec<&str> = checks.iter().map(|check| check.what.as_str()).collect();
+        let page: Vec<&str> = checks.iter().map(|check| check.message.as_str()).collect();
         assert_eq!(
             page,
             [
@@ -661,7 +669,7 @@ mod tests {
         assert_eq!(addresses(&[])[0].level, Level::Fail);
         let seen = addresses(&[
             ("a:1".into(), Reachability::Hub),
-            ("b:1".into(), Reachability::Silent),
+            ("b:1".into(), Reachability::Timeout),
         ]);
         assert_eq!((seen[0].level, seen[1].level), (Level::Ok, Level::Warn));
         assert_eq!(

@@ -42,7 +42,7 @@ fn rule(name: &str, status: &str, reason: &str, message: &str) -> Value {
 }
 
 #[test]
-fn a_hub_that_is_well() {
+fn healthy_hub_passes_all_checks() {
     let deployment = typed(
         json!({"spec": {"replicas": 2, "template": {"spec": {"containers": [{"image": "runnel-hub:0.1.0"}]}}}, "status": {"readyReplicas": 2}}),
     );
@@ -84,7 +84,7 @@ fn a_hub_that_is_well() {
 }
 
 #[test]
-fn a_hub_with_everything_wrong() {
+fn broken_hub_fails_every_check() {
     let stolen = text("PossibleKeyTheft", "TwoHolders", "two agents use its key");
     let orphaned = text(
         "OrphanedCopies",
@@ -167,7 +167,7 @@ fn a_hub_with_everything_wrong() {
     let reached = [
         ("hub:1", Reachability::Refused),
         ("hub:2", Reachability::Unknown),
-        ("hub:3", Reachability::Silent),
+        ("hub:3", Reachability::Timeout),
     ];
     all.extend(addresses(&[]));
     all.extend(addresses(

@@ -31,22 +31,22 @@ pub struct ClusterRow {
 impl ClusterRow {
     /// Returns the state as one word; `None` if the cluster has proved the newest revision of every
     /// source.
-    fn holds(&self) -> Option<(&'static str, Tone)> {
+    fn state_word(&self) -> Option<(&'static str, Tone)> {
         match (self.newest, self.proof.as_str()) {
             (_, "No") => Some(("Mismatch", Tone::Bad)),
-            (false, _) => Some(("Older", Tone::Odd)),
+            (false, _) => Some(("Older", Tone::Warning)),
             (true, "Yes") => None,
-            (true, _) => Some(("Unproved", Tone::Odd)),
+            (true, _) => Some(("Unproved", Tone::Warning)),
         }
     }
 }
 
 /// Lists the clusters without the newest revision of every source, or without a proof of it. The
 /// sentences below the table have the given width.
-pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
+pub fn outdated(rows: &[ClusterRow], width: usize, colors: bool) -> String {
     let old: Vec<_> = rows
         .iter()
-        .filter_map(|row| Some((row, row.holds()?)))
+        .filter_map(|row| Some((row, row.state_word()?)))
         .collect();
     let (all, mut output) = (rows.len(), String::new());
     if old.is_empty() {
@@ -93,7 +93,7 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
             row.reason.as_str().into(),
         ]);
     }
-    output += &table.text(colours);
+    output += &table.text(colors);
     let reported = old.iter().filter(|(row, _)| !row.message.is_empty());
     for (number, (row, _)) in reported.enumerate() {
         output.push_str(if number == 0 { "\n" } else { "" });
@@ -108,7 +108,7 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colours: bool) -> String {
 }
 
 /// All clusters, and below them what failed there.
-pub fn clusters(rows: &[ClusterRow], colours: bool) -> String {
+pub fn clusters(rows: &[ClusterRow], colors: bool) -> String {
     let mut table = Table::new(&[
         "CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "MESSAGE",
     ]);
@@ -124,7 +124,7 @@ pub fn clusters(rows: &[ClusterRow], colours: bool) -> String {
             row.message.as_str().into(),
         ]);
     }
-    let mut output = table.text(colours);
+    let mut output = table.text(colors);
     if rows.iter().any(|row| !row.failures.is_empty()) {
         output += "\nWhat failed (at most five copies per cluster):\n";
     }
@@ -141,7 +141,7 @@ pub fn tone(state: &str) -> Tone {
     match state {
         "Ready" => Tone::Good,
         "Failed" => Tone::Bad,
-        _ => Tone::Odd,
+        _ => Tone::Warning,
     }
 }
 
@@ -184,7 +184,7 @@ What failed (at most five copies per cluster):
     }
 
     #[test]
-    fn what_outdated_shows() {
+    fn outdated_lists_clusters_without_the_newest_revision() {
         let row = |name: &str, state: &str, counts, reason: &str, message: &str| ClusterRow {
             name: name.into(),
             state: state.into(),

@@ -4,7 +4,7 @@ use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition};
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};
 use serde_json::Value;
 
-use super::objects::{Conditioned, member_name};
+use super::objects::{HasConditions, member_name};
 use runnel_api::MemberCluster;
 use runnel_api::conditions::ConditionType;
 
@@ -12,7 +12,7 @@ use runnel_api::conditions::ConditionType;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The problem.
-    pub what: String,
+    pub message: String,
     /// The fix.
     pub hint: String,
 }
@@ -20,7 +20,7 @@ pub struct Finding {
 impl Finding {
     fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self {
-            what: what.into(),
+            message: what.into(),
             hint: hint.into(),
         }
     }
@@ -47,7 +47,7 @@ pub enum Reachability {
     /// Nothing listens.
     Refused,
     /// No answer at all.
-    Silent,
+    Timeout,
     /// The name cannot be resolved.
     Unknown,
     /// Something else answers.
@@ -71,7 +71,7 @@ pub fn reach_of(cause: &str, is_tls: bool) -> Reachability {
         .iter()
         .any(|word| lower.contains(word))
     {
-        Reachability::Silent
+        Reachability::Timeout
     } else {
         Reachability::Other(cause.to_owned())
     }
@@ -88,7 +88,7 @@ pub fn address(address: &str, reach: &Reachability) -> Option<Finding> {
                 "does the hub run, and is this its Service's load balancer or node port? Else {change}"
             ),
         ),
-        Reachability::Silent => Finding::new(
+        Reachability::Timeout => Finding::new(
             format!("the hub's address {address} does not answer: something drops the packets"),
             format!("open TCP to it in the firewall or security group, or {change}"),
         ),
@@ -129,7 +129,7 @@ pub fn workload(seen: &Workload, name: &str, namespace: &str) -> Vec<Finding> {
         ));
     }
     found.extend(seen.pods.iter().filter_map(|one| pod(one, namespace)));
-    found.extend(last_words(&seen.log).map(|words| {
+    found.extend(last_log_message(&seen.log).map(|words| {
         Finding::new(
             format!("last log message of {name}: {words}"),
             "do what it says",
@@ -251,7 +251,7 @@ fn pod(pod: &Pod, namespace: &str) -> Option<Finding> {
 }
 
 /// Returns the last warning or error of a log.
-fn last_words(log: &[String]) -> Option<String> {
+fn last_log_message(log: &[String]) -> Option<String> {
     let complaint = |line: &String| -> Option<String> {
         let Ok(entry) = serde_json::from_str::<Value>(line) else {
             return line.starts_with("runnel-").then(|| line.trim().to_owned());
@@ -274,7 +274,7 @@ pub struct JoinFacts {
     /// Whether the token was redeemed.
     pub redeemed: bool,
     /// Whether the token is invalid after wrong secrets.
-    pub burnt: bool,
+    pub is_locked_out: bool,
     /// The agent.
     pub agent: Workload,
     /// The addresses in the join string, as they answer here.
@@ -318,7 +318,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
             "join again",
         ));
     }
-    if facts.burnt {
+    if facts.is_locked_out {
         let what = "five wrong secrets were tried with this token, so it is invalid: find out who tried them";
         found.push(Finding::new(what, "join again"));
     }
@@ -334,7 +334,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
         // If the agent cannot reach the hub, the log of its pod only shows the effect.
         found.rotate_right(facts.addresses.len());
     }
-    if facts.redeemed && !member.condition(ConditionType::Connected).holds() {
+    if facts.redeemed && !member.condition(ConditionType::Connected).is_true() {
         let hint = format!(
             "check the agent's log in the member: kubectl -n {namespace} logs deployment/runnel-agent"
         );
@@ -357,7 +357,7 @@ pub fn join(facts: &JoinFacts, namespace: &str, now: Timestamp) -> Vec<Finding> 
 pub fn in_short(found: &[Finding]) -> String {
     let first = found
         .first()
-        .map(|finding| finding.what.as_str())
+        .map(|finding| finding.message.as_str())
         .unwrap_or("waiting");
     let line: String = first.chars().take(110).collect();
     line.lines().next().unwrap_or_default().to_owned()
@@ -367,7 +367,7 @@ pub fn in_short(found: &[Finding]) -> String {
 pub fn in_full(found: &[Finding]) -> String {
     found
         .iter()
-        .map(|finding| format!("  - {}\n    -> {}", finding.what, finding.hint))
+        .map(|finding| format!("  - {}\n    -> {}", finding.message, finding.hint))
         .collect::<Vec<_>>()
         .join("\n")
 }
@@ -397,8 +397,11 @@ mod tests {
         }
     }
 
-    fn whats(found: &[Finding]) -> Vec<&str> {
-        found.iter().map(|finding| finding.what.as_str()).collect()
+    fn messages(found: &[Finding]) -> Vec<&str> {
+        found
+            .iter()
+            .map(|finding| finding.message.as_str())
+            .collect()
     }
 
     #[test]
@@ -413,16 +416,16 @@ mod tests {
         );
         assert_eq!(
             reach_of("the hub at x did not answer within 5 seconds", false),
-            Reachability::Silent
+            Reachability::Timeout
         );
-        assert_eq!(reach_of("No route to host", false), Reachability::Silent);
+        assert_eq!(reach_of("No route to host", false), Reachability::Timeout);
         assert!(matches!(
             reach_of("TLS ... refused", true),
             Reachability::Other(_)
         ));
         for (reach, word) in [
             (Reachability::Refused, "Service"),
-            (Reachability::Silent, "firewall"),
+            (Reachability::Timeout, "firewall"),
             (Reachability::Unknown, "DNS"),
             (Reachability::Other("bad certificate".into()), "untouched"),
         ] {
@@ -430,7 +433,7 @@ mod tests {
             assert!(
                 found.hint.contains(word)
                     && found.hint.contains("--advertise")
-                    && found.what.contains("hub:1")
+                    && found.message.contains("hub:1")
             );
         }
         assert_eq!(address("hub:1", &Reachability::Hub), None);
@@ -450,7 +453,7 @@ mod tests {
             )
         };
         assert_eq!(
-            whats(&waiting("ImagePullBackOff")),
+            messages(&waiting("ImagePullBackOff")),
             ["pod p cannot have its image r/i:1: m"]
         );
         assert!(
@@ -459,11 +462,11 @@ mod tests {
                 .contains("--image-registry")
         );
         assert_eq!(
-            whats(&waiting("CrashLoopBackOff")),
+            messages(&waiting("CrashLoopBackOff")),
             ["pod p ends again and again (exit code 1)"]
         );
         assert_eq!(
-            whats(&waiting("CreateContainerConfigError")),
+            messages(&waiting("CreateContainerConfigError")),
             ["pod p: CreateContainerConfigError: m"]
         );
         assert!(waiting("ContainerCreating").is_empty());
@@ -477,7 +480,7 @@ mod tests {
             "runnel-system",
         );
         assert_eq!(
-            whats(&found),
+            messages(&found),
             ["pod p finds no node: 0/3 nodes are available"]
         );
 
@@ -494,12 +497,12 @@ mod tests {
             "runnel-system",
         );
         assert_eq!(
-            whats(&found),
+            messages(&found),
             ["no pod of runnel-agent can be made: exceeded quota"]
         );
         let none = workload(&Workload::default(), "runnel-agent", "runnel-system");
         assert_eq!(
-            whats(&none),
+            messages(&none),
             ["there is no Deployment runnel-agent in runnel-system"]
         );
     }
@@ -526,13 +529,13 @@ mod tests {
         let log: Vec<String> = log.iter().map(|line| (*line).to_owned()).collect();
         let found = workload(&Workload { log, ..running() }, "runnel-agent", "n");
         assert_eq!(
-            whats(&found),
+            messages(&found),
             ["last log message of runnel-agent: the hub refused: the token has expired"]
         );
     }
 
     #[test]
-    fn a_join_names_its_obstacle_first() {
+    fn join_failure_names_the_main_cause_first() {
         let member = |accepted: bool, ends: &str| -> Option<MemberCluster> {
             Some(typed(
                 json!({"metadata": {"name": "eu-1"}, "spec": {"accepted": accepted, "join": {"tokenHash": "h", "expiresAt": ends}}}),
@@ -545,7 +548,7 @@ mod tests {
         };
         assert!(in_short(&join(&facts, "n", now())).starts_with("the agent has not come"));
 
-        let addresses = vec![("hub:1".to_owned(), Reachability::Silent)];
+        let addresses = vec![("hub:1".to_owned(), Reachability::Timeout)];
         let agent = Workload {
             deployment: one_replica(),
             ..Workload::default()
@@ -560,7 +563,7 @@ mod tests {
             now(),
         );
         assert_eq!(
-            whats(&found),
+            messages(&found),
             [
                 "the hub's address hub:1 does not answer: something drops the packets",
                 "there is no pod of runnel-agent yet"
@@ -580,10 +583,10 @@ mod tests {
             "n",
             now(),
         );
-        assert!(found[0].what.contains("spec.accepted") && found[1].what.contains("expired"));
+        assert!(found[0].message.contains("spec.accepted") && found[1].message.contains("expired"));
         assert!(
             join(&JoinFacts::default(), "n", now())[0]
-                .what
+                .message
                 .contains("deleted")
         );
     }

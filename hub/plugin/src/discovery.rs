@@ -6,7 +6,7 @@ const HUB: &str = "app.kubernetes.io%2Fpart-of%3Drunnel%2Capp.kubernetes.io%2Fco
 
 /// A part of the hub's chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum ChartComponent {
     /// The Service for agents and users.
     Service,
     /// The ServiceAccount that may read rules.
@@ -15,7 +15,7 @@ pub enum Part {
     Plan,
 }
 
-impl Part {
+impl ChartComponent {
     /// Returns the name if the release has the name of the chart.
     pub fn usual(self) -> &'static str {
         match self {
@@ -81,19 +81,25 @@ mod tests {
 
     #[test]
     fn a_part_is_called_as_its_release_has_it() {
-        let name = |part: Part, found: &[&str]| part.name(found.iter().copied());
-        assert_eq!(name(Part::Plan, &["mine-plan"]), Ok("mine-plan".to_owned()));
+        let name = |part: ChartComponent, found: &[&str]| part.name(found.iter().copied());
         assert_eq!(
-            name(Part::Service, &["other", "runnel-hub"]),
+            name(ChartComponent::Plan, &["mine-plan"]),
+            Ok("mine-plan".to_owned())
+        );
+        assert_eq!(
+            name(ChartComponent::Service, &["other", "runnel-hub"]),
             Ok("runnel-hub".to_owned())
         );
         // The user may not list them, or the chart has no such labels.
-        assert_eq!(name(Part::Query, &[]), Ok("runnel-hub-query".to_owned()));
         assert_eq!(
-            name(Part::Query, &["--kubeconfig=x"]),
+            name(ChartComponent::Query, &[]),
             Ok("runnel-hub-query".to_owned())
         );
-        let ambiguous = name(Part::Service, &["a", "b"]).unwrap_err();
+        assert_eq!(
+            name(ChartComponent::Query, &["--kubeconfig=x"]),
+            Ok("runnel-hub-query".to_owned())
+        );
+        let ambiguous = name(ChartComponent::Service, &["a", "b"]).unwrap_err();
         assert!(ambiguous.to_string().contains("a, b"), "{ambiguous}");
     }
 
@@ -101,8 +107,8 @@ mod tests {
     fn part_is_found_by_the_labels_of_the_chart() {
         let chart = include_str!("../../../deploy/charts/runnel-hub/templates/query.yaml");
         for (part, label) in [
-            (Part::Query, "runnel.dev/account: query"),
-            (Part::Plan, "runnel.dev/account: plan"),
+            (ChartComponent::Query, "runnel.dev/account: query"),
+            (ChartComponent::Plan, "runnel.dev/account: plan"),
         ] {
             let asked = part.path("s").replace("%2F", "/").replace("%3D", ": ");
             assert!(asked.contains(label) && chart.contains(label), "{asked}");

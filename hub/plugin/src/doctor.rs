@@ -12,8 +12,8 @@ use super::args;
 use super::checks::{self, Check, Level};
 use super::diagnose::Reachability;
 use super::helm::{self, HUB, Helm};
-use super::progress::colours;
-use super::{CommandContext, FAILED, ended, for_machines, hints, read_cluster, rights, say};
+use super::progress::colors;
+use super::{CommandContext, FAILED, ended, for_machines, hints, print, read_cluster, rights};
 use runnel_hub::ca::IDENTITY_SECRET;
 
 /// The oldest helm with `--reset-then-reuse-values`.
@@ -34,8 +34,8 @@ pub(super) async fn run(
         )),
     }
     match for_machines(options.output, &checks::as_json(&found))? {
-        Some(text) => say(&text)?,
-        None => say(&checks::lines(&found, colours()))?,
+        Some(text) => print(&text)?,
+        None => print(&checks::lines(&found, colors()))?,
     }
     if found.iter().any(|check| check.level == Level::Fail) {
         Err(ended(FAILED, ""))

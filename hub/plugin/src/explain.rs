@@ -3,12 +3,12 @@ use jiff::Timestamp;
 use runnel_proto::model::is_subdomain;
 
 use super::args::Explain;
-use super::progress::colours;
-use super::{CommandContext, explained, for_machines, hub_query, say, usage};
+use super::progress::colors;
+use super::{CommandContext, explanation_report, for_machines, hub_query, print, usage};
 
 /// Explains a copy.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyhow::Result<()> {
-    let question = explained::question(&options.copy).map_err(usage)?;
+    let question = explanation_report::question(&options.copy).map_err(usage)?;
     let namespace = options.hub_namespace.as_str();
     if !is_subdomain(namespace) {
         return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
@@ -21,13 +21,16 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyh
         question.clone(),
     )
     .await?;
-    match for_machines(options.output, &explained::value(&question, &answer))? {
-        Some(text) => say(&text),
-        None => say(&explained::text(
+    match for_machines(
+        options.output,
+        &explanation_report::value(&question, &answer),
+    )? {
+        Some(text) => print(&text),
+        None => print(&explanation_report::text(
             &question,
             &answer,
             Timestamp::now(),
-            colours(),
+            colors(),
         )),
     }
 }

@@ -11,7 +11,7 @@ use tokio::process::Command;
 
 use super::access::Cluster;
 use super::args::ChartValues;
-use super::values::Install;
+use super::values::HelmInstall;
 use super::{FAILED, TIMED_OUT, ended, hints};
 
 /// The chart and release of the hub.
@@ -20,11 +20,11 @@ pub const HUB: &str = "runnel-hub";
 pub const AGENT: &str = "runnel-agent";
 
 /// A folder that only this user can read; removed on drop.
-pub struct Private {
+pub struct PrivateFolder {
     path: PathBuf,
 }
 
-impl Private {
+impl PrivateFolder {
     fn new() -> anyhow::Result<Self> {
         let random = ring::rand::generate::<[u8; 8]>(&ring::rand::SystemRandom::new());
         let random = random
@@ -43,7 +43,7 @@ impl Private {
     }
 }
 
-impl Drop for Private {
+impl Drop for PrivateFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.path);
     }
@@ -52,7 +52,7 @@ impl Drop for Private {
 /// A helm and the charts.
 pub struct Helm {
     binary: PathBuf,
-    folder: Private,
+    folder: PrivateFolder,
 }
 
 impl Helm {
@@ -84,7 +84,7 @@ impl Helm {
     /// A sentence with a hint.
     pub fn unpack(charts: &Dir<'_>) -> anyhow::Result<Self> {
         let binary = Self::binary()?;
-        let folder = Private::new()?;
+        let folder = PrivateFolder::new()?;
         charts
             .extract(&folder.path)
             .with_context(|| format!("cannot write {}", folder.path.display()))?;
@@ -95,7 +95,7 @@ impl Helm {
     ///
     /// # Errors
     /// The output of helm, with a hint.
-    pub async fn install(&self, on: &Cluster, install: &Install<'_>) -> anyhow::Result<String> {
+    pub async fn install(&self, on: &Cluster, install: &HelmInstall<'_>) -> anyhow::Result<String> {
         let own = self.folder.path.join("values.json");
         std::fs::write(&own, install.values.to_string())
             .with_context(|| format!("cannot write {}", own.display()))?;

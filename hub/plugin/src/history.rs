@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::args::{History, HistoryOutput};
 use super::parse::{self, RuleRef};
-use super::progress::colours;
+use super::progress::colors;
 use super::table::{Cell, Table, Tone};
-use super::{CommandContext, note, say, usage};
+use super::{CommandContext, note, print, usage};
 
 /// The most entries.
-const SHOWN: usize = 50;
+const LISTED_ENTRIES: usize = 50;
 
 /// One entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &History) -> anyh
     let events: Vec<Event> = hub.list("list the Events of the rule", &path).await?;
     let entries = entries(&events);
     if let Some(text) = for_machines(options.output, &entries)? {
-        return say(&text);
+        return print(&text);
     }
     if entries.is_empty() {
         note(&format!(
@@ -57,7 +57,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &History) -> anyh
         ));
         return Ok(());
     }
-    say(&table(&entries).text(colours()))
+    print(&table(&entries).text(colors()))
 }
 
 /// The last entries, the oldest first.
@@ -93,7 +93,7 @@ fn entries(events: &[Event]) -> Vec<Entry> {
     };
     let mut all: Vec<_> = events.iter().filter_map(entry).collect();
     all.sort_by(|one, other| (one.time, &one.name).cmp(&(other.time, &other.name)));
-    all.split_off(all.len().saturating_sub(SHOWN))
+    all.split_off(all.len().saturating_sub(LISTED_ENTRIES))
 }
 
 fn for_machines(
@@ -126,7 +126,7 @@ fn table(entries: &[Entry]) -> Table {
     let mut table = Table::new(&["TIME", "CLUSTER", "WHAT", "COUNT", "CAUSE"]);
     for entry in entries {
         let tone = if entry.warning {
-            Tone::Odd
+            Tone::Warning
         } else {
             Tone::Plain
         };
@@ -189,6 +189,9 @@ mod tests {
             .map(|minute| event(minute, "CopiesUpdated", None, Some("1")))
             .collect();
         let shown = entries(&events);
-        assert_eq!((shown.len(), shown[0].name.as_str()), (SHOWN, "x.10"));
+        assert_eq!(
+            (shown.len(), shown[0].name.as_str()),
+            (LISTED_ENTRIES, "x.10")
+        );
     }
 }

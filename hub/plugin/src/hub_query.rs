@@ -20,7 +20,7 @@ use tonic::transport::Channel;
 
 use super::access::Cluster;
 use super::clusters_output::ClusterRow;
-use super::discovery::Part;
+use super::discovery::ChartComponent;
 use super::objects::Rule;
 use runnel_hub::query::AUDIENCE;
 use runnel_hub_core::lease::{AUTHORITY, HUB_ID, LEASE};
@@ -150,7 +150,7 @@ pub async fn plan(
     within_as(
         hub,
         (namespace, address),
-        Part::Plan,
+        ChartComponent::Plan,
         question,
         async |mut client, request| {
             let mut pages = client.plan(request).await.map_err(refused)?.into_inner();
@@ -185,14 +185,14 @@ async fn within<M, T>(
     asked: M,
     ask: impl AsyncFnOnce(QueryClient<Channel>, Request<M>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    within_as(hub, place, Part::Query, asked, ask).await
+    within_as(hub, place, ChartComponent::Query, asked, ask).await
 }
 
 /// As above; a user without a token asks as this ServiceAccount.
 async fn within_as<M, T>(
     hub: &Cluster,
     (namespace, address): (&str, Option<&str>),
-    account: Part,
+    account: ChartComponent,
     asked: M,
     ask: impl AsyncFnOnce(QueryClient<Channel>, Request<M>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
@@ -206,7 +206,7 @@ async fn within_as<M, T>(
     let address = match address {
         Some(address) => address,
         None => {
-            forwarded = Forward::open(hub, namespace).await?;
+            forwarded = PortForward::open(hub, namespace).await?;
             connector = connector.by(Route::direct());
             &forwarded.address
         }
@@ -276,7 +276,7 @@ async fn identity(hub: &Cluster, namespace: &str) -> anyhow::Result<(String, Fin
 }
 
 /// Returns the name of a part of the hub; the usual name if the user may not list it.
-async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<String> {
+async fn called(hub: &Cluster, namespace: &str, part: ChartComponent) -> anyhow::Result<String> {
     let action = format!("find the hub's {}", part.resource());
     let found: Vec<Value> = hub
         .list(&action, &part.path(namespace))
@@ -291,7 +291,11 @@ async fn called(hub: &Cluster, namespace: &str, part: Part) -> anyhow::Result<St
 
 /// Returns a token for a user who authenticates by a certificate: one of a ServiceAccount of the
 /// hub's chart, valid for queries to the hub alone.
-async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Result<String> {
+async fn own_token(
+    hub: &Cluster,
+    namespace: &str,
+    account: ChartComponent,
+) -> anyhow::Result<String> {
     let account = called(hub, namespace, account).await?;
     let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
     let request = json!({
@@ -311,16 +315,19 @@ async fn own_token(hub: &Cluster, namespace: &str, account: Part) -> anyhow::Res
 }
 
 /// A running `kubectl port-forward`; it ends when dropped.
-struct Forward {
+struct PortForward {
     address: String,
     _child: Child,
     /// Kept open: `kubectl` writes a line for each connection, and a closed pipe would end it.
-    _says: (Lines<BufReader<ChildStdout>>, ChildStderr),
+    _output: (Lines<BufReader<ChildStdout>>, ChildStderr),
 }
 
-impl Forward {
+impl PortForward {
     async fn open(hub: &Cluster, namespace: &str) -> anyhow::Result<Self> {
-        let service = format!("service/{}", called(hub, namespace, Part::Service).await?);
+        let service = format!(
+            "service/{}",
+            called(hub, namespace, ChartComponent::Service).await?
+        );
         let mut command = Command::new("kubectl");
         if let Some(file) = &hub.kubeconfig {
             command.arg("--kubeconfig").arg(file);
@@ -358,7 +365,7 @@ impl Forward {
             return Ok(Self {
                 address: format!("127.0.0.1:{port}"),
                 _child: child,
-                _says: (lines, err),
+                _output: (lines, err),
             });
         }
         let mut why = String::new();

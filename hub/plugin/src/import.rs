@@ -7,7 +7,7 @@
 //! there already; otherwise the output names the missing ones.
 pub mod annotations;
 mod choice;
-mod labelled;
+mod labeled;
 mod report;
 mod rules;
 #[cfg(test)]
@@ -23,14 +23,14 @@ use runnel_api::MemberCluster;
 use runnel_proto::model::is_subdomain;
 use serde_json::{Map, Value};
 
-use self::annotations::{Copier, Id, Marked, Objects, Read};
-use self::choice::Places;
-use self::labelled::ByLabel;
+use self::annotations::{Copier, Id, ObjectMetadata, Objects, ReadAnnotations};
+use self::choice::NamespaceLabels;
+use self::labeled::LabelCopier;
 use self::report::ReportContext;
-use self::rules::{Aim, Bodies};
+use self::rules::{ImportTarget, ObjectContents};
 use super::access::Cluster;
 use super::objects::{member_name, member_status};
-use super::{CommandContext, args, ended, join, read_cluster, say, usage};
+use super::{CommandContext, args, ended, join, print, read_cluster, usage};
 
 /// The kinds to copy, and other kinds that some copiers copy.
 const READ: [(&str, &str); 2] = [("configmaps", "/api/v1"), ("secrets", "/api/v1")];
@@ -45,7 +45,7 @@ const AT_A_TIME: usize = 8;
 /// Prints rules.
 pub(super) async fn run(
     session: &CommandContext<'_>,
-    options: &args::Import,
+    options: &args::ImportArgs,
 ) -> anyhow::Result<()> {
     let label = by_label(session, options)?;
     for name in options
@@ -69,7 +69,7 @@ pub(super) async fn run(
     let places = places(&read).await?;
     let objects = objects(&read).await?;
     let mut found = match &label {
-        Some(given) => labelled::read(&objects, &places, given),
+        Some(given) => labeled::read(&objects, &places, given),
         None => {
             let of = if options.from.is_empty() {
                 Copier::KNOWN.to_vec()
@@ -81,11 +81,11 @@ pub(super) async fn run(
     };
     if let Some(namespace) = session.namespace {
         found
-            .wishes
-            .retain(|wish| wish.source.namespace == *namespace);
+            .requests
+            .retain(|request| request.source.namespace == *namespace);
         found.notes.retain(|(id, _)| id.namespace == *namespace);
     }
-    if found.wishes.is_empty() && found.notes.is_empty() {
+    if found.requests.is_empty() && found.notes.is_empty() {
         return Err(ended(super::FAILED, nothing(&read, label.is_some())));
     }
     let bodies = bodies(&read, &objects, &found, &places).await?;
@@ -94,18 +94,20 @@ pub(super) async fn run(
     } else {
         not_on_hub(&hub, &found, &bodies).await?
     };
-    let beside = match &label {
-        Some(given) if !is_hub => labelled::beside(&on_hub(&hub, &found).await?, given, &found),
+    let uncopied = match &label {
+        Some(given) if !is_hub => {
+            labeled::labeled_not_copied(&on_hub(&hub, &found).await?, given, &found)
+        }
         _ => BTreeSet::new(),
     };
-    let aim = Aim {
+    let aim = ImportTarget {
         clusters,
         is_hub,
         label,
-        beside,
+        labeled_not_copied: uncopied,
     };
-    let import = rules::made(found, &objects, &places, &bodies, &aim);
-    not_on_hub.retain(|id| import.rules.iter().any(|made| made.sources.contains(id)));
+    let import = rules::imported_rules(found, &objects, &places, &bodies, &aim);
+    not_on_hub.retain(|id| import.rules.iter().any(|rule| rule.sources.contains(id)));
     let around = ReportContext {
         read: named("kubectl --context", &read),
         helm: named("helm --kube-context", &read),
@@ -114,7 +116,7 @@ pub(super) async fn run(
         copiers: copiers(&read).await,
         not_on_hub,
     };
-    say(&report::text(&import, &around)?)
+    print(&report::text(&import, &around)?)
 }
 
 /// Formats a command that reaches the cluster, quoted for a shell.
@@ -157,14 +159,14 @@ fn nothing(read: &Cluster, by_label: bool) -> String {
 
 fn by_label(
     session: &CommandContext<'_>,
-    options: &args::Import,
-) -> anyhow::Result<Option<ByLabel>> {
+    options: &args::ImportArgs,
+) -> anyhow::Result<Option<LabelCopier>> {
     let Some(label) = &options.label else {
         return Ok(None);
     };
-    let given = ByLabel::new(label, &options.to).map_err(usage)?;
+    let given = LabelCopier::new(label, &options.to).map_err(usage)?;
     let from = session.namespace.map(str::to_owned);
-    Ok(Some(ByLabel {
+    Ok(Some(LabelCopier {
         from,
         resources: options.resources.clone(),
         ..given
@@ -186,7 +188,7 @@ async fn uid(cluster: &Cluster) -> anyhow::Result<String> {
 /// The members that the rules name.
 async fn clusters(
     hub: &Cluster,
-    options: &args::Import,
+    options: &args::ImportArgs,
     uid: &str,
     read: &Cluster,
 ) -> anyhow::Result<Vec<String>> {
@@ -208,7 +210,7 @@ async fn clusters(
     Ok(names)
 }
 
-async fn places(read: &Cluster) -> anyhow::Result<Places> {
+async fn places(read: &Cluster) -> anyhow::Result<NamespaceLabels> {
     let found: Vec<Namespace> = read.list("list namespaces", "/api/v1/namespaces").await?;
     let named = |namespace: Namespace| {
         let metadata = namespace.metadata;
@@ -245,7 +247,7 @@ async fn objects(read: &Cluster) -> anyhow::Result<Objects> {
 
 fn add(all: &mut Objects, resource: &str, found: Vec<ObjectMeta>) {
     for metadata in found {
-        let marked = Marked {
+        let marked = ObjectMetadata {
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
         };
@@ -262,19 +264,19 @@ fn add(all: &mut Objects, resource: &str, found: Vec<ObjectMeta>) {
 async fn bodies(
     read: &Cluster,
     objects: &Objects,
-    found: &Read,
-    places: &Places,
-) -> anyhow::Result<Bodies> {
+    found: &ReadAnnotations,
+    places: &NamespaceLabels,
+) -> anyhow::Result<ObjectContents> {
     let mut wanted: BTreeSet<Id> = BTreeSet::new();
-    for wish in &found.wishes {
-        wanted.insert(wish.source.clone());
-        wanted.extend(rules::copies(wish, places));
+    for request in &found.requests {
+        wanted.insert(request.source.clone());
+        wanted.extend(rules::copies(request, places));
     }
     wanted.retain(|id| objects.contains_key(id));
     content(read, wanted).await
 }
 
-async fn content(of: &Cluster, wanted: BTreeSet<Id>) -> anyhow::Result<Bodies> {
+async fn content(of: &Cluster, wanted: BTreeSet<Id>) -> anyhow::Result<ObjectContents> {
     let asked = stream::iter(wanted).map(async |id| {
         let path = format!(
             "/api/v1/namespaces/{}/{}/{}",
@@ -299,11 +301,11 @@ fn compared(mut object: Value) -> Value {
 }
 
 /// Reads the hub's objects in the namespaces of the sources.
-async fn on_hub(hub: &Cluster, found: &Read) -> anyhow::Result<Objects> {
+async fn on_hub(hub: &Cluster, found: &ReadAnnotations) -> anyhow::Result<Objects> {
     let namespaces: BTreeSet<&str> = found
-        .wishes
+        .requests
         .iter()
-        .map(|wish| wish.source.namespace.as_str())
+        .map(|request| request.source.namespace.as_str())
         .collect();
     let mut all = Objects::new();
     for namespace in namespaces {
@@ -320,11 +322,15 @@ async fn on_hub(hub: &Cluster, found: &Read) -> anyhow::Result<Objects> {
     Ok(all)
 }
 
-async fn not_on_hub(hub: &Cluster, found: &Read, bodies: &Bodies) -> anyhow::Result<BTreeSet<Id>> {
+async fn not_on_hub(
+    hub: &Cluster,
+    found: &ReadAnnotations,
+    bodies: &ObjectContents,
+) -> anyhow::Result<BTreeSet<Id>> {
     let sources: BTreeSet<Id> = found
-        .wishes
+        .requests
         .iter()
-        .map(|wish| wish.source.clone())
+        .map(|request| request.source.clone())
         .collect();
     let there = content(hub, sources.clone()).await?;
     Ok(sources

@@ -12,20 +12,20 @@ use super::checks::{definition_message, is_established};
 use super::helm::{self, HUB, Helm};
 use super::objects::Rule;
 use super::progress::Progress;
-use super::values::{self, Install};
-use super::{CommandContext, TIMED_OUT, ended, note, parse, read_cluster, rights, say, usage};
+use super::values::{self, HelmInstall};
+use super::{CommandContext, TIMED_OUT, ended, note, parse, print, read_cluster, rights, usage};
 
 /// Definitions are served soon after they are made.
 const SERVED: Duration = Duration::from_secs(30);
-const BETWEEN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Installs or upgrades the hub.
 pub(super) async fn run(
     session: &CommandContext<'_>,
-    options: &args::Install,
+    options: &args::InstallArgs,
 ) -> anyhow::Result<()> {
     if options.values.show_values {
-        return say(&helm::shown_values(session.charts, HUB)?);
+        return print(&helm::shown_values(session.charts, HUB)?);
     }
     check(&options.values, &options.advertise)?;
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
@@ -35,7 +35,7 @@ pub(super) async fn run(
     hub.require("install Runnel", &rights::install(namespace))
         .await?;
     let progress = Progress::start(&format!("installing {}", hub.place));
-    let install = Install {
+    let install = HelmInstall {
         chart: HUB,
         namespace,
         values: values::of_hub(options),
@@ -52,9 +52,9 @@ pub(super) async fn run(
     note(&format!(
         "Installed {} in {}.",
         hub.place,
-        parse::words(took)
+        parse::duration_text(took)
     ));
-    say(&format!("{notes}\n"))
+    print(&format!("{notes}\n"))
 }
 
 /// Validates the arguments before anything is changed.
@@ -89,7 +89,7 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
                         format!("the API server does not serve {name}: {why}"),
                     ));
                 }
-                Some(_) => tokio::time::sleep(BETWEEN).await,
+                Some(_) => tokio::time::sleep(POLL_INTERVAL).await,
             }
         }
     }
@@ -105,7 +105,7 @@ async fn served(hub: &Cluster) -> anyhow::Result<()> {
                 note(&format!("warning: {error:#}"));
                 return Ok(());
             }
-            _ => tokio::time::sleep(BETWEEN).await,
+            _ => tokio::time::sleep(POLL_INTERVAL).await,
         }
     }
 }

@@ -14,10 +14,10 @@ use super::args;
 use super::diagnose::{self, Finding, JoinFacts, Reachability};
 use super::helm::{self, AGENT, Helm};
 use super::install::check;
-use super::objects::{Conditioned, member_status};
+use super::objects::{HasConditions, member_status};
 use super::progress::Progress;
-use super::values::{self, Install};
-use super::{CommandContext, TIMED_OUT, ended, parse, read_cluster, rights, say, usage};
+use super::values::{self, HelmInstall};
+use super::{CommandContext, TIMED_OUT, ended, parse, print, read_cluster, rights, usage};
 use runnel_api::conditions::ConditionType;
 use runnel_hub::membership::tokens::WRONG_SECRETS;
 use runnel_hub::token::{self, TokenRequest};
@@ -26,14 +26,14 @@ use runnel_hub::token::{self, TokenRequest};
 pub(super) const JOIN_SECRET: &str = "runnel-agent-join";
 /// The Secret with the identity of the agent.
 const IDENTITY_SECRET: &str = "runnel-agent-identity";
-const BETWEEN: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The interval of the diagnosis during a wait.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
+const DIAGNOSIS_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Lets a cluster join.
 pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> anyhow::Result<()> {
     if options.values.show_values {
-        return say(&helm::shown_values(session.charts, AGENT)?);
+        return print(&helm::shown_values(session.charts, AGENT)?);
     }
     check(&options.values, &options.advertise)?;
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
@@ -67,7 +67,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> a
     };
     let ended = joining.run(&helm, request, &mut progress).await;
     progress.end();
-    say(&ended?)
+    print(&ended?)
 }
 
 /// Returns the hub of a command whose `--context` is the member.
@@ -115,7 +115,7 @@ impl Joining<'_> {
             .await?;
         let connected = before
             .as_ref()
-            .is_some_and(|member| member.condition(ConditionType::Connected).holds());
+            .is_some_and(|member| member.condition(ConditionType::Connected).is_true());
         let elsewhere = before
             .as_ref()
             .and_then(|member| member_status(member).cluster_uid);
@@ -130,7 +130,7 @@ impl Joining<'_> {
             // Its agent is at work: only the chart is brought up to date.
             None
         } else {
-            progress.show(&format!("making a join string for {name} on the hub"));
+            progress.set_text(&format!("making a join string for {name} on the hub"));
             let made = token::create(self.hub.client(), self.namespace, request).await;
             let made = made.map_err(|error| self.no_token(&error))?;
             let read = JoinString::parse(&made).map_err(|error| anyhow!("{error}"))?;
@@ -139,8 +139,8 @@ impl Joining<'_> {
             Some(read)
         };
         let existed = read_cluster::workload(self.member, AGENT, self.namespace).await?;
-        progress.show("installing the agent");
-        let install = Install {
+        progress.set_text("installing the agent");
+        let install = HelmInstall {
             chart: AGENT,
             namespace: self.namespace,
             values: values::of_agent(self.options, JOIN_SECRET),
@@ -169,7 +169,7 @@ impl Joining<'_> {
         } else {
             "was connected already; its agent is up to date"
         };
-        format!("{name} {verb} ({}).\n", parse::words(took))
+        format!("{name} {verb} ({}).\n", parse::duration_text(took))
     }
 
     /// Returns the uid that identifies the member's cluster.
@@ -285,9 +285,9 @@ impl Joining<'_> {
         progress: &mut Progress,
     ) -> anyhow::Result<()> {
         let name = &self.options.cluster;
-        progress.show(&format!("waiting for the agent of {name}"));
+        progress.set_text(&format!("waiting for the agent of {name}"));
         let begin = std::time::Instant::now();
-        let mut looked = begin;
+        let mut last_check = begin;
         // By the same machine, and only once: the addresses do not change while this waits.
         let mut addresses: Option<Vec<(String, Reachability)>> = None;
         loop {
@@ -296,13 +296,13 @@ impl Joining<'_> {
                 .get::<MemberCluster>("read the MemberCluster", &read_cluster::member_path(name))
                 .await;
             if let Ok(Some(object)) = &seen
-                && object.condition(ConditionType::Connected).holds()
+                && object.condition(ConditionType::Connected).is_true()
                 && member_status(object).cluster_uid.unwrap_or_default() == uid
             {
                 return Ok(());
             }
             let late = begin.elapsed() >= self.timeout;
-            if late || looked.elapsed() >= LOOK_EVERY {
+            if late || last_check.elapsed() >= DIAGNOSIS_INTERVAL {
                 if let (None, Some(join)) = (&addresses, join) {
                     addresses = Some(read_cluster::reach(join).await);
                 }
@@ -312,13 +312,13 @@ impl Joining<'_> {
                 if late {
                     return Err(self.timed_out(&found));
                 }
-                progress.show(&format!(
+                progress.set_text(&format!(
                     "waiting for the agent of {name}: {}",
                     diagnose::in_short(&found)
                 ));
-                looked = std::time::Instant::now();
+                last_check = std::time::Instant::now();
             }
-            tokio::time::sleep(BETWEEN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -341,7 +341,7 @@ impl Joining<'_> {
         let burnt = !redeemed && used.is_some_and(|used| used.wrong_secrets >= WRONG_SECRETS);
         let facts = JoinFacts {
             redeemed,
-            burnt,
+            is_locked_out: burnt,
             member,
             agent,
             addresses,
@@ -354,7 +354,7 @@ impl Joining<'_> {
         let text = format!(
             "{name} is not connected after {}. What is wrong, most telling first:\n{}\nThe agent keeps trying until the \
              join string expires; `kubectl runnel join {name} ...` again makes a new one.",
-            parse::words(self.timeout),
+            parse::duration_text(self.timeout),
             diagnose::in_full(found)
         );
         ended(TIMED_OUT, text)

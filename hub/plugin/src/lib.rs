@@ -12,7 +12,7 @@ mod diagnose;
 mod discovery;
 mod doctor;
 mod explain;
-mod explained;
+mod explanation_report;
 mod helm;
 mod hints;
 mod history;
@@ -24,7 +24,7 @@ mod manifests;
 mod objects;
 mod parse;
 mod plan;
-mod planned;
+mod plan_report;
 mod progress;
 mod read_cluster;
 mod rights;
@@ -53,7 +53,7 @@ use wrap::printable;
 /// A failure with its own exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
-pub struct Ended {
+pub struct ExitError {
     /// The exit code.
     pub code: u8,
     /// The message; empty if everything is printed already.
@@ -70,7 +70,7 @@ pub const TIMED_OUT: u8 = 3;
 pub const WOULD_FAIL: u8 = 4;
 
 fn ended(code: u8, text: impl Into<String>) -> anyhow::Error {
-    Ended {
+    ExitError {
         code,
         text: text.into(),
     }
@@ -109,7 +109,7 @@ impl CommandContext<'_> {
 /// Runs a command line. `charts` holds `runnel-hub` and `runnel-agent`.
 ///
 /// # Errors
-/// A text for the user; [`Ended`] if the exit code is not [`FAILED`].
+/// A text for the user; [`ExitError`] if the exit code is not [`FAILED`].
 pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
     let session = CommandContext {
         kubeconfig: cli.kubeconfig.as_deref(),
@@ -131,15 +131,17 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Plan(options) => plan::run(&session, &options).await,
         Command::Import(options) => import::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,
-        Command::Completion(options) => say(&script(options.shell)),
+        Command::Completion(options) => print(&script(options.shell)),
         Command::Complete(options) => {
             let found = complete::candidates(&Cli::command(), &options.words);
             // The last line makes kubectl offer no files.
-            say(&(found
-                .iter()
-                .map(|one| format!("{one}\n"))
-                .collect::<String>()
-                + ":4\n"))
+            print(
+                &(found
+                    .iter()
+                    .map(|one| format!("{one}\n"))
+                    .collect::<String>()
+                    + ":4\n"),
+            )
         }
     }
 }
@@ -157,7 +159,7 @@ fn script(shell: Shell) -> String {
 }
 
 /// Prints to standard output; a closed pipe is not an error.
-fn say(text: &str) -> anyhow::Result<()> {
+fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out
         .write_all(printable(text).as_bytes())

@@ -3,7 +3,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use include_dir::{Dir, include_dir};
-use kubectl_runnel::{Ended, FAILED, USAGE, args::Cli};
+use kubectl_runnel::{ExitError, FAILED, USAGE, args::Cli};
 
 /// The charts of this version.
 static CHARTS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/../../deploy/charts");
@@ -24,7 +24,7 @@ async fn main() -> ExitCode {
     let Err(error) = kubectl_runnel::run(cli, &CHARTS).await else {
         return ExitCode::SUCCESS;
     };
-    let (code, text) = match error.downcast_ref::<Ended>() {
+    let (code, text) = match error.downcast_ref::<ExitError>() {
         Some(ended) => (ended.code, ended.text.clone()),
         None => (FAILED, format!("{error:#}")),
     };

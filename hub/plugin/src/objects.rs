@@ -110,13 +110,13 @@ pub struct Condition<'a> {
 
 impl Condition<'_> {
     /// Whether it is `True`.
-    pub fn holds(&self) -> bool {
+    pub fn is_true(&self) -> bool {
         self.status == "True"
     }
 }
 
 /// An object with conditions of the closed list.
-pub trait Conditioned {
+pub trait HasConditions {
     /// Returns all conditions.
     fn conditions(&self) -> &[v1::Condition];
 
@@ -132,13 +132,13 @@ pub trait Conditioned {
     }
 }
 
-impl Conditioned for Rule {
+impl HasConditions for Rule {
     fn conditions(&self) -> &[v1::Condition] {
         self.status().map_or(&[], |status| &status.conditions)
     }
 }
 
-impl Conditioned for MemberCluster {
+impl HasConditions for MemberCluster {
     fn conditions(&self) -> &[v1::Condition] {
         self.status
             .as_ref()

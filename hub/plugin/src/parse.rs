@@ -60,7 +60,7 @@ pub fn duration(flag: &str, given: &str) -> Result<Duration, ArgumentError> {
 }
 
 /// Formats a duration in words.
-pub fn words(duration: Duration) -> String {
+pub fn duration_text(duration: Duration) -> String {
     if duration < Duration::from_secs(10) {
         return format!("{:.1} s", duration.as_secs_f64());
     }
@@ -121,7 +121,7 @@ mod tests {
                 .contains("--timeout `soon`")
         );
         assert!(duration("--timeout", "-1s").is_err());
-        assert_eq!(words(Duration::from_millis(1240)), "1.2 s");
+        assert_eq!(duration_text(Duration::from_millis(1240)), "1.2 s");
         let named = |namespace: &str, name: &str| RuleRef::Namespaced {
             namespace: namespace.into(),
             name: name.into(),

@@ -10,9 +10,9 @@ use super::access::Cluster;
 use super::args::{DryRun, Output, Plan};
 use super::manifests;
 use super::objects::tidy;
-use super::planned::{self, Planned, State};
-use super::progress::colours;
-use super::{CommandContext, ended, for_machines, hub_query, read_cluster, say, status, usage};
+use super::plan_report::{self, PlanReport, State};
+use super::progress::colors;
+use super::{CommandContext, ended, for_machines, hub_query, print, read_cluster, status, usage};
 
 /// Lines of a table: as a terminal has them, and as a wide one.
 const NARROW: usize = 80;
@@ -56,7 +56,8 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
     let rules = manifests::read_all(&options.files, options.recursive)?
         .into_iter()
         .map(|file| {
-            let rules = planned::rules(file.documents, &file.name, &namespace).map_err(usage)?;
+            let rules =
+                plan_report::rules(file.documents, &file.name, &namespace).map_err(usage)?;
             Ok(rules
                 .into_iter()
                 .map(|rule| (file.name.clone(), rule))
@@ -85,7 +86,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
                 },
             ));
         } else {
-            let taken = shown(&hub, rule).await.with_context(|| file)?;
+            let taken = with_defaults(&hub, rule).await.with_context(|| file)?;
             questions.push((
                 called(&taken),
                 PlanQuestion {
@@ -111,15 +112,15 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
             question,
         )
         .await;
-        plans.push(Planned::of(
+        plans.push(PlanReport::of(
             rule.clone(),
             saved,
             pages.with_context(|| rule)?,
         ));
     }
-    let value = json!({"plans": plans.iter().map(Planned::value).collect::<Vec<_>>()});
+    let value = json!({"plans": plans.iter().map(PlanReport::value).collect::<Vec<_>>()});
     match for_machines(options.output, &value)? {
-        Some(text) => say(&text)?,
+        Some(text) => print(&text)?,
         None => {
             let width = if options.output == Some(Output::Wide) {
                 WIDE
@@ -128,12 +129,12 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
             };
             let texts: Vec<_> = plans
                 .iter()
-                .map(|plan| plan.text(width, colours()))
+                .map(|plan| plan.text(width, colors()))
                 .collect();
-            say(&texts.join("\n"))?;
+            print(&texts.join("\n"))?;
         }
     }
-    if plans.iter().any(Planned::would_fail) {
+    if plans.iter().any(PlanReport::would_fail) {
         return Err(ended(super::WOULD_FAIL, ""));
     }
     Ok(())
@@ -145,7 +146,7 @@ fn text(value: &Value) -> &str {
 }
 
 fn called(rule: &Value) -> String {
-    planned::called(
+    plan_report::called(
         text(&rule["kind"]),
         text(&rule["metadata"]["namespace"]),
         text(&rule["metadata"]["name"]),
@@ -161,7 +162,7 @@ fn named(rule: &Value) -> RuleQuestion {
 }
 
 /// The rule as the API server would save it, with its defaults; nothing is saved.
-async fn shown(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
+async fn with_defaults(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
     let (namespace, name) = (
         text(&rule["metadata"]["namespace"]),
         text(&rule["metadata"]["name"]),

@@ -24,7 +24,7 @@ fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> Plan
     }
 }
 
-fn planned() -> Planned {
+fn planned() -> PlanReport {
     let conflict = "an object that is not Runnel's exists here (written by kubectl-client-side-apply); delete it or rename it";
     let blocked = "it is above a removalLimit: `kubectl runnel approve` would allow it";
     let head = PlanPage {
@@ -105,7 +105,7 @@ fn planned() -> Planned {
         ],
         ..PlanPage::default()
     };
-    Planned::of(
+    PlanReport::of(
         "DistributionRule team/all".into(),
         State::Edited,
         [head, first, second],
@@ -140,7 +140,7 @@ fn plan_fails_for_copies_that_would_fail() {
             copies: vec![copy("a", "secrets/b/c", verdict, "", "")],
             ..PlanPage::default()
         };
-        Planned::of("r".into(), State::Saved, [PlanPage::default(), page]).would_fail()
+        PlanReport::of("r".into(), State::Saved, [PlanPage::default(), page]).would_fail()
     };
     for verdict in [
         "blocked",
@@ -170,7 +170,7 @@ fn plan_fails_for_copies_that_would_fail() {
         incomplete: true,
         ..PlanPage::default()
     };
-    assert!(Planned::of("r".into(), State::Saved, [incomplete]).would_fail());
+    assert!(PlanReport::of("r".into(), State::Saved, [incomplete]).would_fail());
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
         more_rules: 3,
         ..PlanPage::default()
     };
-    let planned = Planned::of(
+    let planned = PlanReport::of(
         "DistributionGrant g".into(),
         State::Edited,
         [first, head("a"), blocked, head("b")],
@@ -251,7 +251,7 @@ fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
         (Some(1), Some(3))
     );
     assert!(planned.would_fail());
-    let none = Planned::of(
+    let none = PlanReport::of(
         "MemberCluster m".into(),
         State::Deleted,
         [PlanPage::default()],

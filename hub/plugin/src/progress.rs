@@ -38,12 +38,12 @@ impl Progress {
         if shown {
             progress.bar.enable_steady_tick(TICK);
         }
-        progress.show(what);
+        progress.set_text(what);
         progress
     }
 
     /// Shows the current state.
-    pub fn show(&mut self, text: &str) {
+    pub fn set_text(&mut self, text: &str) {
         if self.last == text {
             return;
         }
@@ -65,8 +65,8 @@ impl Progress {
     }
 }
 
-/// Whether standard output may have colours.
-pub fn colours() -> bool {
+/// Whether standard output may have colors.
+pub fn colors() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|value| value == "dumb");
     std::io::stdout().is_terminal() && !refused && !dumb

@@ -134,7 +134,7 @@ pub async fn one(address: &str, pin: Fingerprint, hub: &str) -> Reachability {
         Err(error) => return Reachability::Other(error.to_string()),
     };
     match tokio::time::timeout(ANSWER, Connector::new(config).connect(address)).await {
-        Err(_) => Reachability::Silent,
+        Err(_) => Reachability::Timeout,
         Ok(Ok(_)) => Reachability::Hub,
         Ok(Err(ConnectError::Tls { source, .. })) => reach_of(&source.to_string(), true),
         Ok(Err(error)) => reach_of(&error_chain(&error), false),

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::clusters_output::tone;
-use super::objects::{Conditioned, Rule, created, labels_text, member_name};
+use super::objects::{HasConditions, Rule, created, labels_text, member_name};
 use super::table::{Cell, Table, Tone};
 use runnel_api::conditions::{ConditionStatus, ConditionType};
 use runnel_api::{MemberCluster, RolloutPhase, RolloutStatus, RuleStatus};
@@ -61,16 +61,16 @@ pub fn rules(objects: &[Rule], namespaces: bool, wide: bool, now: Timestamp) -> 
 }
 
 /// One rule with the clusters and failures of its status.
-pub fn rule(object: &Rule, now: Timestamp, colours: bool) -> String {
-    let mut page = heading(object, now, colours);
+pub fn rule(object: &Rule, now: Timestamp, colors: bool) -> String {
+    let mut page = heading(object, now, colors);
     if let Some(status) = object.status().filter(|status| status.summary.is_some()) {
-        page += &listed(status, now, colours);
+        page += &listed(status, now, colors);
     }
     page
 }
 
 /// Returns the part of a rule's status for all its clusters together.
-pub fn heading(object: &Rule, now: Timestamp, colours: bool) -> String {
+pub fn heading(object: &Rule, now: Timestamp, colors: bool) -> String {
     let mut page = String::new();
     let mut line = |title: &str, content: &str| _ = writeln!(page, "{title:<9} {content}");
     line("Rule", &format!("{} {}", object.kind(), object.full_name()));
@@ -83,7 +83,7 @@ pub fn heading(object: &Rule, now: Timestamp, colours: bool) -> String {
             (ConditionType::Ready | ConditionType::Applied | ConditionType::Granted, status) => {
                 Tone::of_status(status)
             }
-            _ => Tone::Odd,
+            _ => Tone::Warning,
         };
         let since = age(seen.since, now);
         // The message of Ready is not repeated.
@@ -94,7 +94,7 @@ pub fn heading(object: &Rule, now: Timestamp, colours: bool) -> String {
             kind.as_str(),
             &format!(
                 "{} {}: {} ({since})",
-                tone.paint(seen.status, colours),
+                tone.paint(seen.status, colors),
                 seen.reason,
                 message
             ),
@@ -132,7 +132,7 @@ pub fn heading(object: &Rule, now: Timestamp, colours: bool) -> String {
             },
         ),
     );
-    if object.condition(ConditionType::DryRun).holds() {
+    if object.condition(ConditionType::DryRun).is_true() {
         let (create, update) = (summary.copies_to_create, summary.copies_to_update);
         line(
             "Dry run",
@@ -185,7 +185,7 @@ fn rollout_in_short(rollout: &RolloutStatus, now: Timestamp) -> String {
 }
 
 /// The clusters that a rule's status lists.
-fn listed(status: &RuleStatus, now: Timestamp, colours: bool) -> String {
+fn listed(status: &RuleStatus, now: Timestamp, colors: bool) -> String {
     let mut page = String::new();
     let clusters = &status.clusters;
     let mut table = Table::new(&[
@@ -205,7 +205,7 @@ fn listed(status: &RuleStatus, now: Timestamp, colours: bool) -> String {
         ]);
     }
     if !table.is_empty() {
-        let _ = write!(page, "\n{}", table.text(colours));
+        let _ = write!(page, "\n{}", table.text(colors));
     }
     if status.truncated {
         let all = status.summary.unwrap_or_default().clusters;
@@ -276,7 +276,7 @@ pub fn members(objects: &[MemberCluster], wide: bool, now: Timestamp) -> Table {
 pub fn members_in_short(objects: &[MemberCluster]) -> String {
     let away: Vec<&str> = objects
         .iter()
-        .filter(|object| !object.condition(ConditionType::Connected).holds())
+        .filter(|object| !object.condition(ConditionType::Connected).is_true())
         .map(member_name)
         .collect();
     let count = objects.len();

@@ -9,10 +9,10 @@ use super::args::{Members, Output, Status};
 use super::hub_query::RuleQuery;
 use super::objects::{Rule, tidy};
 use super::parse::{self, RuleRef};
-use super::progress::colours;
+use super::progress::colors;
 use super::read_cluster::{self, API};
 use super::{
-    CommandContext, checks, clusters_output, ended, for_machines, hub_query, note, rules, say,
+    CommandContext, checks, clusters_output, ended, for_machines, hub_query, note, print, rules,
     usage,
 };
 use runnel_api::MemberCluster;
@@ -32,7 +32,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
     if let Some(given) = &options.rule {
         let object = tidy(one(&hub, given, &namespace).await?);
         if let Some(text) = for_machines(options.output, &object)?.filter(|_| !options.outdated) {
-            return say(&text);
+            return print(&text);
         }
         let rule = Rule::read(&object)?;
         if options.outdated {
@@ -43,18 +43,18 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
                 rule: &rule,
             };
             let rows = hub_query::clusters(&hub, &question).await?;
-            return say(&clusters_output::outdated(&rows, width(), colours()));
+            return print(&clusters_output::outdated(&rows, width(), colors()));
         }
         if options.output == Some(Output::Wide) {
-            return whole(&hub, options, &rule, now).await;
+            return print_rule(&hub, options, &rule, now).await;
         }
-        return say(&rules::rule(&rule, now, colours()));
+        return print(&rules::rule(&rule, now, colors()));
     }
     let all = options.all_namespaces;
     let found = read_cluster::rules(&hub, (!all).then_some(namespace.as_str())).await?;
     let found: Vec<Value> = found.into_iter().map(tidy).collect();
     if let Some(text) = for_machines(options.output, &listed(&found))? {
-        return say(&text);
+        return print(&text);
     }
     if found.is_empty() {
         let place = if all {
@@ -73,11 +73,13 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyho
             .iter()
             .map(Rule::read)
             .collect::<anyhow::Result<Vec<_>>>()?;
-        say(&rules::rules(&rules, all, options.output == Some(Output::Wide), now).text(colours()))?;
+        print(
+            &rules::rules(&rules, all, options.output == Some(Output::Wide), now).text(colors()),
+        )?;
     }
     // Below the rules, because most problems of all of them come from an unreachable member.
     if let Ok(members) = read_cluster::members::<MemberCluster>(&hub).await {
-        say(&format!("\n{}\n", rules::members_in_short(&members)))?;
+        print(&format!("\n{}\n", rules::members_in_short(&members)))?;
     }
     Ok(())
 }
@@ -112,7 +114,12 @@ async fn warn_of_silence(hub: &Cluster, namespace: &str) {
 }
 
 /// Shows one rule with all its clusters. Without an answer of the hub it shows the status.
-async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> anyhow::Result<()> {
+async fn print_rule(
+    hub: &Cluster,
+    options: &Status,
+    rule: &Rule,
+    now: Timestamp,
+) -> anyhow::Result<()> {
     let question = RuleQuery {
         namespace: hub_namespace(&options.hub_namespace)?,
         address: options.hub_url.as_deref(),
@@ -120,14 +127,11 @@ async fn whole(hub: &Cluster, options: &Status, rule: &Rule, now: Timestamp) -> 
     };
     match hub_query::clusters(hub, &question).await {
         Ok(rows) => {
-            say(&rules::heading(rule, now, colours()))?;
-            say(&format!(
-                "\n{}",
-                clusters_output::clusters(&rows, colours())
-            ))
+            print(&rules::heading(rule, now, colors()))?;
+            print(&format!("\n{}", clusters_output::clusters(&rows, colors())))
         }
         Err(why) => {
-            say(&rules::rule(rule, now, colours()))?;
+            print(&rules::rule(rule, now, colors()))?;
             Err(ended(
                 super::FAILED,
                 format!("this is the status of the rule; the hub did not answer: {why}"),
@@ -194,7 +198,7 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
         _ => listed(&found),
     };
     if let Some(text) = for_machines(options.output, &value)? {
-        return say(&text);
+        return print(&text);
     }
     let members = found
         .into_iter()
@@ -207,12 +211,14 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
         note(&rules::members_in_short(&members));
         return Ok(());
     }
-    say(&rules::members(
-        &members,
-        options.output == Some(Output::Wide),
-        Timestamp::now(),
+    print(
+        &rules::members(
+            &members,
+            options.output == Some(Output::Wide),
+            Timestamp::now(),
+        )
+        .text(colors()),
     )
-    .text(colours()))
 }
 
 fn listed(items: &[Value]) -> Value {

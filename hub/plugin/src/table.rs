@@ -15,7 +15,7 @@ pub enum Tone {
     /// The desired state.
     Good,
     /// A warning.
-    Odd,
+    Warning,
     /// Wrong.
     Bad,
 }
@@ -26,20 +26,20 @@ impl Tone {
         match status {
             "True" => Tone::Good,
             "False" => Tone::Bad,
-            _ => Tone::Odd,
+            _ => Tone::Warning,
         }
     }
 
     /// `text` in the color of this tone, if there are colors.
-    pub fn paint(self, text: &str, colours: bool) -> String {
+    pub fn paint(self, text: &str, colors: bool) -> String {
         let code = match self {
             Tone::Plain => return text.to_owned(),
             Tone::Bad => 1,
             Tone::Good => 2,
-            Tone::Odd => 3,
+            Tone::Warning => 3,
         };
         // The escape sequences that a table has for the colors of `color`.
-        if colours {
+        if colors {
             format!("\u{1b}[38;5;{code}m{text}\u{1b}[39m")
         } else {
             text.to_owned()
@@ -51,7 +51,7 @@ impl Tone {
             Tone::Plain => None,
             Tone::Bad => Some(Color::DarkRed),
             Tone::Good => Some(Color::DarkGreen),
-            Tone::Odd => Some(Color::DarkYellow),
+            Tone::Warning => Some(Color::DarkYellow),
         }
     }
 }
@@ -72,7 +72,7 @@ impl Cell {
         }
     }
 
-    fn shown(&self) -> comfy_table::Cell {
+    fn to_cell(&self) -> comfy_table::Cell {
         let cell = comfy_table::Cell::new(if self.text.is_empty() {
             "<none>"
         } else {
@@ -121,20 +121,20 @@ impl Table {
     }
 
     /// The table as text; an empty cell is `<none>`, as kubectl has it.
-    pub fn text(&self, colours: bool) -> String {
+    pub fn text(&self, colors: bool) -> String {
         let mut table = comfy_table::Table::new();
         table
             .load_style(comfy_table::presets::NOTHING)
             .force_no_tty()
             .set_header(&self.header);
         table.style_text_only();
-        if colours {
+        if colors {
             table.enforce_styling();
         }
         table.add_rows(
             self.rows
                 .iter()
-                .map(|row| row.iter().map(Cell::shown).collect::<Vec<_>>()),
+                .map(|row| row.iter().map(Cell::to_cell).collect::<Vec<_>>()),
         );
         for column in table.column_iter_mut() {
             column.set_padding((0, GAP));

@@ -8,17 +8,17 @@ use super::args::{self, Copies};
 use super::confirm::confirm;
 use super::helm::{HUB, Helm};
 use super::hints::Endpoint;
-use super::objects::{Conditioned, Rule, member_name};
+use super::objects::{HasConditions, Rule, member_name};
 use super::progress::Progress;
 use super::unjoin::remove;
 use super::{
-    CommandContext, FAILED, TIMED_OUT, ended, note, parse, read_cluster, rights, say, usage,
+    CommandContext, FAILED, TIMED_OUT, ended, note, parse, print, read_cluster, rights, usage,
 };
 use runnel_api::conditions::ConditionType;
 use runnel_api::{APPROVE, DeletionPolicy, FINALIZER, MemberCluster};
 use runnel_hub_core::plan::ROLLBACK_SECRETS;
 
-const BETWEEN: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Removes Runnel from the hub.
 pub(super) async fn run(
@@ -38,7 +38,7 @@ pub(super) async fn run(
     }
     let away: Vec<String> = members
         .iter()
-        .filter(|member| !member.condition(ConditionType::Connected).holds())
+        .filter(|member| !member.condition(ConditionType::Connected).is_true())
         .map(|member| member_name(member).to_owned())
         .collect();
     if !away.is_empty() && !rules.is_empty() && options.copies == Copies::Delete && !options.force {
@@ -49,9 +49,9 @@ pub(super) async fn run(
         );
         return Err(ended(FAILED, text));
     }
-    say(&summary(&hub, &rules, members.len(), options.copies))?;
+    print(&summary(&hub, &rules, members.len(), options.copies))?;
     if options.dry_run {
-        return say("Dry run: nothing was changed.\n");
+        return print("Dry run: nothing was changed.\n");
     }
     confirm("Uninstall?", options.yes)?;
     let removing = Removing {
@@ -66,7 +66,7 @@ pub(super) async fn run(
     } else {
         "deleted"
     };
-    say(&format!(
+    print(&format!(
         "{count} rules are deleted; their copies in connected clusters are {what}.\n"
     ))?;
     // Only now their statuses list the removals that were not carried out.
@@ -89,21 +89,21 @@ pub(super) async fn run(
         }
         remove(&hub, name, timeout).await?;
     }
-    say(&format!("{} members are deleted.\n", members.len()))?;
+    print(&format!("{} members are deleted.\n", members.len()))?;
     let there = Helm::uninstall(&binary, &hub, HUB, namespace).await?;
-    say(if there {
+    print(if there {
         "The hub is uninstalled.\n"
     } else {
         "There was no release runnel-hub of helm's.\n"
     })?;
     removing.definitions().await?;
     removing.remains(namespace).await?;
-    say("The CRDs and the hub's own Secrets are deleted.\n")?;
+    print("The CRDs and the hub's own Secrets are deleted.\n")?;
     if !members.is_empty() {
-        say("The agents are still installed. In each member:\n")?;
+        print("The agents are still installed. In each member:\n")?;
         for member in &members {
             let name = member_name(member);
-            say(&format!(
+            print(&format!(
                 "  helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT   # {name}\n"
             ))?;
         }
@@ -202,7 +202,7 @@ impl Removing<'_> {
                     let annotations = now.metadata().annotations.as_ref();
                     let approved = annotations.and_then(|all| all.get(APPROVE));
                     if let Some(pending) = pending
-                        && now.condition(ConditionType::ApprovalRequired).holds()
+                        && now.condition(ConditionType::ApprovalRequired).is_true()
                         && approved != Some(&pending.digest)
                     {
                         let digest = &pending.digest;
@@ -220,8 +220,8 @@ impl Removing<'_> {
             }
             left = still;
             if !left.is_empty() {
-                progress.show(&format!("waiting for the copies of {} rules", left.len()));
-                tokio::time::sleep(BETWEEN).await;
+                progress.set_text(&format!("waiting for the copies of {} rules", left.len()));
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         progress.end();
@@ -233,7 +233,7 @@ impl Removing<'_> {
             let text = format!(
                 "not deleted within {}: {}. The hub removes the finalizer of a rule when its copies are removed: does it run \
                  (`kubectl runnel doctor`)? With --force their finalizers are removed without it, and their copies stay",
-                parse::words(self.timeout),
+                parse::duration_text(self.timeout),
                 names.join(", ")
             );
             return Err(ended(TIMED_OUT, text));
@@ -294,7 +294,7 @@ impl Removing<'_> {
                     );
                     return Err(ended(TIMED_OUT, text));
                 }
-                tokio::time::sleep(BETWEEN).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         Ok(())

@@ -12,15 +12,15 @@ use super::confirm::confirm;
 use super::helm::Helm;
 use super::hints::Endpoint;
 use super::join::{forget_agent, hub, member};
-use super::objects::{Conditioned, Rule};
+use super::objects::{HasConditions, Rule};
 use super::progress::Progress;
 use super::{
-    CommandContext, FAILED, TIMED_OUT, ended, note, parse, read_cluster, rights, say, usage,
+    CommandContext, FAILED, TIMED_OUT, ended, note, parse, print, read_cluster, rights, usage,
 };
 use runnel_api::conditions::ConditionType;
 use runnel_hub_core::now::age;
 
-const BETWEEN: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Lets a cluster leave.
 pub(super) async fn run(
@@ -51,7 +51,7 @@ pub(super) async fn run(
         ));
     };
     let connected = object.condition(ConditionType::Connected);
-    if !connected.holds() && !options.force {
+    if !connected.is_true() && !options.force {
         let since = age(connected.since, Timestamp::now());
         let text = format!(
             "{name} is not connected ({}, {since}), so its copies cannot be removed or released; nothing was changed. Bring it back, \
@@ -64,12 +64,12 @@ pub(super) async fn run(
         );
         return Err(ended(FAILED, text));
     }
-    say(&summary(&hub, name, &object))?;
+    print(&summary(&hub, name, &object))?;
     if options.dry_run {
-        return say("Dry run: nothing was changed.\n");
+        return print("Dry run: nothing was changed.\n");
     }
     confirm(&format!("Remove {name}?"), options.yes)?;
-    let left_behind = if options.force && !connected.holds() {
+    let left_behind = if options.force && !connected.is_true() {
         Some(left_behind(&hub, name, &object).await)
     } else {
         match leave(&hub, name, timeout, options.force).await? {
@@ -78,11 +78,11 @@ pub(super) async fn run(
         }
     };
     remove(&hub, name, timeout).await?;
-    say(&format!(
+    print(&format!(
         "{name} is removed: its MemberCluster is deleted, and its certificates are revoked.\n"
     ))?;
     if let Some(text) = left_behind {
-        say(&text)?;
+        print(&text)?;
     }
     match member {
         Some(member) => {
@@ -92,12 +92,12 @@ pub(super) async fn run(
             } else {
                 "There was no agent of helm's"
             };
-            say(&format!(
+            print(&format!(
                 "{what} in {}, and its own Secrets are deleted.\n",
                 member.place
             ))
         }
-        None => say(&format!(
+        None => print(&format!(
             "The agent is still installed there: helm uninstall runnel-agent -n {namespace} --kube-context CONTEXT\n"
         )),
     }
@@ -108,7 +108,7 @@ fn summary(hub: &Cluster, name: &str, object: &MemberCluster) -> String {
     let Endpoint {
         context, server, ..
     } = &hub.place;
-    let copies = if object.condition(ConditionType::Connected).holds() {
+    let copies = if object.condition(ConditionType::Connected).is_true() {
         "its copies are removed or kept, by the deletionPolicy of each rule; blocked removals, too"
     } else {
         "it is not connected: its copies stay there and are managed no more"
@@ -147,7 +147,7 @@ async fn leave(
             object.condition(ConditionType::Drained),
             object.condition(ConditionType::Connected),
         );
-        if left.holds() {
+        if left.is_true() {
             break Ok(left
                 .message
                 .split(": this MemberCluster")
@@ -156,15 +156,15 @@ async fn leave(
                 .to_owned());
         }
         if begin.elapsed() >= timeout {
-            break Err((left.message.to_owned(), connected.holds()));
+            break Err((left.message.to_owned(), connected.is_true()));
         }
-        let how = if connected.holds() {
+        let how = if connected.is_true() {
             left.message
         } else {
             "the agent is not connected any more"
         };
-        progress.show(&format!("{name} leaves: {how}"));
-        tokio::time::sleep(BETWEEN).await;
+        progress.set_text(&format!("{name} leaves: {how}"));
+        tokio::time::sleep(POLL_INTERVAL).await;
     };
     progress.end();
     match outcome {
@@ -172,7 +172,7 @@ async fn leave(
         Err(_) if force => {
             note(&format!(
                 "warning: {name} has not removed or released its copies within {}; it is removed by force",
-                parse::words(timeout)
+                parse::duration_text(timeout)
             ));
             Ok(None)
         }
@@ -186,7 +186,7 @@ async fn leave(
                 "{name} has not left within {}: {why}. It is still leaving (spec.leaving is true): `kubectl runnel unjoin \
                  {name}` again waits again, with --force it is removed and what is left of its copies stays; \
                  `kubectl runnel status -A` and the agent's log say what holds it",
-                parse::words(timeout)
+                parse::duration_text(timeout)
             );
             Err(ended(TIMED_OUT, text))
         }
@@ -205,7 +205,7 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
                 format!("the MemberCluster {name} is still there: see its metadata.finalizers");
             return Err(ended(TIMED_OUT, text));
         }
-        tokio::time::sleep(BETWEEN).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }

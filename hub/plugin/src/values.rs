@@ -5,7 +5,7 @@ use super::args::{self, ChartValues};
 
 /// The arguments of one `helm upgrade --install`.
 #[derive(Debug)]
-pub struct Install<'a> {
+pub struct HelmInstall<'a> {
     /// The chart, which is the release's name as well.
     pub chart: &'static str,
     /// The namespace.
@@ -18,7 +18,7 @@ pub struct Install<'a> {
     pub wait: Option<String>,
 }
 
-impl Install<'_> {
+impl HelmInstall<'_> {
     /// The arguments: flags of this plugin win over files of values, and `--set` over both.
     pub fn arguments(&self, chart: &str, own: &str) -> Vec<String> {
         let mut arguments: Vec<String> = [
@@ -56,7 +56,7 @@ impl Install<'_> {
 }
 
 /// Returns the values of the flags of `install`.
-pub fn of_hub(install: &args::Install) -> Value {
+pub fn of_hub(install: &args::InstallArgs) -> Value {
     let mut values = common(&install.values);
     put_list(&mut values, "advertise", &install.advertise);
     put_list(&mut values, "sourceNamespaces", &install.source_namespaces);
@@ -161,7 +161,7 @@ mod tests {
         let Command::Install(given) = parsed("x install -f mine.yaml --set a=1") else {
             unreachable!()
         };
-        let install = Install {
+        let install = HelmInstall {
             chart: "runnel-hub",
             namespace: "n",
             values: json!({}),

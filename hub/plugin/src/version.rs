@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::checks::image;
 use super::helm::HUB;
 use super::objects::member_status;
-use super::{CommandContext, args, for_machines, read_cluster, say};
+use super::{CommandContext, args, for_machines, print, read_cluster};
 
 /// Shows versions.
 pub(super) async fn run(
@@ -27,8 +27,8 @@ pub(super) async fn run(
         }
     }
     match for_machines(options.output, &seen)? {
-        Some(text) => say(&text)?,
-        None => say(&text_page(&seen))?,
+        Some(text) => print(&text)?,
+        None => print(&text_page(&seen))?,
     }
     match why {
         Some(error) => Err(error),

@@ -38,7 +38,7 @@ pub fn printable(text: &str) -> String {
     let mut parts = text.split(ESCAPE);
     printable.push_str(&lines(parts.next().unwrap_or_default()));
     for part in parts {
-        printable.push(if COLOURS.iter().any(|colour| part.starts_with(colour)) {
+        printable.push(if COLOURS.iter().any(|color| part.starts_with(color)) {
             ESCAPE
         } else {
             ' '

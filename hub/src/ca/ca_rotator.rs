@@ -27,10 +27,10 @@ use crate::object_cache::ObjectCache;
 use runnel_hub_core::status::{EventReason, Notice};
 
 /// The validity of the hub's serving certificate, which is renewed at half of it.
-const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
+const SERVING_VALIDITY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The interval at which the clock and the members are checked. A machine may sleep without its
 /// timers noticing.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The CA that signs now, and the CAs that members may trust.
 pub struct Authorities {
@@ -65,7 +65,7 @@ impl Authorities {
     }
 
     /// Returns the CAs that members may trust, the signing one first.
-    pub fn known(&self) -> TrustedAuthorities {
+    pub fn trusted(&self) -> TrustedAuthorities {
         self.view.load().known.clone()
     }
 
@@ -94,7 +94,7 @@ pub struct Parts {
     /// The members, whose certificates show which CAs they need.
     pub object_cache: Arc<ObjectCache>,
     /// The validity of certificates, and how long expired ones can be renewed.
-    pub lives: CertificateLifetimes,
+    pub lifetimes: CertificateLifetimes,
     /// The validity of a CA that the hub creates.
     pub authority_life: Duration,
     /// The queue of Events.
@@ -133,7 +133,7 @@ impl CaRotator {
             .unwrap_or_default()
             .switched(identity.authority.certificate(), now);
         let pairs = pairs(&identity, &known, now)?;
-        let renew_at = half_way(now, &pairs);
+        let renew_at = half_validity(now, &pairs);
         let tls = Arc::new(ServerTls::of_several(&certificates(&known), pairs)?);
         let api: Api<Secret> =
             Api::namespaced(parts.client.clone(), &parts.hub_state.settings.namespace);
@@ -178,7 +178,7 @@ impl CaRotator {
     pub async fn run(mut self) {
         let mut lead = self.parts.hub_state.leadership.lead.subscribe();
         loop {
-            match self.look().await {
+            match self.secrets_status().await {
                 Ok(Some(judged)) => {
                     self.log_identity_error(judged.err().map(|error| error.to_string()))
                 }
@@ -191,9 +191,9 @@ impl CaRotator {
                     tracing::warn!(%error, "cannot check the hub's CA; retrying")
                 }
             }
-            self.serve_again();
+            self.renew_serving();
             tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(CHECK_INTERVAL) => {}
                 () = self.identity.changed() => {}
                 () = self.stored.changed() => {}
                 // Both Secrets are relisted: another replica may have written a state that this one
@@ -205,9 +205,9 @@ impl CaRotator {
 
     /// Reads the Secrets once. Returns an error of the identity, with which the hub keeps its
     /// former one; `None` if the content of the Secrets is unknown.
-    async fn look(&mut self) -> Result<Option<Result<(), StoredError>>, ApiError> {
+    async fn secrets_status(&mut self) -> Result<Option<Result<(), StoredError>>, ApiError> {
         let now = SystemTime::now();
-        let (Some(secret), Some(_)) = (self.identity.known(), self.stored.known()) else {
+        let (Some(secret), Some(_)) = (self.identity.current(), self.stored.current()) else {
             return Ok(None);
         };
         let secret = secret.cloned();
@@ -219,14 +219,14 @@ impl CaRotator {
             Ok(_) => (present, Ok(())),
             Err(error) => (present, Err(error)),
         };
-        let Some(secret) = self.stored.known() else {
+        let Some(secret) = self.stored.current() else {
             return Ok(None);
         };
         let stored = secret.and_then(known_in);
         let base = match &stored {
             Some(stored) => stored.clone(),
             None if self.was_stored => TrustedAuthorities::default(),
-            None => self.authorities.known(),
+            None => self.authorities.trusted(),
         };
         if !self.parts.hub_state.leadership.leads() {
             // The leader stores a CA before it switches to it. Other replicas switch after that.
@@ -240,7 +240,7 @@ impl CaRotator {
         if stored.as_ref() != Some(&next) {
             let data = Data::from([(AUTHORITIES_ENTRY.to_owned(), ByteString(next.write()))]);
             let written = write(&self.api, AUTHORITIES, secret.cloned(), data).await?;
-            self.stored.wrote(written);
+            self.stored.record_write(written);
         }
         self.was_stored = true;
         self.adopt(identity, next);
@@ -255,7 +255,7 @@ impl CaRotator {
         identity: &HubIdentity,
         now: SystemTime,
     ) -> TrustedAuthorities {
-        let (hub_state, lives) = (&self.parts.hub_state, self.parts.lives);
+        let (hub_state, lives) = (&self.parts.hub_state, self.parts.lifetimes);
         let overlap = lives.certificate + lives.expired_renewal;
         let mut next = base.switched(identity.authority.certificate(), now);
         if next.needs_overlap(overlap, now) {
@@ -297,24 +297,24 @@ impl CaRotator {
             Ok(Some(new)) => {
                 data.extend(new);
                 let written = write(&self.api, IDENTITY, secret, data.clone()).await?;
-                self.identity.wrote(written);
+                self.identity.record_write(written);
                 tracing::info!("the hub created a new CA");
             }
             Err(error) => return Ok(Err(error)),
         }
         let read = stored::read(&data);
-        Ok(read.and_then(|read| stored::sound(&read, hub_id, now).map(|()| Some(read))))
+        Ok(read.and_then(|read| stored::verify_identity(&read, hub_id, now).map(|()| Some(read))))
     }
 
     /// Switches to these CAs.
     fn adopt(&mut self, identity: Arc<HubIdentity>, known: TrustedAuthorities) {
-        let before = self.authorities.known();
+        let before = self.authorities.trusted();
         if before == known {
             return;
         }
         let now = SystemTime::now();
         let set = pairs(&identity, &known, now).and_then(|pairs| {
-            self.renew_at = half_way(now, &pairs);
+            self.renew_at = half_validity(now, &pairs);
             self.tls.set(&certificates(&known), pairs)
         });
         if let Err(error) = set {
@@ -352,14 +352,14 @@ impl CaRotator {
 
     /// Renews the serving certificate at half of its validity. Open connections keep the former
     /// one.
-    fn serve_again(&mut self) {
+    fn renew_serving(&mut self) {
         let now = SystemTime::now();
         if now < self.renew_at {
             return;
         }
-        let (identity, known) = (self.authorities.identity(), self.authorities.known());
+        let (identity, known) = (self.authorities.identity(), self.authorities.trusted());
         let set = pairs(&identity, &known, now).and_then(|pairs| {
-            self.renew_at = half_way(now, &pairs);
+            self.renew_at = half_validity(now, &pairs);
             self.tls.set(&certificates(&known), pairs)
         });
         match set {
@@ -430,7 +430,7 @@ fn pairs(
     let mut pairs = vec![
         identity
             .authority
-            .sign_hub(&identity.hub_id, now, SERVING_LIFE)?,
+            .sign_hub(&identity.hub_id, now, SERVING_VALIDITY)?,
     ];
     pairs.extend(
         known
@@ -443,6 +443,6 @@ fn pairs(
 }
 
 /// Returns when the first certificate, which starts now, is renewed.
-fn half_way(now: SystemTime, pairs: &[ServingPair]) -> SystemTime {
+fn half_validity(now: SystemTime, pairs: &[ServingPair]) -> SystemTime {
     pairs.first().map_or(now, |pair| pair.renew_at(now))
 }

@@ -24,7 +24,7 @@ struct SecretState {
     /// Whether a list has been complete since the watch began.
     is_listed: bool,
     /// The Secret in the list that is not complete yet.
-    coming: Option<Secret>,
+    pending: Option<Secret>,
 }
 
 impl SecretWatch {
@@ -67,13 +67,13 @@ impl SecretWatch {
 
     /// Returns the current Secret, or `Some(None)` if it does not exist. Returns `None` before a
     /// list is complete.
-    pub(super) fn known(&self) -> Option<Option<&Secret>> {
+    pub(super) fn current(&self) -> Option<Option<&Secret>> {
         self.state.is_listed.then_some(self.state.present.as_ref())
     }
 
     /// Stores a Secret that the hub itself has written, before the watch delivers it.
-    pub(super) fn wrote(&mut self, secret: Secret) {
-        self.state.see(Some(secret));
+    pub(super) fn record_write(&mut self, secret: Secret) {
+        self.state.store_if_newer(Some(secret));
     }
 }
 
@@ -92,16 +92,16 @@ impl SecretState {
                     ..Self::default()
                 }
             }
-            Some(Ok(Event::Init)) => self.coming = None,
-            Some(Ok(Event::InitApply(secret))) => self.coming = Some(secret),
+            Some(Ok(Event::Init)) => self.pending = None,
+            Some(Ok(Event::InitApply(secret))) => self.pending = Some(secret),
             Some(Ok(Event::InitDone)) => {
-                (self.present, self.is_listed) = (self.coming.take(), true);
+                (self.present, self.is_listed) = (self.pending.take(), true);
                 return true;
             }
-            Some(Ok(Event::Apply(secret))) => return self.see(Some(secret)),
+            Some(Ok(Event::Apply(secret))) => return self.store_if_newer(Some(secret)),
             // The Secret was created again since.
             Some(Ok(Event::Delete(secret))) if self.is_newer_than(&secret) => {}
-            Some(Ok(Event::Delete(_))) => return self.see(None),
+            Some(Ok(Event::Delete(_))) => return self.store_if_newer(None),
             Some(Err(_)) => {}
         }
         false
@@ -114,7 +114,7 @@ impl SecretState {
     }
 
     /// Stores the state of the Secret, unless a newer one is stored. Returns whether it was stored.
-    fn see(&mut self, secret: Option<Secret>) -> bool {
+    fn store_if_newer(&mut self, secret: Option<Secret>) -> bool {
         if secret
             .as_ref()
             .is_some_and(|secret| self.is_newer_than(secret))
@@ -150,13 +150,13 @@ mod tests {
 
     /// Returns the known version: 0 for a Secret that does not exist, `None` while the state is
     /// unknown.
-    fn known(state: &SecretState) -> Option<u64> {
+    fn current(state: &SecretState) -> Option<u64> {
         state
             .is_listed
             .then(|| state.present.as_ref().map_or(0, version))
     }
 
-    fn takes_in(state: &mut SecretState, events: Vec<Event<Secret>>) -> Vec<bool> {
+    fn apply_events(state: &mut SecretState, events: Vec<Event<Secret>>) -> Vec<bool> {
         events
             .into_iter()
             .map(|event| state.observe(Some(Ok(event))))
@@ -166,66 +166,72 @@ mod tests {
     #[test]
     fn secret_is_known_from_its_first_list_on() {
         let mut state = SecretState::default();
-        assert_eq!(known(&state), None);
+        assert_eq!(current(&state), None);
         assert_eq!(
-            takes_in(&mut state, vec![Event::Init, Event::InitDone]),
+            apply_events(&mut state, vec![Event::Init, Event::InitDone]),
             [false, true]
         );
-        assert_eq!(known(&state), Some(0));
+        assert_eq!(current(&state), Some(0));
         assert_eq!(
-            takes_in(
+            apply_events(
                 &mut state,
                 vec![Event::Apply(secret(5)), Event::Apply(secret(7))]
             ),
             [true, true]
         );
-        assert_eq!(known(&state), Some(7));
-        assert_eq!(takes_in(&mut state, vec![Event::Delete(secret(8))]), [true]);
-        assert_eq!(known(&state), Some(0));
+        assert_eq!(current(&state), Some(7));
+        assert_eq!(
+            apply_events(&mut state, vec![Event::Delete(secret(8))]),
+            [true]
+        );
+        assert_eq!(current(&state), Some(0));
     }
 
     #[test]
     fn own_write_outlives_events_of_before() {
         let mut state = SecretState::default();
-        takes_in(
+        apply_events(
             &mut state,
             vec![Event::Init, Event::InitApply(secret(5)), Event::InitDone],
         );
-        assert!(state.see(Some(secret(9))));
+        assert!(state.store_if_newer(Some(secret(9))));
         assert_eq!(
-            takes_in(
+            apply_events(
                 &mut state,
                 vec![Event::Apply(secret(7)), Event::Delete(secret(8))]
             ),
             [false, false]
         );
-        assert_eq!(known(&state), Some(9));
-        assert_eq!(takes_in(&mut state, vec![Event::Apply(secret(10))]), [true]);
+        assert_eq!(current(&state), Some(9));
+        assert_eq!(
+            apply_events(&mut state, vec![Event::Apply(secret(10))]),
+            [true]
+        );
     }
 
     #[test]
     fn new_list_replaces_the_former_state() {
         let mut state = SecretState::default();
-        takes_in(
+        apply_events(
             &mut state,
             vec![Event::Init, Event::InitApply(secret(90)), Event::InitDone],
         );
         // The right to lead is new: the stored state may be stale.
         assert!(!state.observe(None));
-        assert_eq!(known(&state), None);
+        assert_eq!(current(&state), None);
         // The API server was restored from a backup.
         assert_eq!(
-            takes_in(&mut state, vec![Event::Init, Event::InitApply(secret(40))]),
+            apply_events(&mut state, vec![Event::Init, Event::InitApply(secret(40))]),
             [false, false]
         );
-        assert_eq!(known(&state), None);
-        takes_in(&mut state, vec![Event::InitDone]);
-        assert_eq!(known(&state), Some(40));
+        assert_eq!(current(&state), None);
+        apply_events(&mut state, vec![Event::InitDone]);
+        assert_eq!(current(&state), Some(40));
         // The watch itself relists, as after an error: the former state is kept until the list is
         // complete.
-        takes_in(&mut state, vec![Event::Init]);
-        assert_eq!(known(&state), Some(40));
-        takes_in(&mut state, vec![Event::InitDone]);
-        assert_eq!(known(&state), Some(0));
+        apply_events(&mut state, vec![Event::Init]);
+        assert_eq!(current(&state), Some(40));
+        apply_events(&mut state, vec![Event::InitDone]);
+        assert_eq!(current(&state), Some(0));
     }
 }

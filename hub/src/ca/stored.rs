@@ -51,7 +51,7 @@ pub enum StoredError {
     OtherHub,
     /// A check of the CA failed.
     #[error("{0}")]
-    Unsound(&'static str),
+    Unverifiable(&'static str),
     /// The CA cannot be used.
     #[error("{0}: restore {CERTIFICATE} and {KEY} from a backup")]
     Authority(#[from] IdentityError),
@@ -66,7 +66,7 @@ pub struct Fresh {
     /// The current time.
     pub now: SystemTime,
     /// The validity of a new CA.
-    pub life: Duration,
+    pub lifetime: Duration,
 }
 
 /// Returns the missing entries of an identity; empty if it is complete. Existing entries stay
@@ -95,7 +95,7 @@ pub fn missing(data: &Data, fresh: Fresh) -> Result<Data, StoredError> {
     match (filled(data, CERTIFICATE), filled(data, KEY)) {
         (true, true) => {}
         (false, false) => {
-            added.extend(authority(&hub_id, fresh.life, fresh.now)?);
+            added.extend(authority(&hub_id, fresh.lifetime, fresh.now)?);
         }
         _ => return Err(StoredError::HalfAuthority),
     }
@@ -157,7 +157,7 @@ pub fn renewed(
         _ => return Err(StoredError::HalfAuthority),
     }
     let present = read(data)?.authority;
-    let due = present.is_self_made() && present.renew_at() <= now;
+    let due = present.is_self_issued() && present.renew_at() <= now;
     Ok(if due {
         Some(authority(hub_id, life, now)?)
     } else {
@@ -170,7 +170,11 @@ pub fn renewed(
 ///
 /// # Errors
 /// [`StoredError`], with the cause.
-pub fn sound(identity: &HubIdentity, hub_id: &str, now: SystemTime) -> Result<(), StoredError> {
+pub fn verify_identity(
+    identity: &HubIdentity,
+    hub_id: &str,
+    now: SystemTime,
+) -> Result<(), StoredError> {
     if identity.hub_id != hub_id {
         return Err(StoredError::OtherHub);
     }
@@ -185,15 +189,15 @@ pub fn sound(identity: &HubIdentity, hub_id: &str, now: SystemTime) -> Result<()
         now,
         minute,
     )?;
-    let believed = is_signed_by(&signed.der, authority.certificate());
-    if believed {
+    let is_verified = is_signed_by(&signed.der, authority.certificate());
+    if is_verified {
         Ok(())
     } else {
-        Err(StoredError::Unsound(UNSOUND))
+        Err(StoredError::Unverifiable(UNVERIFIABLE))
     }
 }
 
-const UNSOUND: &str = "clients that trust this CA do not accept what it signs (a name constraint, or a subject that \
+const UNVERIFIABLE: &str = "clients that trust this CA do not accept what it signs (a name constraint, or a subject that \
                        is encoded in an unusual way): use a plain CA certificate";
 
 fn authority(hub_id: &str, life: Duration, now: SystemTime) -> Result<Data, StoredError> {
@@ -234,12 +238,12 @@ mod tests {
             hub_id: "hubid".into(),
             revision_key: [7; 32],
             now,
-            life: Duration::from_secs(1000),
+            lifetime: Duration::from_secs(1000),
         }
     }
 
     #[test]
-    fn an_empty_secret_becomes_whole_and_a_whole_one_stays() {
+    fn empty_secret_is_filled_and_full_one_is_unchanged() {
         let data = missing(&Data::new(), fresh()).unwrap();
         let identity = read(&data).ok().unwrap();
         assert_eq!(
@@ -303,7 +307,11 @@ mod tests {
 
     #[test]
     fn authority_is_replaced_when_removed_or_half_over() {
-        let Fresh { now, life, .. } = fresh();
+        let Fresh {
+            now,
+            lifetime: life,
+            ..
+        } = fresh();
         let whole = missing(&Data::new(), fresh()).unwrap();
         let half = life / 2;
         let renew = |data: &Data, at| renewed(data, "hubid", life, at);
@@ -315,7 +323,7 @@ mod tests {
         assert_eq!(renew(&bare, now), Err(StoredError::HalfAuthority));
         bare.insert(CERTIFICATE.to_owned(), ByteString(vec![]));
         bare.extend(renew(&bare, now).unwrap().unwrap());
-        assert!(read(&bare).is_ok_and(|read| sound(&read, "hubid", now).is_ok()));
+        assert!(read(&bare).is_ok_and(|read| verify_identity(&read, "hubid", now).is_ok()));
         assert_eq!(
             renewed(&whole, "other", life, now),
             Err(StoredError::OtherHub)
@@ -332,11 +340,14 @@ mod tests {
         data.insert(KEY.to_owned(), ByteString(key.into()));
         assert_eq!(renewed(&data, "hubid", Duration::ZERO, now), Ok(None));
         let taken = read(&data).ok().unwrap();
-        assert_eq!(sound(&taken, "hubid", now), Ok(()));
-        assert_eq!(sound(&taken, "other", now), Err(StoredError::OtherHub));
+        assert_eq!(verify_identity(&taken, "hubid", now), Ok(()));
+        assert_eq!(
+            verify_identity(&taken, "other", now),
+            Err(StoredError::OtherHub)
+        );
         let late = taken.authority.not_after();
         assert!(matches!(
-            sound(&taken, "hubid", late),
+            verify_identity(&taken, "hubid", late),
             Err(StoredError::Authority(IdentityError::AuthorityExpired))
         ));
     }

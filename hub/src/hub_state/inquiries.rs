@@ -21,7 +21,7 @@ const QUESTION_BYTES: usize = FRAME_LIMIT - 64 * 1024;
 
 /// Why a request is not sent to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unasked {
+pub enum InquiryError {
     /// Too many requests to the agent are open.
     Busy,
     /// The request does not fit into one frame. Such a frame would end the stream.
@@ -29,7 +29,7 @@ pub enum Unasked {
 }
 
 /// A request to an agent.
-pub enum Asked {
+pub enum Inquiry {
     /// Inspects a copy.
     Inspect(Inspect),
     /// Lists the copies of a rule.
@@ -38,28 +38,28 @@ pub enum Asked {
     PreviewRequest(Box<PreviewRequest>),
 }
 
-impl Asked {
+impl Inquiry {
     fn number(&self) -> u64 {
         match self {
-            Asked::Inspect(inspect) => inspect.question,
-            Asked::ListCopies(list) => list.question,
-            Asked::PreviewRequest(preview) => preview.question,
+            Inquiry::Inspect(inspect) => inspect.question,
+            Inquiry::ListCopies(list) => list.question,
+            Inquiry::PreviewRequest(preview) => preview.question,
         }
     }
 }
 
-impl From<Asked> for HubFrame {
-    fn from(asked: Asked) -> Self {
+impl From<Inquiry> for HubFrame {
+    fn from(asked: Inquiry) -> Self {
         match asked {
-            Asked::Inspect(inspect) => HubFrame::Inspect(inspect),
-            Asked::ListCopies(list) => HubFrame::ListCopies(list),
-            Asked::PreviewRequest(preview) => HubFrame::PreviewRequest(preview),
+            Inquiry::Inspect(inspect) => HubFrame::Inspect(inspect),
+            Inquiry::ListCopies(list) => HubFrame::ListCopies(list),
+            Inquiry::PreviewRequest(preview) => HubFrame::PreviewRequest(preview),
         }
     }
 }
 
 /// The caller that waits for the answer.
-enum Asker {
+enum InquiryCaller {
     Inspected(oneshot::Sender<Inspected>),
     /// With the copies that were received.
     CopyList(oneshot::Sender<CopyList>, Vec<ListedCopy>),
@@ -67,25 +67,25 @@ enum Asker {
     PreviewResult(oneshot::Sender<PreviewResult>, Vec<PreviewedCopy>),
 }
 
-impl Asker {
+impl InquiryCaller {
     fn waits(&self) -> bool {
         match self {
-            Asker::Inspected(asker) => !asker.is_closed(),
-            Asker::CopyList(asker, _) => !asker.is_closed(),
-            Asker::PreviewResult(asker, _) => !asker.is_closed(),
+            InquiryCaller::Inspected(asker) => !asker.is_closed(),
+            InquiryCaller::CopyList(asker, _) => !asker.is_closed(),
+            InquiryCaller::PreviewResult(asker, _) => !asker.is_closed(),
         }
     }
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenInquiries {
     /// The number of the previous request.
     number: u64,
-    to_send: VecDeque<Asked>,
-    waiting: BTreeMap<u64, Asker>,
+    to_send: VecDeque<Inquiry>,
+    waiting: BTreeMap<u64, InquiryCaller>,
 }
 
-impl Open {
+impl OpenInquiries {
     /// Reserves one more request and returns its number; `None` if too many are open.
     fn begin(&mut self) -> Option<u64> {
         self.waiting.retain(|_, asker| asker.waits());
@@ -102,15 +102,15 @@ impl Open {
 }
 
 /// The open requests to one agent. The end of the session drops them without an answer.
-pub struct Inquiries(LeafMutex<Open>);
+pub struct Inquiries(LeafMutex<OpenInquiries>);
 
 impl Inquiries {
     /// Returns an empty list. Requests are numbered from `number`, which is random for each
     /// session, so that a late answer to an earlier session matches no request.
     pub fn after(number: u64) -> Self {
-        Self(LeafMutex::new(Open {
+        Self(LeafMutex::new(OpenInquiries {
             number,
-            ..Open::default()
+            ..OpenInquiries::default()
         }))
     }
 
@@ -121,13 +121,14 @@ impl Inquiries {
 
     /// Requests an inspection of a copy; the caller must wake the session. Returns `None` if too
     /// many requests are open.
-    pub fn ask(&self, copy: SourceRef) -> Option<oneshot::Receiver<Inspected>> {
+    pub fn inspect(&self, copy: SourceRef) -> Option<oneshot::Receiver<Inspected>> {
         let mut open = self.0.lock();
         let question = open.begin()?;
         let (answer, answered) = oneshot::channel();
-        open.waiting.insert(question, Asker::Inspected(answer));
+        open.waiting
+            .insert(question, InquiryCaller::Inspected(answer));
         open.to_send
-            .push_back(Asked::Inspect(Inspect { question, copy }));
+            .push_back(Inquiry::Inspect(Inspect { question, copy }));
         Some(answered)
     }
 
@@ -138,46 +139,50 @@ impl Inquiries {
         asked.question = open.begin()?;
         let (answer, answered) = oneshot::channel();
         open.waiting
-            .insert(asked.question, Asker::CopyList(answer, vec![]));
-        open.to_send.push_back(Asked::ListCopies(asked));
+            .insert(asked.question, InquiryCaller::CopyList(answer, vec![]));
+        open.to_send.push_back(Inquiry::ListCopies(asked));
         Some(answered)
     }
 
     /// Requests a preview of copies.
     ///
     /// # Errors
-    /// [`Unasked`]; no request is queued.
+    /// [`InquiryError`]; no request is queued.
     pub fn preview(
         &self,
         mut asked: Box<PreviewRequest>,
-    ) -> Result<oneshot::Receiver<PreviewResult>, Unasked> {
+    ) -> Result<oneshot::Receiver<PreviewResult>, InquiryError> {
         if question_bytes(&asked) > QUESTION_BYTES {
-            return Err(Unasked::TooLarge);
+            return Err(InquiryError::TooLarge);
         }
         let mut open = self.0.lock();
-        let question = open.begin().ok_or(Unasked::Busy)?;
+        let question = open.begin().ok_or(InquiryError::Busy)?;
         if open
             .waiting
             .values()
-            .filter(|asker| matches!(asker, Asker::PreviewResult(..)))
+            .filter(|caller| matches!(caller, InquiryCaller::PreviewResult(..)))
             .count()
             >= PREVIEWS_AT_A_TIME
         {
-            return Err(Unasked::Busy);
+            return Err(InquiryError::Busy);
         }
         let (answer, answered) = oneshot::channel();
         asked.question = question;
         open.waiting
-            .insert(question, Asker::PreviewResult(answer, vec![]));
-        open.to_send.push_back(Asked::PreviewRequest(asked));
+            .insert(question, InquiryCaller::PreviewResult(answer, vec![]));
+        open.to_send.push_back(Inquiry::PreviewRequest(asked));
         Ok(answered)
     }
 
     /// Returns the next request whose caller still waits.
-    pub fn next(&self) -> Option<Asked> {
+    pub fn next(&self) -> Option<Inquiry> {
         let mut open = self.0.lock();
         while let Some(asked) = open.to_send.pop_front() {
-            if open.waiting.get(&asked.number()).is_some_and(Asker::waits) {
+            if open
+                .waiting
+                .get(&asked.number())
+                .is_some_and(InquiryCaller::waits)
+            {
                 return Some(asked);
             }
         }
@@ -190,41 +195,44 @@ impl Inquiries {
         let mut open = self.0.lock();
         if matches!(
             open.waiting.get(&answer.question),
-            Some(Asker::Inspected(_))
-        ) && let Some(Asker::Inspected(asker)) = open.waiting.remove(&answer.question)
+            Some(InquiryCaller::Inspected(_))
+        ) && let Some(InquiryCaller::Inspected(caller)) = open.waiting.remove(&answer.question)
         {
             // The caller may have stopped waiting.
-            let _ = asker.send(answer);
+            let _ = caller.send(answer);
         }
     }
 
     /// Delivers a part of a list. Copies beyond the limit are dropped.
     pub fn copy_list(&self, mut part: CopyList) {
         let mut open = self.0.lock();
-        let Some(Asker::CopyList(_, listed)) = open.waiting.get_mut(&part.question) else {
+        let Some(InquiryCaller::CopyList(_, listed)) = open.waiting.get_mut(&part.question) else {
             return;
         };
         let room = COPIES_LIMIT.saturating_sub(listed.len());
         listed.extend(part.copies.drain(..).take(room));
         if part.last
-            && let Some(Asker::CopyList(asker, copies)) = open.waiting.remove(&part.question)
+            && let Some(InquiryCaller::CopyList(caller, copies)) =
+                open.waiting.remove(&part.question)
         {
-            let _ = asker.send(CopyList { copies, ..part });
+            let _ = caller.send(CopyList { copies, ..part });
         }
     }
 
     /// Delivers a part of an answer. Parts beyond the limit are dropped.
     pub fn preview_result(&self, mut part: PreviewResult) {
         let mut open = self.0.lock();
-        let Some(Asker::PreviewResult(_, message)) = open.waiting.get_mut(&part.question) else {
+        let Some(InquiryCaller::PreviewResult(_, message)) = open.waiting.get_mut(&part.question)
+        else {
             return;
         };
         let room = PREVIEW_LIMIT.saturating_sub(message.len());
         message.extend(part.copies.drain(..).take(room));
         if part.last
-            && let Some(Asker::PreviewResult(asker, copies)) = open.waiting.remove(&part.question)
+            && let Some(InquiryCaller::PreviewResult(caller, copies)) =
+                open.waiting.remove(&part.question)
         {
-            let _ = asker.send(PreviewResult { copies, ..part });
+            let _ = caller.send(PreviewResult { copies, ..part });
         }
     }
 }
@@ -247,9 +255,9 @@ mod tests {
     #[test]
     fn answer_reaches_its_asker_and_orphaned_question_is_not_sent() {
         let (inquiries, copy) = (Inquiries::after(0), SourceRef::new("secrets", "a", "b"));
-        let mut first = inquiries.ask(copy.clone()).unwrap();
-        drop(inquiries.ask(copy.clone()));
-        let mut third = inquiries.ask(copy.clone()).unwrap();
+        let mut first = inquiries.inspect(copy.clone()).unwrap();
+        drop(inquiries.inspect(copy.clone()));
+        let mut third = inquiries.inspect(copy.clone()).unwrap();
         let sent: Vec<u64> = std::iter::from_fn(|| inquiries.next())
             .map(|asked| asked.number())
             .collect();
@@ -265,17 +273,17 @@ mod tests {
             (1, 3)
         );
         let many: Vec<_> = (0..AT_A_TIME)
-            .map(|_| inquiries.ask(copy.clone()))
+            .map(|_| inquiries.inspect(copy.clone()))
             .collect();
-        assert!(many.iter().all(Option::is_some) && inquiries.ask(copy.clone()).is_none());
+        assert!(many.iter().all(Option::is_some) && inquiries.inspect(copy.clone()).is_none());
         drop(many);
-        assert!(inquiries.ask(copy).is_some());
+        assert!(inquiries.inspect(copy).is_some());
     }
 
     #[test]
     fn answer_to_an_earlier_session_is_dropped() {
         let numbers = |inquiries: &Inquiries| {
-            let ask = || inquiries.ask(SourceRef::new("secrets", "a", "b"));
+            let ask = || inquiries.inspect(SourceRef::new("secrets", "a", "b"));
             let waiting = (ask(), ask());
             assert!(waiting.0.is_some() && waiting.1.is_some());
             std::iter::from_fn(|| inquiries.next())
@@ -319,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_fits_into_no_frame_is_not_queued() {
+    fn oversized_question_is_not_queued() {
         let inquiries = Inquiries::after(0);
         let asked = |acked: usize| {
             let name = |number: usize| SourceRef::new("secrets", "a", &format!("{number:0253}"));
@@ -330,7 +338,7 @@ mod tests {
         };
         assert_eq!(
             inquiries.preview(asked(20_000)).err(),
-            Some(Unasked::TooLarge)
+            Some(InquiryError::TooLarge)
         );
         assert!(inquiries.next().is_none());
         let _waiting = inquiries.preview(asked(2000)).unwrap();
@@ -338,6 +346,6 @@ mod tests {
         let _full: Vec<_> = (1..PREVIEWS_AT_A_TIME)
             .map(|_| inquiries.preview(asked(1)).unwrap())
             .collect();
-        assert_eq!(inquiries.preview(asked(1)).err(), Some(Unasked::Busy));
+        assert_eq!(inquiries.preview(asked(1)).err(), Some(InquiryError::Busy));
     }
 }

@@ -69,7 +69,7 @@ impl Leadership {
 
     /// Whether this process still has this right to lead, by the clock. Callers check it before
     /// each send.
-    pub fn holds(&self, lead: &Lead) -> bool {
+    pub fn is_leading(&self, lead: &Lead) -> bool {
         self.lead
             .borrow()
             .as_ref()

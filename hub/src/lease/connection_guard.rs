@@ -13,7 +13,7 @@ use crate::ordered_lock::LeafMutex;
 
 /// The time for which a connection of a member may last without a registered session. A renewal
 /// takes seconds. Each new stream restarts the time.
-pub(super) const IDLE_LIFE: Duration = Duration::from_secs(60);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 type Allowed = Arc<dyn Fn() -> bool + Send + Sync>;
 
@@ -109,7 +109,7 @@ impl GuardState {
         Self {
             member,
             sessions: AtomicUsize::new(0),
-            idle_until: LeafMutex::new(Instant::now() + IDLE_LIFE),
+            idle_until: LeafMutex::new(Instant::now() + IDLE_TIMEOUT),
             allowed: LeafMutex::default(),
             refused: AtomicBool::default(),
             over: AtomicBool::default(),
@@ -134,12 +134,12 @@ impl GuardState {
     }
 
     fn extend(&self) {
-        *self.idle_until.lock() = Instant::now() + IDLE_LIFE;
+        *self.idle_until.lock() = Instant::now() + IDLE_TIMEOUT;
     }
 
     /// Checks the connection, and ends it if it is no longer allowed or idle for too long. Returns
     /// whether it was idle for too long.
-    pub(super) fn look(&self, now: Instant) -> bool {
+    pub(super) fn has_expired(&self, now: Instant) -> bool {
         let is_late = self.member.is_some() && self.is_idle() && *self.idle_until.lock() <= now;
         let allowed = self.allowed.lock().clone();
         let refused = allowed.is_some_and(|allowed| !allowed());

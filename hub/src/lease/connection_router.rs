@@ -41,20 +41,20 @@ const ACCEPT_DELAY: Duration = Duration::from_secs(20);
 /// The time limit for a connection to the leader.
 const DIAL: Duration = Duration::from_secs(3);
 /// The interval between attempts to reach the leader.
-const AGAIN: Duration = Duration::from_millis(500);
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// The time without data after which a connection is dead. Both ends send keepalives more often.
 const IDLE: Duration = Duration::from_secs(90);
 /// The time for which a connection to a former leader continues, so that its last frames arrive.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_DELAY: Duration = Duration::from_secs(1);
 /// Pause after an accept error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(200);
 
 type Incoming = (TcpStream, SocketAddr);
 
 /// The connections that this process serves itself.
-pub struct Accepted(mpsc::Receiver<Incoming>);
+pub struct LocalConnections(mpsc::Receiver<Incoming>);
 
-impl Accept for Accepted {
+impl Accept for LocalConnections {
     async fn accept(&mut self) -> io::Result<Incoming> {
         match self.0.recv().await {
             Some(incoming) => Ok(incoming),
@@ -107,7 +107,7 @@ impl ConnectionRouter {
         listeners: Listeners,
         hub_state: Arc<HubState>,
         metrics: Arc<HubMetrics>,
-    ) -> (Self, Accepted, Accepted) {
+    ) -> (Self, LocalConnections, LocalConnections) {
         let (agents, accepted) = mpsc::channel(QUEUE);
         let (views, accepted_views) = mpsc::channel(QUEUE);
         let served = Served { agents, views };
@@ -118,8 +118,8 @@ impl ConnectionRouter {
                 metrics,
                 served,
             },
-            Accepted(accepted),
-            Accepted(accepted_views),
+            LocalConnections(accepted),
+            LocalConnections(accepted_views),
         )
     }
 
@@ -245,7 +245,7 @@ async fn admit(service: Service, (tcp, from): Incoming, hub_state: Arc<HubState>
         tokio::select! {
             _ = lead.changed() => {}
             _ = leader.changed() => {}
-            () = sleep(AGAIN) => {}
+            () = sleep(RETRY_INTERVAL) => {}
             () = sleep_until(stop_waiting) => return,
         }
     }
@@ -271,8 +271,8 @@ async fn splice(
     }
     let moved = AtomicU64::new(0);
     let (mut near, mut far) = (
-        Counted { tcp, moved: &moved },
-        Counted {
+        CountingConnection { tcp, moved: &moved },
+        CountingConnection {
             tcp: onward,
             moved: &moved,
         },
@@ -284,7 +284,7 @@ async fn splice(
                 .is_none_or(|now| now.identity != leader.identity)
         };
         _ = known.wait_for(other).await;
-        sleep(LAST_WORDS).await;
+        sleep(CLOSE_DELAY).await;
     };
     tokio::select! {
         _ = copy_bidirectional(&mut near, &mut far) => {}
@@ -307,12 +307,12 @@ async fn idle(moved: &AtomicU64) {
 }
 
 /// A connection that counts the bytes that it reads.
-struct Counted<'a> {
+struct CountingConnection<'a> {
     tcp: TcpStream,
     moved: &'a AtomicU64,
 }
 
-impl AsyncRead for Counted<'_> {
+impl AsyncRead for CountingConnection<'_> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -326,7 +326,7 @@ impl AsyncRead for Counted<'_> {
     }
 }
 
-impl AsyncWrite for Counted<'_> {
+impl AsyncWrite for CountingConnection<'_> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -52,7 +52,7 @@ impl MemberConnections {
     }
 
     /// Drops connections that have closed.
-    pub(super) fn drop_gone(&mut self) {
+    pub(super) fn drop_closed(&mut self) {
         self.0.retain(|_, known| {
             known.retain(|guard_state| guard_state.strong_count() > 0);
             !known.is_empty()

@@ -20,11 +20,11 @@ use runnel_hub_core::lease::{Candidate, Holder, LEASE, Lead, Step, Timing, intro
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
 /// The time limit for the sessions to end before the Lease is released.
-const GOODBYE: Duration = Duration::from_millis(1500);
+const SESSION_END_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The time in which the last frames of the sessions are sent.
 const FLUSH: Duration = Duration::from_millis(100);
 /// The interval of the check whether the sessions have ended.
-const GLANCE: Duration = Duration::from_millis(10);
+const SESSION_END_POLL: Duration = Duration::from_millis(10);
 /// The limit of attempts to release the Lease. If all fail, the next leader waits for its expiry.
 const TRIES: usize = 3;
 /// The time limit for an ending process to release the Lease at a slow API server. It is less than
@@ -135,17 +135,17 @@ impl Election {
         let params = PostParams::default();
         let answer = match &step {
             Step::Wait(_) => return,
-            Step::Look => self.ask("read", self.leases.get_opt(LEASE)).await,
+            Step::Read => self.send_request("read", self.leases.get_opt(LEASE)).await,
             Step::Create(lease) => {
-                let lease = self.introduced(lease);
-                self.ask("create", async {
+                let lease = self.with_hub_identity(lease);
+                self.send_request("create", async {
                     self.leases.create(&params, &lease).await.map(Some)
                 })
                 .await
             }
             Step::Replace(lease) => {
-                let lease = self.introduced(lease);
-                self.ask("update", async {
+                let lease = self.with_hub_identity(lease);
+                self.send_request("update", async {
                     self.leases.replace(LEASE, &params, &lease).await.map(Some)
                 })
                 .await
@@ -162,7 +162,7 @@ impl Election {
                     preconditions: Some(preconditions),
                     ..DeleteParams::default()
                 };
-                self.ask("delete", async {
+                self.send_request("delete", async {
                     self.leases.delete(LEASE, &params).await.map(|_| None)
                 })
                 .await
@@ -170,17 +170,17 @@ impl Election {
         };
         let now = Instant::now();
         match answer {
-            Answer::Lease(Some(lease)) if step != Step::Look => {
-                self.candidate.wrote(*lease, sent, now)
+            Answer::Lease(Some(lease)) if step != Step::Read => {
+                self.candidate.record_write(*lease, sent, now)
             }
-            Answer::Lease(None) if step != Step::Look => self.candidate.failed(true, now),
+            Answer::Lease(None) if step != Step::Read => self.candidate.failed(true, now),
             Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
             Answer::Changed => self.candidate.failed(true, now),
             Answer::Failed => self.candidate.failed(false, now),
         }
     }
 
-    fn introduced(&self, lease: &Lease) -> Lease {
+    fn with_hub_identity(&self, lease: &Lease) -> Lease {
         let authorities = self.hub_state.authorities.borrow();
         let authority = authorities
             .first()
@@ -193,7 +193,7 @@ impl Election {
     }
 
     /// Sends one request. Its time limit is a part of the time in which a renewal must succeed.
-    async fn ask(
+    async fn send_request(
         &self,
         verb: &str,
         call: impl Future<Output = Result<Option<Lease>, kube::Error>>,
@@ -271,9 +271,11 @@ impl Election {
             return;
         }
         let over = tokio::time::Instant::now() + HAND_OVER_LIMIT / 2;
-        let goodbye = tokio::time::Instant::now() + GOODBYE;
-        while !self.hub_state.sessions.is_empty() && tokio::time::Instant::now() < goodbye {
-            tokio::time::sleep(GLANCE).await;
+        let session_end_deadline = tokio::time::Instant::now() + SESSION_END_TIMEOUT;
+        while !self.hub_state.sessions.is_empty()
+            && tokio::time::Instant::now() < session_end_deadline
+        {
+            tokio::time::sleep(SESSION_END_POLL).await;
         }
         tokio::time::sleep(FLUSH).await;
         for _ in 0..TRIES {
@@ -286,7 +288,7 @@ impl Election {
             self.publish();
             let params = PostParams::default();
             match self
-                .ask("update", async {
+                .send_request("update", async {
                     self.leases
                         .replace(LEASE, &params, &released)
                         .await
@@ -299,12 +301,14 @@ impl Election {
                     break;
                 }
                 // A renewal that was canceled may have reached the API server.
-                Answer::Changed => match self.ask("read", self.leases.get_opt(LEASE)).await {
-                    Answer::Lease(seen) => self
-                        .candidate
-                        .observe(seen.map(|lease| *lease), Instant::now()),
-                    Answer::Changed | Answer::Failed => break,
-                },
+                Answer::Changed => {
+                    match self.send_request("read", self.leases.get_opt(LEASE)).await {
+                        Answer::Lease(seen) => self
+                            .candidate
+                            .observe(seen.map(|lease| *lease), Instant::now()),
+                        Answer::Changed | Answer::Failed => break,
+                    }
+                }
                 Answer::Failed => break,
             }
         }

@@ -23,7 +23,7 @@ use crate::ordered_lock::LeafMutex;
 
 /// The interval at which a connection checks whether its session is still allowed. The second
 /// failed check in a row ends it, which leaves the session time for its last frame.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The states of all connections. One timer checks all of them: waking each connection would cost
 /// more than the data that it sends.
@@ -56,7 +56,7 @@ impl ConnectionGuards {
 
     /// Checks all connections at the interval, until the process ends.
     pub async fn watch(&self) -> Infallible {
-        self.watch_every(LOOK).await
+        self.watch_every(CHECK_INTERVAL).await
     }
 
     async fn watch_every(&self, every: Duration) -> Infallible {
@@ -68,7 +68,7 @@ impl ConnectionGuards {
             let late = self
                 .all()
                 .into_iter()
-                .filter(|guard_state| guard_state.look(now))
+                .filter(|guard_state| guard_state.has_expired(now))
                 .count();
             self.1.limited(PeerLimit::IdleConnections, late as u64);
         }
@@ -83,7 +83,7 @@ impl ConnectionGuards {
             all.extend(guard_state);
             is_taken
         });
-        table.members.drop_gone();
+        table.members.drop_closed();
         all
     }
 }
@@ -134,7 +134,7 @@ pub fn fenced(
 
 impl Fenced {
     fn check(&self) -> io::Result<()> {
-        if self.hub_state.leadership.holds(&self.lead) {
+        if self.hub_state.leadership.is_leading(&self.lead) {
             Ok(())
         } else {
             Err(io::Error::new(
@@ -209,14 +209,14 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::lease::connection_guard::IDLE_LIFE;
+    use crate::lease::connection_guard::IDLE_TIMEOUT;
     use crate::lease::connections::{PER_KEY, PER_MEMBER};
     use runnel_transport::identity::Fingerprint;
     use tokio::time::timeout;
 
     #[tokio::test]
     async fn connection_ends_with_its_session_without_frames() {
-        let (look, some_looks) = (Duration::from_millis(50), Duration::from_millis(300));
+        let (look, several_checks) = (Duration::from_millis(50), Duration::from_millis(300));
         let guards = ConnectionGuards::default();
         let guard = guards.guard(None);
         let all = guard.clone();
@@ -232,11 +232,11 @@ mod tests {
         };
         let mut over = Box::pin(over);
         // First without a session, then with an allowed one.
-        assert!(timeout(some_looks, &mut over).await.is_err());
+        assert!(timeout(several_checks, &mut over).await.is_err());
         let allowed = Arc::new(AtomicBool::new(true));
         let asked = allowed.clone();
         guard.guard_with(move || asked.load(Ordering::Relaxed));
-        assert!(timeout(some_looks, &mut over).await.is_err());
+        assert!(timeout(several_checks, &mut over).await.is_err());
         allowed.store(false, Ordering::Relaxed);
         let began = Instant::now();
         timeout(Duration::from_secs(20), &mut over)
@@ -261,15 +261,19 @@ mod tests {
     fn connection_without_a_session_ends_after_its_time() {
         let guard_state = guard_state_of(0);
         let (before, after) = (
-            Instant::now() + IDLE_LIFE / 2,
-            Instant::now() + 2 * IDLE_LIFE,
+            Instant::now() + IDLE_TIMEOUT / 2,
+            Instant::now() + 2 * IDLE_TIMEOUT,
         );
-        assert!(!guard_state.look(before) && guard_state.is_idle());
+        assert!(!guard_state.has_expired(before) && guard_state.is_idle());
         let session = ConnectionGuard(guard_state.clone()).registered();
-        assert!(!guard_state.look(after), "it has a session");
+        assert!(!guard_state.has_expired(after), "it has a session");
         // The session has ended, and the connection stays open for a while.
         drop(session);
-        assert!(!guard_state.look(before) && guard_state.look(after) && !guard_state.is_idle());
+        assert!(
+            !guard_state.has_expired(before)
+                && guard_state.has_expired(after)
+                && !guard_state.is_idle()
+        );
     }
 
     #[test]
@@ -307,7 +311,7 @@ mod tests {
             "{idle}"
         );
         drop((many, others, own, registered, session));
-        members.drop_gone();
+        members.drop_closed();
         assert!(members.is_empty());
     }
 }

@@ -26,9 +26,9 @@ impl Service {
     }
 }
 
-const WORDS: usize = 8 + 16 + 2;
+const SEALED_BYTES: usize = 8 + 16 + 2;
 /// The length of the preamble in bytes.
-pub(super) const PREAMBLE: usize = WORDS + 16;
+pub(super) const PREAMBLE: usize = SEALED_BYTES + 16;
 
 /// Returns the preamble of a connection from this address to a service.
 pub(super) fn preamble(service: Service, from: SocketAddr, key: &RevisionKey) -> [u8; PREAMBLE] {
@@ -39,9 +39,9 @@ pub(super) fn preamble(service: Service, from: SocketAddr, key: &RevisionKey) ->
     };
     bytes[..8].copy_from_slice(&service.magic());
     bytes[8..24].copy_from_slice(&address.octets());
-    bytes[24..WORDS].copy_from_slice(&from.port().to_be_bytes());
-    let seal = key.seal(&bytes[..WORDS]);
-    bytes[WORDS..].copy_from_slice(&seal);
+    bytes[24..SEALED_BYTES].copy_from_slice(&from.port().to_be_bytes());
+    let seal = key.seal(&bytes[..SEALED_BYTES]);
+    bytes[SEALED_BYTES..].copy_from_slice(&seal);
     bytes
 }
 
@@ -51,7 +51,7 @@ pub(super) fn origin(
     preamble: &[u8; PREAMBLE],
     key: &RevisionKey,
 ) -> Option<(Service, SocketAddr)> {
-    let (words, seal) = preamble.split_at(WORDS);
+    let (words, seal) = preamble.split_at(SEALED_BYTES);
     // Both seals are sealed again before the comparison, so that its duration reveals nothing about
     // them.
     let is_ours = key.seal(&key.seal(words)) == key.seal(seal);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origin_is_readable_by_replicas_of_the_same_hub_only() {
+    fn forwarded_address_is_readable_by_the_same_hub_only() {
         let (key, other) = (RevisionKey::new(b"key"), RevisionKey::new(b"other"));
         for (from, service) in [
             ("10.1.2.3:4567", Service::Agents),

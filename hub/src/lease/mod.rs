@@ -26,7 +26,7 @@ mod fence;
 mod forward_header;
 
 pub use connection_guard::{ConnectionGuard, MemberKey, RegisteredSession};
-pub use connection_router::{Accepted, ConnectionRouter, Listeners};
+pub use connection_router::{ConnectionRouter, Listeners, LocalConnections};
 pub use elect::{Election, HAND_OVER_LIMIT, holder};
 pub use fence::{Caller, ConnectionGuards, Fenced, fenced};
 pub use runnel_hub_core::lease::{Holder, LEASE, Lead, Leader, Timing};

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_a_bounded_number_is_remembered() {
+    fn remembered_addresses_are_bounded() {
         let (mut attempts, start) = (Attempts::default(), Instant::now());
         for n in 0..3 * u32::try_from(REMEMBERED).unwrap() {
             attempts.failed(IpAddr::V4(Ipv4Addr::from_bits(n)), start);

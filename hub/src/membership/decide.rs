@@ -29,7 +29,7 @@ pub enum JoinRefusal {
         "the token for cluster {0} is burnt, as five wrong secrets were tried for it: create a new join string with \
          `runnel-hub token create {0}`"
     )]
-    Burnt(String),
+    LockedOut(String),
     /// The limit of stored tokens is reached, and none of them has expired.
     #[error(
         "cluster {0} has used 16 tokens that have not expired yet: wait until the first of them in status.tokens of the \
@@ -95,7 +95,7 @@ impl JoinRefusal {
     pub fn code(&self) -> &'static str {
         match self {
             Self::WrongToken(_) | Self::WrongSecret(_) => "wrong-token",
-            Self::Burnt(_) => "token-burnt",
+            Self::LockedOut(_) => "token-burnt",
             Self::TooManyTokens(_) => "too-many-tokens",
             Self::Expired(_) => "token-expired",
             Self::Spent(_) => "token-spent",
@@ -120,7 +120,7 @@ impl JoinRefusal {
 
 /// The parts of the status that a join changes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Redeemed {
+pub struct JoinStatusUpdate {
     /// The new `status.tokens`.
     pub tokens: Vec<UsedToken>,
     /// The new `status.identity.keys`.
@@ -143,8 +143,8 @@ pub fn check_token<'a>(
     let (member, join) = join.ok_or_else(|| JoinRefusal::WrongToken(cluster.to_owned()))?;
     let used = tokens::used(member);
     let (right, late) = (token.matches(&join.token_hash), join.expires_at.0 <= now);
-    if tokens::is_burnt(used, join) {
-        return Err(JoinRefusal::Burnt(cluster.to_owned()));
+    if tokens::is_locked_out(used, join) {
+        return Err(JoinRefusal::LockedOut(cluster.to_owned()));
     }
     if !right && (late || tokens::is_redeemed(used, join)) {
         // The token is used or expired, so wrong secrets for it are not counted.
@@ -174,7 +174,7 @@ pub fn redeem(
     join: &Join,
     key: KeyRecord,
     now: Timestamp,
-) -> Result<Redeemed, JoinRefusal> {
+) -> Result<JoinStatusUpdate, JoinRefusal> {
     let mut record = tokens::record(member, join);
     if record
         .key_fingerprint
@@ -184,7 +184,7 @@ pub fn redeem(
         return Err(JoinRefusal::Spent(cluster.to_owned()));
     }
     record.key_fingerprint = Some(key.fingerprint.clone());
-    Ok(Redeemed {
+    Ok(JoinStatusUpdate {
         tokens: tokens::with(member, record, now),
         keys: vec![key],
     })

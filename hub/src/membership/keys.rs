@@ -55,7 +55,7 @@ pub fn used(identity: &Identity, key: &str, limit: Duration, now: Timestamp) -> 
 
 /// Returns the identity after a client used a retired key, if that changes it. Only the first use
 /// of each key is recorded.
-pub fn seen(identity: &Identity, key: &str, now: Timestamp) -> Option<Identity> {
+pub fn with_retired_key_use(identity: &Identity, key: &str, now: Timestamp) -> Option<Identity> {
     let place = identity
         .retired
         .iter()
@@ -104,7 +104,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(100);
 
     #[test]
-    fn older_keys_go_at_the_first_use_and_not_before() {
+    fn older_keys_are_retired_at_first_use_of_a_newer_one() {
         let before = Identity {
             keys: vec![key(1, 10), key(2, 20), key(3, 30)],
             retired: vec![],
@@ -149,11 +149,19 @@ mod tests {
             retired: vec![],
         };
         let retired = used(&before, "sha256:2", LIMIT, at(0)).unwrap();
-        assert_eq!(seen(&retired, "sha256:2", at(5)), None, "it is in use");
-        assert_eq!(seen(&before, "sha256:1", at(5)), None, "it still holds");
-        let noted = seen(&retired, "sha256:1", at(5)).unwrap();
+        assert_eq!(
+            with_retired_key_use(&retired, "sha256:2", at(5)),
+            None,
+            "it is in use"
+        );
+        assert_eq!(
+            with_retired_key_use(&before, "sha256:1", at(5)),
+            None,
+            "it still holds"
+        );
+        let noted = with_retired_key_use(&retired, "sha256:1", at(5)).unwrap();
         assert_eq!(noted.retired[0].seen_at, Some(Time(at(5))));
-        assert_eq!(seen(&noted, "sha256:1", at(6)), None);
+        assert_eq!(with_retired_key_use(&noted, "sha256:1", at(6)), None);
         let later = Identity {
             keys: vec![key(2, 20), key(3, 30)],
             ..noted

@@ -30,7 +30,7 @@ fn find<'a>(used: &'a [UsedToken], join: &Join) -> Option<&'a UsedToken> {
 }
 
 /// Whether so many wrong secrets were tried that even the right one is refused.
-pub fn is_burnt(used: &[UsedToken], join: &Join) -> bool {
+pub fn is_locked_out(used: &[UsedToken], join: &Join) -> bool {
     find(used, join)
         .is_some_and(|used| used.key_fingerprint.is_none() && used.wrong_secrets >= WRONG_SECRETS)
 }
@@ -66,7 +66,11 @@ pub fn record(member: &MemberCluster, join: &Join) -> UsedToken {
 
 /// Returns the stored tokens with one more wrong secret for this join, and the number of its wrong
 /// secrets.
-pub fn wronged(member: &MemberCluster, join: &Join, now: Timestamp) -> (Vec<UsedToken>, i32) {
+pub fn with_failed_attempt(
+    member: &MemberCluster,
+    join: &Join,
+    now: Timestamp,
+) -> (Vec<UsedToken>, i32) {
     let mut record = record(member, join);
     record.wrong_secrets = record.wrong_secrets.saturating_add(1);
     let count = record.wrong_secrets;
@@ -142,17 +146,19 @@ mod tests {
     }
 
     #[test]
-    fn five_wrong_secrets_burn_what_is_not_redeemed() {
+    fn five_wrong_secrets_invalidate_an_unredeemed_token() {
         let mut member = with_used(Vec::new());
         for n in 1..=WRONG_SECRETS {
-            assert!(!is_burnt(used(&member), &join(1, 9)));
-            let (tokens, count) = wronged(&member, &join(1, 9), at(0));
+            assert!(!is_locked_out(used(&member), &join(1, 9)));
+            let (tokens, count) = with_failed_attempt(&member, &join(1, 9), at(0));
             assert_eq!(count, n);
             member = with_used(tokens);
         }
-        assert!(is_burnt(used(&member), &join(1, 9)) && !is_burnt(used(&member), &join(2, 9)));
+        assert!(
+            is_locked_out(used(&member), &join(1, 9)) && !is_locked_out(used(&member), &join(2, 9))
+        );
         let mut redeemed = record(&member, &join(1, 9));
         redeemed.key_fingerprint = Some("k".to_owned());
-        assert!(!is_burnt(&[redeemed], &join(1, 9)));
+        assert!(!is_locked_out(&[redeemed], &join(1, 9)));
     }
 }

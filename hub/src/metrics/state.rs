@@ -15,7 +15,7 @@ use crate::hub_state::HubState;
 use crate::object_cache::ObjectCache;
 use runnel_api::conditions::{ConditionStatus, ConditionType, condition};
 use runnel_hub_core::index::RuleEntry;
-use runnel_hub_core::status::Sent;
+use runnel_hub_core::status::SentRule;
 
 /// Reads the hub's state at each scrape.
 pub struct StateCollector {
@@ -90,7 +90,7 @@ fn sum_of_rules(hub_state: &HubState, count: impl Fn(&RuleEntry) -> usize) -> us
 impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.counts(&mut encoder)?;
-        self.index_holds(&mut encoder)?;
+        self.encode_index_lock_times(&mut encoder)?;
         self.certificates().encode(&mut encoder)?;
         self.certificate_life().encode(&mut encoder)?;
         // A standby has no sessions, so it publishes no state.
@@ -142,7 +142,7 @@ impl StateCollector {
             (
                 "runnel_hub_authorities",
                 "CAs that members may trust: more than one while the hub replaces its CA",
-                self.authorities.known().entries().len(),
+                self.authorities.trusted().entries().len(),
             ),
             (
                 "runnel_hub_identity_unusable",
@@ -162,7 +162,7 @@ impl StateCollector {
         ];
         drop(index);
         let differing = sum_of_rules(&self.hub_state, |entry| {
-            Sent::from(entry).differing(&self.hub_state.report_store.lock())
+            SentRule::from(entry).differing(&self.hub_state.report_store.lock())
         });
         let differing = (
             "runnel_rule_clusters_differ",
@@ -183,8 +183,11 @@ impl StateCollector {
     }
 
     /// Encodes how long the lock of the index was held.
-    fn index_holds(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let holds = &self.hub_state.index_holds;
+    fn encode_index_lock_times(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+    ) -> Result<(), std::fmt::Error> {
+        let holds = &self.hub_state.index_lock_times;
         let help = "Seconds for which one change locked the hub's index";
         let histogram = encoder.encode_descriptor(
             "runnel_index_lock_seconds",
@@ -292,7 +295,7 @@ impl StateCollector {
             ("to_create", counts.to_create),
             ("to_update", counts.to_update),
             ("to_delete", counts.to_delete),
-            ("under_way", counts.under_way()),
+            ("under_way", counts.copies_in_progress()),
         ];
         for (state, count) in states {
             samples.add([state], f64::from(count));

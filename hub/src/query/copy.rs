@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 
 use super::copy_reasons::{self, RuleExplanation};
 use super::review::{self, User};
-use super::{Questions, address, aside, resource_of};
+use super::{Questions, address, resource_of, run_blocking};
 
 /// The time limit for the answer of an agent.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ impl Questions {
         request: Request<wire::CopyQuestion>,
     ) -> Result<Response<wire::CopyExplained>, Status> {
         let (address, token) = (address(&request), review::bearer(request.metadata())?);
-        let user = self.reviewer.who(address, &token).await?;
+        let user = self.reviewer.authenticate(address, &token).await?;
         let explained = self.explain_for(&user, request.into_inner()).await?;
         Ok(Response::new(explained))
     }
@@ -56,9 +56,9 @@ impl Questions {
             .await?;
         // The answer must not disclose the names of clusters.
         if !member
-            && !explanations
-                .iter()
-                .any(|explanation| visible.contains(&explanation.uid) && explanation.goes_there())
+            && !explanations.iter().any(|explanation| {
+                visible.contains(&explanation.uid) && explanation.targets_cluster()
+            })
         {
             return Err(Status::permission_denied(format!(
                 "{} may get no rule with this copy there, nor the MemberCluster {cluster}",
@@ -83,13 +83,13 @@ impl Questions {
             .is_some();
         // It must not disclose the state of a namespace either, if no rule that the caller may get
         // has a copy there.
-        let may_look = |explanations: &[RuleExplanation]| {
+        let may_inspect = |explanations: &[RuleExplanation]| {
             member
                 || explanations.iter().any(|explanation| {
                     visible.contains(&explanation.uid) && explanation.has_namespace()
                 })
         };
-        let asks = connected && may_look(&explanations);
+        let asks = connected && may_inspect(&explanations);
         let mut answer = if asks {
             self.inspect(&cluster, &copy).await
         } else {
@@ -99,7 +99,7 @@ impl Questions {
         if let Some(answer) = &answer {
             copy_reasons::with_answer(&mut explanations, answer);
         }
-        answer = answer.filter(|_| may_look(&explanations));
+        answer = answer.filter(|_| may_inspect(&explanations));
         let hidden = explanations
             .iter()
             .map(|explanation| &explanation.uid)
@@ -146,7 +146,7 @@ impl Questions {
         copy: &SourceRef,
     ) -> Result<Vec<RuleExplanation>, Status> {
         let (hub_state, cluster, copy) = (self.hub_state.clone(), cluster.clone(), copy.clone());
-        aside(move || {
+        run_blocking(move || {
             let rules: Vec<RuleUid> = hub_state.index.read().rules().uids().cloned().collect();
             copy_reasons::explain_rules(
                 rules,
@@ -190,7 +190,7 @@ impl Questions {
 
     async fn inspect(&self, cluster: &ClusterName, copy: &SourceRef) -> Option<Inspected> {
         let live = self.hub_state.sessions.get(cluster)?.clone();
-        let answered = live.inquiries.ask(copy.clone())?;
+        let answered = live.inquiries.inspect(copy.clone())?;
         live.wake.notify_one();
         drop(live);
         tokio::time::timeout(ANSWER, answered).await.ok()?.ok()

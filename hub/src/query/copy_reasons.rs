@@ -2,11 +2,11 @@
 //! send it.
 use std::collections::BTreeSet;
 
+use runnel_proto::closed_list::ExplainedState;
 use runnel_proto::model::{
     ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef,
     Terms,
 };
-use runnel_proto::words::ExplainedState;
 
 use runnel_hub_core::index::{Index, RuleEntry};
 use runnel_hub_core::plan::UnsupportedSource;
@@ -37,7 +37,7 @@ type Obstacle = Option<(ExplainedState, String)>;
 
 impl RuleExplanation {
     /// Whether the rule targets the cluster at all.
-    pub fn goes_there(&self) -> bool {
+    pub fn targets_cluster(&self) -> bool {
         !matches!(
             self.state,
             ExplainedState::ClusterNotChosen | ExplainedState::ClusterNotGranted
@@ -47,7 +47,7 @@ impl RuleExplanation {
     /// Whether the rule targets the namespace, so that users who may read the rule may see the
     /// state of the namespace.
     pub fn has_namespace(&self) -> bool {
-        self.goes_there()
+        self.targets_cluster()
             && !matches!(
                 self.state,
                 ExplainedState::NamespaceNotChosen
@@ -233,7 +233,7 @@ fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
     let closed = runnel_proto::model::is_closed_namespace(&copy.namespace);
     let open = choice.selector.is_some() && !closed && &*copy.namespace != runnel;
     let excluded = runnel_proto::model::matches_any(&choice.exclude, &copy.namespace);
-    let chosen = choice.takes(&copy.namespace, None, runnel) || (open && !excluded);
+    let chosen = choice.includes_name(&copy.namespace, None, runnel) || (open && !excluded);
     (!chosen).then(|| {
         (
             ExplainedState::NamespaceNotChosen,
@@ -272,7 +272,7 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
                 with_rollback(wish, &why);
             }
         } else if wish.state == ExplainedState::NotReported {
-            (wish.state, wish.message) = unsaid(answer.namespace);
+            (wish.state, wish.message) = missing_copy_reason(answer.namespace);
         }
     }
 }
@@ -289,7 +289,7 @@ fn with_rollback(wish: &mut RuleExplanation, why: &str) {
 }
 
 /// Returns why the agent does not have a copy that the hub would send.
-fn unsaid(namespace: NamespaceState) -> (ExplainedState, String) {
+fn missing_copy_reason(namespace: NamespaceState) -> (ExplainedState, String) {
     let why = match namespace {
         NamespaceState::Missing => {
             "the namespace does not exist there, and the rule does not name it literally"
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_is_looked_at_rule_by_rule() {
+    fn index_is_locked_once_per_rule() {
         let named = |name: &str| rule(name, json!({"namespaces": {"names": ["x"]}}));
         let index = index(
             (0..RULES + 9)

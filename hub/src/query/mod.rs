@@ -197,7 +197,9 @@ fn resource_of(rule: &RuleName) -> Result<&'static str, Status> {
 }
 
 /// Runs slow work on a thread for blocking tasks, so that no other task of the hub waits for it.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
+async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Status> {
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|_| broken())
@@ -283,7 +285,7 @@ fn blocked_item(uid: &RuleUid, item: &Item, report_store: &ReportStore) -> wire:
         Item::Source(source) => ("Source", None, source.to_string()),
         Item::Prune(cluster, _) => {
             let copies = report_store
-                .holding(uid, cluster)
+                .reported_copies(uid, cluster)
                 .and_then(|entries| entries.prunes)
                 .map_or(0, |asked| asked.objects);
             let namespaces = report_store.namespaces_of_prunes(uid, cluster).join(", ");

@@ -17,17 +17,17 @@ use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 use tonic::{Request, Status};
 
 use super::review::{self, User};
-use super::{Questions, address, aside, broken};
-use crate::hub_state::Unasked;
+use super::{Questions, address, broken, run_blocking};
+use crate::hub_state::InquiryError;
 use crate::ordered_lock::LeafMutex;
 use crate::watch::{api_resource, body_of};
 use change::Change;
-use runnel_hub_core::index::Holding;
+use runnel_hub_core::index::ReportedCopies;
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
 use runnel_hub_core::preview::{
-    AgentAnswer, AgentQuestion, AnswerBudget, Asking, ClusterEligibility, ClusterQuestion,
-    PreviewIndex, Row, SourceRow,
+    AgentAnswer, AgentQuestion, AnswerBudget, ClusterEligibility, ClusterQuestion, PreviewIndex,
+    QuestionContext, Row, SourceRow,
 };
 
 /// The time limit for one query.
@@ -92,21 +92,21 @@ enum ListError {
 }
 
 /// The state of the requests to agents.
-struct Hearing {
+struct AgentQueries {
     preview: Arc<PreviewIndex>,
-    asking: Arc<Asking>,
+    asking: Arc<QuestionContext>,
     /// The number of copies and diffs that may still be returned.
     room: LeafMutex<AnswerBudget>,
     by: Deadline,
 }
 
 /// What agents have reported about their copies of each rule, by cluster.
-struct ReportedHoldings {
-    blocked: BTreeMap<(RuleUid, ClusterName), Holding>,
+struct ReportedCopyCounts {
+    blocked: BTreeMap<(RuleUid, ClusterName), ReportedCopies>,
 }
 
-impl ReportedHoldings {
-    fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
+impl ReportedCopyCounts {
+    fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<ReportedCopies> {
         self.blocked.get(&(rule.clone(), cluster.clone())).copied()
     }
 }
@@ -117,7 +117,7 @@ impl Questions {
         request: Request<wire::PlanQuestion>,
     ) -> Result<Vec<wire::PlanPage>, Status> {
         let (address, token) = (address(&request), review::bearer(request.metadata())?);
-        let user = self.reviewer.who(address, &token).await?;
+        let user = self.reviewer.authenticate(address, &token).await?;
         self.pages_for(&user, request.into_inner()).await
     }
 
@@ -157,7 +157,7 @@ impl Questions {
         };
         let uids = BTreeSet::from([rule.uid.clone()]);
         let around = self.hub_state.index.read().around(&uids, Some(&rule));
-        let preview = aside(move || PreviewIndex::new(around, rule)).await?;
+        let preview = run_blocking(move || PreviewIndex::new(around, rule)).await?;
         let uid = preview.uid().clone();
         self.preview_pages(preview, vec![(uid, None)], &asked, by)
             .await
@@ -190,7 +190,7 @@ impl Questions {
             let around = state.index.read().around(&rules, None);
             PreviewIndex::of_change(around, object, &rules)
         };
-        let preview = aside(tried).await?;
+        let preview = run_blocking(tried).await?;
         let mut pages = vec![summary];
         if let Some(preview) = preview {
             let sent = sent
@@ -217,50 +217,50 @@ impl Questions {
             preview.judge(&|rule, cluster| known.holding(rule, cluster), now());
             (preview, Arc::new(known))
         };
-        let (preview, known) = aside(judged).await?;
+        let (preview, known) = run_blocking(judged).await?;
         let room = LeafMutex::new(AnswerBudget {
             copies: COPIES,
             diffs: DIFFS,
         });
-        let mut hearing = Hearing {
+        let mut agent_queries = AgentQueries {
             preview: Arc::new(preview),
-            asking: Asking::new(random_key()?, asked.dry_run, asked.diff).into(),
+            asking: QuestionContext::new(random_key()?, asked.dry_run, asked.diff).into(),
             room,
             by,
         };
         let mut all = Vec::new();
         for (uid, name) in rules {
-            let mut preview = Arc::into_inner(hearing.preview).ok_or_else(broken)?;
+            let mut preview = Arc::into_inner(agent_queries.preview).ok_or_else(broken)?;
             let (focus, known) = (uid.clone(), known.clone());
             let focused = move || {
                 preview.focus_on(&focus);
                 let asks = preview.clusters(&|rule, cluster| known.holding(rule, cluster));
                 (preview, asks)
             };
-            let (preview, asks) = aside(focused).await?;
-            hearing.preview = preview.into();
-            let answers = self.receive_all(&hearing, asks).await;
+            let (preview, asks) = run_blocking(focused).await?;
+            agent_queries.preview = preview.into();
+            let answers = self.receive_all(&agent_queries, asks).await;
             all.push(RuleAnswers { uid, name, answers });
         }
-        let preview = Arc::into_inner(hearing.preview).ok_or_else(broken)?;
+        let preview = Arc::into_inner(agent_queries.preview).ok_or_else(broken)?;
         let diffs = if asked.diff { DIFFS } else { 0 };
-        aside(move || pages(preview, all, &known, diffs)).await
+        run_blocking(move || pages(preview, all, &known, diffs)).await
     }
 
     async fn receive_all(
         &self,
-        hearing: &Hearing,
+        agent_queries: &AgentQueries,
         asks: Vec<ClusterQuestion>,
     ) -> Vec<ClusterAnswer> {
         stream::iter(asks.into_iter().enumerate())
-            .map(|(number, ask)| self.receive(hearing, ask, number < CLUSTERS))
+            .map(|(number, ask)| self.receive(agent_queries, ask, number < CLUSTERS))
             .buffered(AGENTS_AT_A_TIME)
             .collect()
             .await
     }
 
     /// Returns what agents have reported about the rules of the preview.
-    fn known(&self, preview: &PreviewIndex) -> ReportedHoldings {
+    fn known(&self, preview: &PreviewIndex) -> ReportedCopyCounts {
         let report_store = self.hub_state.report_store.lock();
         let mut blocked = BTreeMap::new();
         for uid in preview.rules() {
@@ -268,12 +268,12 @@ impl Questions {
             let of_rule = all.filter_map(|(cluster, _)| {
                 Some((
                     (uid.clone(), cluster.clone()),
-                    report_store.holding(&uid, cluster)?,
+                    report_store.reported_copies(&uid, cluster)?,
                 ))
             });
             blocked.extend(of_rule);
         }
-        ReportedHoldings { blocked }
+        ReportedCopyCounts { blocked }
     }
 
     /// Lists and reads the sources that no saved rule has needed so far. Those that are not read in
@@ -298,7 +298,7 @@ impl Questions {
             }
             preview
         };
-        let mut preview = aside(list).await?;
+        let mut preview = run_blocking(list).await?;
         let unread: Vec<_> = preview.unread().iter().take(READS).cloned().collect();
         let read = async |source: SourceRef| (self.read(&source).await, source);
         let reads = stream::iter(unread)
@@ -322,7 +322,7 @@ impl Questions {
             }
             preview
         };
-        aside(judge).await
+        run_blocking(judge).await
     }
 
     async fn listed(
@@ -379,7 +379,7 @@ impl Questions {
     /// Asks the agent of a cluster. Returns the reason in the answer if the agent is not asked.
     async fn receive(
         &self,
-        hearing: &Hearing,
+        agent_queries: &AgentQueries,
         ask: ClusterQuestion,
         within: bool,
     ) -> ClusterAnswer {
@@ -404,8 +404,8 @@ impl Questions {
                 reply,
             }
         };
-        let state = match ask.standing {
-            ClusterEligibility::Asked => "",
+        let state = match ask.eligibility {
+            ClusterEligibility::Eligible => "",
             ClusterEligibility::NotAccepted => "NotAccepted",
             ClusterEligibility::Leaving => "Leaving",
             ClusterEligibility::NotGranted => "NotGranted",
@@ -443,11 +443,11 @@ impl Questions {
                 None,
             );
         }
-        if Deadline::now() >= hearing.by {
+        if Deadline::now() >= agent_queries.by {
             return received("NotAsked", "not asked: the question took too long", 0, None);
         }
-        let (preview, asking) = (hearing.preview.clone(), hearing.asking.clone());
-        let question = match aside(move || preview.ask(&name, &asking)).await {
+        let (preview, asking) = (agent_queries.preview.clone(), agent_queries.asking.clone());
+        let question = match run_blocking(move || preview.question(&name, &asking)).await {
             Ok(Some(question)) => question,
             Ok(None) => return received("Idle", "", 0, None),
             Err(_) => {
@@ -469,7 +469,7 @@ impl Questions {
             return received("NotConnected", "not asked: it is not connected", 0, None);
         };
         let untried = match (
-            hearing.asking.is_dry_run() && !asked.dry_run,
+            agent_queries.asking.is_dry_run() && !asked.dry_run,
             ask.message.as_str(),
         ) {
             (false, _) => String::new(),
@@ -478,7 +478,7 @@ impl Questions {
         };
         let answered = match live.inquiries.preview(asked) {
             Ok(answered) => answered,
-            Err(Unasked::Busy) => {
+            Err(InquiryError::Busy) => {
                 return received(
                     "Busy",
                     "not asked: it answers another request, try again",
@@ -486,7 +486,7 @@ impl Questions {
                     None,
                 );
             }
-            Err(Unasked::TooLarge) => {
+            Err(InquiryError::TooLarge) => {
                 return received(
                     "TooLarge",
                     "not asked: the question is too large for one message",
@@ -497,12 +497,12 @@ impl Questions {
         };
         live.wake.notify_one();
         drop(live);
-        match timeout_at(hearing.by.min(Deadline::now() + ANSWER), answered).await {
+        match timeout_at(agent_queries.by.min(Deadline::now() + ANSWER), answered).await {
             Ok(Ok(answer)) if !answer.unanswered.is_empty() => {
                 received("Unanswered", &answer.unanswered, 0, None)
             }
             Ok(Ok(answer)) => {
-                let reply = AgentAnswer::of(answer, &mut hearing.room.lock());
+                let reply = AgentAnswer::of(answer, &mut agent_queries.room.lock());
                 received("Answered", &untried, left_out, Some(reply))
             }
             _ => received("NoAnswer", "its agent did not answer in time", 0, None),
@@ -520,7 +520,7 @@ fn random_key() -> Result<FieldsKey, Status> {
 fn pages(
     mut preview: PreviewIndex,
     all: Vec<RuleAnswers>,
-    known: &ReportedHoldings,
+    known: &ReportedCopyCounts,
     diffs: usize,
 ) -> Vec<wire::PlanPage> {
     let (mut heads, mut reply) = (BTreeMap::new(), Vec::new());

@@ -102,7 +102,7 @@ impl Reviewer {
         namespace: &str,
         name: &str,
     ) -> Result<(), Status> {
-        let user = self.who(address, token).await?;
+        let user = self.authenticate(address, token).await?;
         if self.allows(&user, resource, namespace, name).await? {
             return Ok(());
         }
@@ -121,7 +121,11 @@ impl Reviewer {
     ///
     /// # Errors
     /// The status of `query.proto`, with a hint.
-    pub(super) async fn who(&self, address: Option<IpAddr>, token: &str) -> Result<User, Status> {
+    pub(super) async fn authenticate(
+        &self,
+        address: Option<IpAddr>,
+        token: &str,
+    ) -> Result<User, Status> {
         if address.is_some_and(|address| !self.attempts.lock().allows(address, Instant::now())) {
             return Err(Status::resource_exhausted(
                 "too many wrong tokens from your address: wait ten minutes",
@@ -218,8 +222,8 @@ impl Reviewer {
                 tokio::time::timeout(LIMIT, self.tokens.create(&PostParams::default(), &review))
                     .await;
             let answer = answer
-                .map_err(|_| silent())?
-                .map_err(|error| unasked("tokenreviews", &error))?;
+                .map_err(|_| review_timed_out())?
+                .map_err(|error| review_failed("tokenreviews", &error))?;
             if let Some(user) = answer
                 .status
                 .filter(|status| status.authenticated == Some(true))
@@ -253,17 +257,17 @@ impl Reviewer {
             tokio::time::timeout(LIMIT, self.accesses.create(&PostParams::default(), &review))
                 .await;
         let answer = answer
-            .map_err(|_| silent())?
-            .map_err(|error| unasked("subjectaccessreviews", &error))?;
+            .map_err(|_| review_timed_out())?
+            .map_err(|error| review_failed("subjectaccessreviews", &error))?;
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 }
 
-fn silent() -> Status {
+fn review_timed_out() -> Status {
     Status::unavailable("the hub's API server did not answer in time: try again")
 }
 
-fn unasked(resource: &str, error: &kube::Error) -> Status {
+fn review_failed(resource: &str, error: &kube::Error) -> Status {
     // The request contains the caller's token; the answer of the API server does not.
     match error {
         kube::Error::Api(status) if status.code == 403 => {

@@ -40,13 +40,13 @@ pub(super) struct Bounds {
     /// When the session reads again.
     pub(super) read_at: Option<Instant>,
     statuses: RateLimit,
-    judgements: RateLimit,
+    judgments: RateLimit,
     /// Rules whose status is marked later.
-    pub(super) late_statuses: BTreeSet<RuleUid>,
+    pub(super) deferred_statuses: BTreeSet<RuleUid>,
     /// Rules that are judged later.
-    pub(super) late_judgements: BTreeSet<RuleUid>,
+    pub(super) deferred_judgments: BTreeSet<RuleUid>,
     /// When the delayed rules are due.
-    pub(super) late_at: Option<Instant>,
+    pub(super) deferred_until: Option<Instant>,
     pub(super) refusals: u64,
 }
 
@@ -60,10 +60,10 @@ impl Bounds {
             reads: RateLimit::new(READS),
             read_at: None,
             statuses: RateLimit::new(STATUSES),
-            judgements: RateLimit::new(JUDGEMENTS),
-            late_statuses: BTreeSet::new(),
-            late_judgements: BTreeSet::new(),
-            late_at: None,
+            judgments: RateLimit::new(JUDGEMENTS),
+            deferred_statuses: BTreeSet::new(),
+            deferred_judgments: BTreeSet::new(),
+            deferred_until: None,
             refusals: 0,
         }
     }
@@ -89,7 +89,7 @@ impl Bounds {
     pub(super) fn spend_reads(&mut self, items: usize, metrics: &HubMetrics) {
         let now = Instant::now();
         self.reads
-            .spend(u32::try_from(items).unwrap_or(u32::MAX), now);
+            .consume(u32::try_from(items).unwrap_or(u32::MAX), now);
         let read_at = self.reads.room_at(now);
         if read_at.is_some() && self.read_at.is_none() {
             metrics.limited(PeerLimit::Reports, 1);
@@ -107,34 +107,34 @@ impl Bounds {
         let (soon, late): (Vec<_>, Vec<_>) =
             rules.into_iter().partition(|_| self.statuses.take(now));
         metrics.limited(PeerLimit::Statuses, late.len() as u64);
-        self.late_statuses.extend(late);
-        self.set_late(now);
+        self.deferred_statuses.extend(late);
+        self.defer(now);
         soon
     }
 
     /// Returns the rules that may be judged now. The others are delayed.
-    pub(super) fn judgements_now(
+    pub(super) fn judgments_now(
         &mut self,
         rules: BTreeSet<RuleUid>,
         metrics: &HubMetrics,
     ) -> BTreeSet<RuleUid> {
         let now = Instant::now();
         let (soon, late): (BTreeSet<_>, BTreeSet<_>) =
-            rules.into_iter().partition(|_| self.judgements.take(now));
-        metrics.limited(PeerLimit::Judgements, late.len() as u64);
-        self.late_judgements.extend(late);
-        self.set_late(now);
+            rules.into_iter().partition(|_| self.judgments.take(now));
+        metrics.limited(PeerLimit::Judgments, late.len() as u64);
+        self.deferred_judgments.extend(late);
+        self.defer(now);
         soon
     }
 
-    pub(super) fn set_late(&mut self, now: Instant) {
+    pub(super) fn defer(&mut self, now: Instant) {
         let statuses =
-            (!self.late_statuses.is_empty()).then(|| self.statuses.room_at(now).unwrap_or(now));
-        let judgements =
-            (!self.late_judgements.is_empty()).then(|| self.judgements.room_at(now).unwrap_or(now));
-        self.late_at = statuses
+            (!self.deferred_statuses.is_empty()).then(|| self.statuses.room_at(now).unwrap_or(now));
+        let judgments = (!self.deferred_judgments.is_empty())
+            .then(|| self.judgments.room_at(now).unwrap_or(now));
+        self.deferred_until = statuses
             .into_iter()
-            .chain(judgements)
+            .chain(judgments)
             .min()
             .map(|at| at + TOGETHER);
     }

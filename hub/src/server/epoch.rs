@@ -18,7 +18,10 @@ use runnel_hub_core::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRe
 use runnel_hub_core::session::SendRestriction;
 
 /// Returns the history token of an agent, if this hub's key has sealed it.
-pub(super) fn shown(hub_state: &HubState, metadata: &MetadataMap) -> Option<HistoryToken> {
+pub(super) fn history_token_of_request(
+    hub_state: &HubState,
+    metadata: &MetadataMap,
+) -> Option<HistoryToken> {
     let bytes = metadata.get_bin(HISTORY_TOKEN_METADATA)?.to_bytes().ok()?;
     let history_token = HistoryToken::open(&bytes, &hub_state.settings.revision_key);
     if history_token.is_none() {
@@ -34,19 +37,16 @@ fn judge_member(
     to: TokenRecipient,
     history_token: &HistoryToken,
 ) -> Option<(Option<Divergence>, bool)> {
-    let standing = hub_state.leadership.leader_position.read();
-    let standing = standing.as_ref()?;
+    let position = hub_state.leadership.leader_position.read();
+    let position = position.as_ref()?;
     let facts = Facts {
-        line: &standing.line,
-        since: standing.since,
+        line: &position.line,
+        since: position.since,
         to,
     };
     Some((
         judge(&facts, history_token),
-        standing
-            .line
-            .newer()
-            .any(|taking| history_token.is_of(taking)),
+        position.line.newer().any(|term| history_token.is_of(term)),
     ))
 }
 
@@ -99,11 +99,11 @@ impl Server {
         });
         let divergence = history_token
             .and_then(|history_token| judge_member(&self.hub_state, to, history_token)?.0);
-        let weighs = |divergence: &Divergence| {
+        let blocks_everything = |divergence: &Divergence| {
             divergence.restriction() == SendRestriction::Everything
                 && !is_confirmed(&self.object_cache, &identity.cluster, divergence)
         };
-        let Some(divergence) = divergence.filter(weighs) else {
+        let Some(divergence) = divergence.filter(blocks_everything) else {
             return status;
         };
         note(&self.hub_state, &identity.cluster, &divergence);
@@ -184,7 +184,7 @@ impl Running {
         }
         self.epoch.recipient = TokenRecipient::new(self.context.identity.uid(), cluster_uid);
         let Some(history_token) = &self.epoch.history_token else {
-            self.epoch.gives_history_token = true;
+            self.epoch.sends_history_token = true;
             return;
         };
         let Some((divergence, is_of_newer)) =
@@ -195,13 +195,13 @@ impl Running {
         let Some(divergence) = divergence else {
             // The hub drops old entries. An agent that gets no new token for long would keep a
             // token of a dropped entry.
-            self.epoch.gives_history_token = !is_of_newer;
+            self.epoch.sends_history_token = !is_of_newer;
             return;
         };
         // After the confirmation a new token replaces the one that caused the divergence.
-        self.epoch.gives_history_token =
+        self.epoch.sends_history_token =
             is_confirmed(&self.context.object_cache, cluster, &divergence);
-        if self.epoch.gives_history_token {
+        if self.epoch.sends_history_token {
             tracing::warn!(
                 reason = divergence.name(),
                 "an administrator confirmed that the cluster follows this hub"
@@ -245,28 +245,28 @@ impl Running {
 
     /// Records the divergence of a cluster that joined again, but only if it has copies that are
     /// not desired.
-    pub(super) fn record_kept_back(&mut self) {
+    pub(super) fn record_withheld(&mut self) {
         let Some(divergence @ Divergence::PreviousMembership { .. }) = &self.epoch.divergence
         else {
             return;
         };
         let cluster = &self.context.identity.cluster;
-        if !self.epoch.kept_back && self.context.live.session.lock().has_kept_back() {
+        if !self.epoch.has_withheld_removals && self.context.live.session.lock().has_withheld() {
             note(&self.context.hub_state, cluster, divergence);
             self.context
                 .hub_state
                 .report_store
                 .lock()
                 .waits_for_confirmation(cluster, true);
-            self.context.hub_state.mark_rules_of(cluster);
-            self.epoch.kept_back = true;
+            self.context.hub_state.mark_statuses_of(cluster);
+            self.epoch.has_withheld_removals = true;
         }
     }
 
     /// Lifts the restriction of a cluster that joined again and has only copies of its rules.
     pub(super) fn end_empty_restriction(&mut self) {
         let mut session = self.context.live.session.lock();
-        if self.epoch.end_if_nothing_kept_back(&session) {
+        if self.epoch.end_if_nothing_withheld(&session) {
             session.set_restriction(SendRestriction::Nothing);
         }
     }
@@ -298,7 +298,7 @@ impl Running {
 
     /// The sealed history token that goes with `frame`; empty for most frames.
     pub(super) fn token_for(&self, frame: &HubFrame) -> Bytes {
-        if !self.epoch.gives_with(frame) {
+        if !self.epoch.sends_token_with(frame) {
             return Bytes::new();
         }
         let position = self.context.hub_state.leadership.leader_position.read();

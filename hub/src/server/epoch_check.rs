@@ -13,9 +13,9 @@ pub(super) struct EpochCheck {
     /// Why the agent may not follow this hub in everything.
     pub(super) divergence: Option<Divergence>,
     /// Whether removals were withheld in a cluster that joined again.
-    pub(super) kept_back: bool,
+    pub(super) has_withheld_removals: bool,
     /// Whether the agent gets a token at the end of the snapshot even if nothing changed.
-    pub(super) gives_history_token: bool,
+    pub(super) sends_history_token: bool,
 }
 
 impl EpochCheck {
@@ -25,8 +25,8 @@ impl EpochCheck {
             history_token,
             recipient: TokenRecipient::new("", ""),
             divergence: None,
-            kept_back: false,
-            gives_history_token: false,
+            has_withheld_removals: false,
+            sends_history_token: false,
         }
     }
 
@@ -38,11 +38,11 @@ impl EpochCheck {
     }
 
     /// Whether a token is sent with `frame`.
-    pub(super) fn gives_with(&self, frame: &HubFrame) -> bool {
+    pub(super) fn sends_token_with(&self, frame: &HubFrame) -> bool {
         match frame {
             // Each stream repeats that a rule is unknown, so that is no change of this hub.
             HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
-            HubFrame::SnapshotEnd(_) => self.gives_history_token,
+            HubFrame::SnapshotEnd(_) => self.sends_history_token,
             _ => false,
         }
     }
@@ -62,12 +62,12 @@ impl EpochCheck {
 
     /// Ends the restriction of a cluster that joined again, if no removal was withheld. Returns
     /// whether it did.
-    pub(super) fn end_if_nothing_kept_back(&mut self, session: &Session) -> bool {
+    pub(super) fn end_if_nothing_withheld(&mut self, session: &Session) -> bool {
         let ends = matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
-            && !self.kept_back
-            && session.holds_nothing_else();
+            && !self.has_withheld_removals
+            && session.has_only_desired_intents();
         if ends {
-            (self.divergence, self.gives_history_token) = (None, true);
+            (self.divergence, self.sends_history_token) = (None, true);
         }
         ends
     }
@@ -75,8 +75,8 @@ impl EpochCheck {
 
 /// Whether the delta contains only that the hub does not know the rule.
 fn is_only_unclaimed(delta: &RuleDelta) -> bool {
-    let says_terms = delta.terms.is_some() || delta.prune.is_some();
-    let says_copies =
+    let changes_terms = delta.terms.is_some() || delta.prune.is_some();
+    let changes_copies =
         !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();
-    delta.orphaned && !says_terms && !says_copies
+    delta.orphaned && !changes_terms && !changes_copies
 }

@@ -18,7 +18,7 @@ const REFUSALS_LOGGED: u64 = 10;
 const PAIRS: usize = 16;
 /// The agent must reconnect as soon as this many of the rules that were left out of its report fit,
 /// or all of them.
-const WORTH_COMING_AGAIN: usize = 1000;
+const RECONNECT_RULES: usize = 1000;
 
 /// Returns the cost of a frame in rule states, besides one for the frame itself.
 fn cost_of(frame: &AgentFrame) -> usize {
@@ -26,14 +26,14 @@ fn cost_of(frame: &AgentFrame) -> usize {
         AgentFrame::AckedRules(states, _) | AgentFrame::Report(states) => states.len(),
         AgentFrame::Ack(_, refused) => refused.len(),
         AgentFrame::Detail(_, pairs, _) => pairs.len() / PAIRS,
-        AgentFrame::Want(_, sources) => sources.len() / PAIRS,
+        AgentFrame::ContentRequest(_, sources) => sources.len() / PAIRS,
         AgentFrame::PreviewResult(answer) => answer.copies.len() / PAIRS,
         AgentFrame::CopyList(answer) => answer.copies.len() / PAIRS,
         AgentFrame::Hello(_)
         | AgentFrame::Handover
         | AgentFrame::Inspected(_)
         | AgentFrame::LostWatches(_)
-        | AgentFrame::Alive => 0,
+        | AgentFrame::Keepalive => 0,
     }
 }
 
@@ -77,7 +77,7 @@ impl Running {
         self.bounds
             .spend_reads(cost_of(&frame), &self.context.metrics);
         match (frame, self.hello.is_some(), self.registered) {
-            (AgentFrame::Hello(hello), false, _) => self.greet(hello),
+            (AgentFrame::Hello(hello), false, _) => self.start_session(hello),
             (AgentFrame::AckedRules(rules, last), true, false) => {
                 self.bounds.extend();
                 self.extend_hello();
@@ -100,9 +100,12 @@ impl Running {
                 self.refused(&refused);
             }
             (AgentFrame::Report(rules), _, true) => self.reported(rules),
-            (AgentFrame::Want(uid, sources), _, true) => {
-                self.context.live.session.lock().want(&uid, sources)
-            }
+            (AgentFrame::ContentRequest(uid, sources), _, true) => self
+                .context
+                .live
+                .session
+                .lock()
+                .request_content(&uid, sources),
             (AgentFrame::Inspected(answer), _, true) => {
                 self.context.live.inquiries.answered(*answer)
             }
@@ -113,7 +116,7 @@ impl Running {
                 self.context.live.inquiries.copy_list(answer)
             }
             (AgentFrame::Handover, _, true) => self.out.hand_over(Instant::now()),
-            (AgentFrame::Alive, true, _) => {}
+            (AgentFrame::Keepalive, true, _) => {}
             _ => self.end(Status::failed_precondition(
                 "a frame out of order: Hello, AckedRules, then all others",
             )),
@@ -159,26 +162,26 @@ impl Running {
 
     /// Returns the rules that may be judged now. The others are judged later.
     pub(super) fn judged_now(&mut self, rules: BTreeSet<RuleUid>) -> BTreeSet<RuleUid> {
-        self.bounds.judgements_now(rules, &self.context.metrics)
+        self.bounds.judgments_now(rules, &self.context.metrics)
     }
 
     /// Handles the delayed rules that are due.
-    pub(super) fn catch_up_late(&mut self) {
-        let late = std::mem::take(&mut self.bounds.late_statuses);
+    pub(super) fn handle_deferred(&mut self) {
+        let late = std::mem::take(&mut self.bounds.deferred_statuses);
         self.mark_statuses(late.into_iter().collect());
-        let late: Vec<_> = std::mem::take(&mut self.bounds.late_judgements)
+        let late: Vec<_> = std::mem::take(&mut self.bounds.deferred_judgments)
             .into_iter()
             .collect();
         let cluster = self.context.identity.cluster.clone();
-        self.judge_asked(&cluster, &late);
-        self.bounds.set_late(Instant::now());
+        self.judge_prune_requests(&cluster, &late);
+        self.bounds.defer(Instant::now());
     }
 
     /// Makes an agent with more rules than a session stores reconnect when enough of the left-out
     /// rules fit.
-    pub(super) fn come_again_for_left_out(&mut self) {
+    pub(super) fn reconnect_for_left_out_rules(&mut self) {
         let session = self.context.live.session.lock();
-        let left_out = session.left_out_rules().min(WORTH_COMING_AGAIN);
+        let left_out = session.left_out_rules().min(RECONNECT_RULES);
         let has_room = left_out > 0 && session.acked_rules().count() + left_out <= RULES_LIMIT;
         drop(session);
         if has_room {

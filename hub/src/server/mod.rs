@@ -61,7 +61,7 @@ use runnel_api::MemberCluster;
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// The time limit of a read of the API server.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The gRPC service for agents.
 pub struct Server {
@@ -188,7 +188,7 @@ impl Server {
         }
         let members: Api<MemberCluster> = Api::all(self.client.clone());
         let look =
-            tokio::time::timeout(LOOK_LIMIT, members.get_opt(identity.cluster.as_str())).await;
+            tokio::time::timeout(LOOKUP_TIMEOUT, members.get_opt(identity.cluster.as_str())).await;
         match look {
             Ok(Ok(Some(member))) => observe_member(member, &self.hub_state, &self.object_cache),
             Ok(Ok(None)) => {}
@@ -215,7 +215,7 @@ impl Server {
         // Only the leader writes.
         if self.hub_state.leadership.leads() {
             self.registrar
-                .retired_key_seen(&refusal, &identity.certificate)
+                .record_retired_key_use(&refusal, &identity.certificate)
                 .await;
         }
         Err(status)
@@ -321,7 +321,7 @@ impl Runnel for Server {
     ) -> Result<Response<wire::CertificateResponse>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        let history_token = epoch::shown(&self.hub_state, request.metadata());
+        let history_token = epoch::history_token_of_request(&self.hub_state, request.metadata());
         self.hub_state
             .leadership
             .current_lead()
@@ -363,7 +363,7 @@ impl Runnel for Server {
     ) -> Result<Response<Self::SessionStream>, Status> {
         self.until_ready().await?;
         let identity = self.identify(&request)?;
-        let history_token = epoch::shown(&self.hub_state, request.metadata());
+        let history_token = epoch::history_token_of_request(&self.hub_state, request.metadata());
         if let Err(status) = self.admit(&identity).await {
             return Err(self.refused_or_forgotten(&identity, history_token.as_ref(), status));
         }

@@ -19,7 +19,7 @@ pub(super) struct Outgoing {
 }
 
 /// The next item of a stream.
-pub(super) enum Next {
+pub(super) enum NextItem {
     Frame(HubFrame),
     End(Status),
 }
@@ -56,9 +56,9 @@ impl Outgoing {
     }
 
     /// Removes and returns what the stream sends next; `None` if it has nothing to send.
-    pub(super) fn next(&mut self) -> Option<Next> {
-        let frame = self.frames.pop_front().map(Next::Frame);
-        frame.or_else(|| self.status.take().map(Next::End))
+    pub(super) fn next(&mut self) -> Option<NextItem> {
+        let frame = self.frames.pop_front().map(NextItem::Frame);
+        frame.or_else(|| self.status.take().map(NextItem::End))
     }
 
     /// Whether no frame is pending and frames may follow.
@@ -87,14 +87,14 @@ mod tests {
     use super::*;
     use tonic::Code;
 
-    fn rest(outgoing: &mut Outgoing) -> Vec<String> {
+    fn drain_frames(outgoing: &mut Outgoing) -> Vec<String> {
         std::iter::from_fn(|| outgoing.next())
             .map(|next| match next {
-                Next::Frame(HubFrame::Alive) => "Alive".to_owned(),
-                Next::Frame(HubFrame::Drain(_)) => "Drain".to_owned(),
-                Next::Frame(HubFrame::HandedOver) => "HandedOver".to_owned(),
-                Next::Frame(_) => "another frame".to_owned(),
-                Next::End(status) => format!("{:?}", status.code()),
+                NextItem::Frame(HubFrame::Keepalive) => "Keepalive".to_owned(),
+                NextItem::Frame(HubFrame::Drain(_)) => "Drain".to_owned(),
+                NextItem::Frame(HubFrame::HandedOver) => "HandedOver".to_owned(),
+                NextItem::Frame(_) => "another frame".to_owned(),
+                NextItem::End(status) => format!("{:?}", status.code()),
             })
             .collect()
     }
@@ -102,36 +102,36 @@ mod tests {
     #[test]
     fn error_drops_the_frames_that_wait() {
         let mut outgoing = Outgoing::default();
-        outgoing.push(HubFrame::Alive);
+        outgoing.push(HubFrame::Keepalive);
         outgoing.end(Status::new(Code::Aborted, "replaced"));
-        assert_eq!(rest(&mut outgoing), ["Aborted"]);
+        assert_eq!(drain_frames(&mut outgoing), ["Aborted"]);
     }
 
     #[test]
     fn last_frame_of_an_ended_stream_precedes_its_status() {
         let mut outgoing = Outgoing::default();
-        outgoing.push(HubFrame::Alive);
+        outgoing.push(HubFrame::Keepalive);
         outgoing.end_with(HubFrame::Drain(0), Status::ok(""));
-        assert_eq!(rest(&mut outgoing), ["Drain", "Ok"]);
+        assert_eq!(drain_frames(&mut outgoing), ["Drain", "Ok"]);
     }
 
     #[test]
     fn finished_stream_sends_the_frames_that_wait() {
         let mut outgoing = Outgoing::default();
-        outgoing.push(HubFrame::Alive);
+        outgoing.push(HubFrame::Keepalive);
         outgoing.finish();
-        assert_eq!(rest(&mut outgoing), ["Alive", "Ok"]);
+        assert_eq!(drain_frames(&mut outgoing), ["Keepalive", "Ok"]);
     }
 
     #[test]
     fn handover_is_announced_once_and_not_after_the_end() {
         let (mut outgoing, now) = (Outgoing::default(), Instant::now());
-        outgoing.push(HubFrame::Alive);
+        outgoing.push(HubFrame::Keepalive);
         outgoing.hand_over(now);
         let deadline = outgoing.handover_deadline();
         outgoing.hand_over(now + Duration::from_secs(1));
         assert_eq!(outgoing.handover_deadline(), deadline);
-        assert_eq!(rest(&mut outgoing), ["Alive", "HandedOver"]);
+        assert_eq!(drain_frames(&mut outgoing), ["Keepalive", "HandedOver"]);
         assert!(!outgoing.is_idle());
 
         let mut ended = Outgoing::default();

@@ -35,12 +35,12 @@ const LINES: Rate = Rate {
 /// The number of parts into which the validity of a certificate is divided; each part allows one
 /// more call of each kind. An agent renews at half of the validity and opens a new session after
 /// that.
-const PARTS_OF_A_LIFE: u32 = 8;
+const RENEWALS_PER_LIFETIME: u32 = 8;
 
 /// Returns this rate, or a higher one if certificates expire so soon that a correct agent needs it.
 fn at_least(rate: Rate, certificate_life: Duration) -> Rate {
     Rate {
-        every: rate.every.min(certificate_life / PARTS_OF_A_LIFE),
+        every: rate.every.min(certificate_life / RENEWALS_PER_LIFETIME),
         ..rate
     }
 }

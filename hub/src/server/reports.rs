@@ -13,7 +13,7 @@ use super::session::{Running, SessionContext};
 use crate::metrics::PeerLimit;
 use runnel_hub_core::audit::ReportedChanges;
 use runnel_hub_core::index::Effect;
-use runnel_hub_core::reports::{ReportState, asked};
+use runnel_hub_core::reports::{ReportState, prune_requests};
 use runnel_hub_core::session::RULES_LIMIT;
 use runnel_hub_core::status::SessionFacts;
 
@@ -42,7 +42,7 @@ impl SessionContext {
         {
             tracing::warn!(resource = ?resources, "the watches that an agent has lost in its cluster have changed");
             self.hub_state.queues.dirty_members.add([cluster.clone()]);
-            self.hub_state.mark_rules_of(cluster);
+            self.hub_state.mark_statuses_of(cluster);
         }
     }
 
@@ -51,7 +51,10 @@ impl SessionContext {
     pub(super) fn claim_acked(&self) {
         let index = self.hub_state.index.read();
         let cluster = &self.identity.cluster;
-        if !index.clusters().talks_to(cluster, self.identity.uid()) {
+        if !index
+            .clusters()
+            .serves_cluster(cluster, self.identity.uid())
+        {
             return;
         }
         let mut session = self.live.session.lock();
@@ -96,7 +99,7 @@ impl SessionContext {
         let index = self.hub_state.index.read();
         if index
             .clusters()
-            .talks_to(&self.identity.cluster, self.identity.uid())
+            .serves_cluster(&self.identity.cluster, self.identity.uid())
         {
             let directives: Vec<_> = rules
                 .into_iter()
@@ -107,12 +110,12 @@ impl SessionContext {
         }
     }
 
-    fn judge_again(&self, again: &BTreeSet<RuleUid>) {
+    fn rejudge_prunes(&self, again: &BTreeSet<RuleUid>) {
         if !again.is_empty() {
             self.hub_state.change(|index| {
                 again
                     .iter()
-                    .for_each(|uid| index.rules_mut().prune_again(uid, &self.identity.cluster));
+                    .for_each(|uid| index.rules_mut().rejudge_prune(uid, &self.identity.cluster));
                 Effect {
                     judge: again.clone(),
                     ..Effect::default()
@@ -151,7 +154,7 @@ impl Running {
             return self.require_reconnect();
         }
         let acked = std::mem::take(&mut self.acked);
-        let (left_out, shortened) = acked.beyond();
+        let (left_out, shortened) = acked.left_out_and_shortened();
         self.context
             .metrics
             .limited(PeerLimit::Hello, left_out as u64);
@@ -202,12 +205,12 @@ impl Running {
         if left_out == 0 {
             self.context
                 .hub_state
-                .change(|index| index.rules_mut().holds_only(&cluster, &with_copies));
+                .change(|index| index.rules_mut().drop_missing_rules(&cluster, &with_copies));
         }
-        self.context.hub_state.mark_rules_of(&cluster);
+        self.context.hub_state.mark_statuses_of(&cluster);
         // The requests of agents are judged together with the pending removals, and answered after
         // that.
-        self.judge_asked(&cluster, &rules);
+        self.judge_prune_requests(&cluster, &rules);
         self.update();
         self.context.claim_acked();
     }
@@ -233,7 +236,7 @@ impl Running {
         let index = self.context.hub_state.index.read();
         if index
             .clusters()
-            .talks_to(cluster, self.context.identity.uid())
+            .serves_cluster(cluster, self.context.identity.uid())
         {
             let directives: Vec<_> = uids
                 .iter()
@@ -274,13 +277,15 @@ impl Running {
     pub(super) fn send_rules_beyond_limit(&mut self) {
         let (with_room, beyond) = {
             let mut session = self.context.live.session.lock();
-            let with_room = session.beyond_with_room();
-            let beyond = with_room.is_empty().then(|| session.take_beyond_change());
+            let with_room = session.over_limit_with_room();
+            let beyond = with_room
+                .is_empty()
+                .then(|| session.take_over_limit_change());
             (with_room, beyond)
         };
         let beyond = beyond.unwrap_or_else(|| {
             self.context.resend(with_room);
-            self.context.live.session.lock().take_beyond_change()
+            self.context.live.session.lock().take_over_limit_change()
         });
         let Some(beyond) = beyond else { return };
         let cluster = &self.context.identity.cluster;
@@ -288,7 +293,7 @@ impl Running {
             rules = beyond.len(),
             "rules are not sent: the cluster has {RULES_LIMIT} rules, which is the limit"
         );
-        let changed = self.context.hub_state.report_store.lock().set_beyond(
+        let changed = self.context.hub_state.report_store.lock().set_over_limit(
             cluster,
             self.context.live.number,
             beyond,
@@ -343,12 +348,12 @@ impl Running {
                 .hub_state
                 .change(|index| index.orphaned_cluster(uid, &cluster));
         }
-        self.judge(outcome.asked);
-        self.context.judge_again(&outcome.prune_again);
+        self.judge(outcome.prune_requests);
+        self.context.rejudge_prunes(&outcome.repeated_prunes);
         self.context.resend(outcome.lapsed);
         self.send_rules_beyond_limit();
         self.mark_statuses(outcome.changed);
-        self.come_again_for_left_out();
+        self.reconnect_for_left_out_rules();
     }
 
     /// Records what the agent did to copies, for the log and Events.
@@ -376,17 +381,17 @@ impl Running {
     }
 
     /// Judges the removals for which the agent requests approval, if the set has changed.
-    pub(super) fn judge_asked(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
-        let asked = {
+    pub(super) fn judge_prune_requests(&mut self, cluster: &ClusterName, rules: &[RuleUid]) {
+        let requested = {
             let index = self.context.hub_state.index.read();
-            asked(
+            prune_requests(
                 &index,
                 &self.context.hub_state.report_store.lock(),
                 cluster,
                 rules,
             )
         };
-        self.judge(asked);
+        self.judge(requested);
     }
 
     fn judge(&mut self, rules: BTreeSet<RuleUid>) {

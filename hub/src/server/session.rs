@@ -16,7 +16,7 @@ use tracing::Instrument;
 
 use super::bounds::Bounds;
 use super::epoch_check::EpochCheck;
-use super::outgoing::{Next, Outgoing};
+use super::outgoing::{NextItem, Outgoing};
 use super::peers::Peers;
 use super::{PeerIdentity, admission, not_leading};
 use crate::hub_state::{HubState, LiveSession, until};
@@ -142,11 +142,11 @@ impl Running {
     async fn next(&mut self) -> Option<Result<HubFrame, Status>> {
         loop {
             self.check_admission();
-            self.record_kept_back();
+            self.record_withheld();
             self.fill();
             match self.out.next() {
-                Some(Next::Frame(frame)) => return Some(Ok(frame)),
-                Some(Next::End(status)) => {
+                Some(NextItem::Frame(frame)) => return Some(Ok(frame)),
+                Some(NextItem::End(status)) => {
                     return (status.code() != tonic::Code::Ok).then_some(Err(status));
                 }
                 None => self.wait().await,
@@ -164,7 +164,7 @@ impl Running {
             () = &mut self.limit => self.time_is_up(),
             () = until(self.out.handover_deadline()) => self.out.finish(),
             () = self.bounds.superseded() => self.superseded(),
-            () = until(self.bounds.late_at) => self.catch_up_late(),
+            () = until(self.bounds.deferred_until) => self.handle_deferred(),
             () = until(self.bounds.read_at), if self.bounds.read_at.is_some() => self.bounds.read_at = None,
             frame = self.inbound.next(), if !self.half_closed && self.bounds.read_at.is_none() => match frame {
                 Some(Ok(frame)) => self.handle_frame(frame),
@@ -184,13 +184,13 @@ impl Running {
 
     fn take_signal(&mut self, signal: &Signal) {
         // After a handover the last frame was sent. Before its Hello an agent is sent nothing.
-        let talks = self.hello.is_some() && !self.out.is_handed_over();
+        let is_open = self.hello.is_some() && !self.out.is_handed_over();
         match signal {
             // The session checks its right to lead before each frame.
             Signal::Lead => {}
-            Signal::Authorities if talks => self.send_authorities(),
-            Signal::SignOfLifeOwed if talks => self.out.push(HubFrame::Alive),
-            Signal::Authorities | Signal::SignOfLifeOwed => {}
+            Signal::Authorities if is_open => self.send_authorities(),
+            Signal::KeepaliveDue if is_open => self.out.push(HubFrame::Keepalive),
+            Signal::Authorities | Signal::KeepaliveDue => {}
             Signal::Shutdown => {
                 let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
                 if !self.out.is_handed_over() {
@@ -249,7 +249,7 @@ impl Running {
     /// Whether the right to lead under which the session began is still valid. If not, the session
     /// ends.
     pub(super) fn leads(&mut self) -> bool {
-        let leads = self.context.hub_state.leadership.holds(&self.lead);
+        let leads = self.context.hub_state.leadership.is_leading(&self.lead);
         if !leads {
             self.end(not_leading());
         }
@@ -307,7 +307,7 @@ impl Running {
         // The index may be newer than the state that the admission check read.
         if !index
             .clusters()
-            .talks_to(&self.context.identity.cluster, self.context.identity.uid())
+            .serves_cluster(&self.context.identity.cluster, self.context.identity.uid())
         {
             return;
         }
@@ -358,7 +358,7 @@ impl Running {
         let mut session = self.context.live.session.lock();
         let questions = session.take_questions();
         if !questions.is_empty() {
-            self.out.push(HubFrame::WantDetail(questions));
+            self.out.push(HubFrame::DetailRequest(questions));
         } else if let Some(batch) = session.next_batch() {
             self.out.push(HubFrame::Batch(batch));
         } else if let Some(end) = session.take_snapshot_end() {
@@ -368,7 +368,7 @@ impl Running {
         }
     }
 
-    pub(super) fn greet(&mut self, hello: Hello) {
+    pub(super) fn start_session(&mut self, hello: Hello) {
         if hello.protocol_max < PROTOCOL_MIN || hello.protocol_min > PROTOCOL_MAX {
             let message = format!(
                 "the agent uses protocols {} to {}, this hub {PROTOCOL_MIN} to {PROTOCOL_MAX}: upgrade the {}",
@@ -451,7 +451,7 @@ pub(super) enum Signal {
     /// The hub's authorities have changed.
     Authorities,
     /// The agent must be sent a keepalive frame: see [`Meter::needs_ping`].
-    SignOfLifeOwed,
+    KeepaliveDue,
     /// The process ends.
     Shutdown,
 }
@@ -468,7 +468,7 @@ pub(super) fn signals(
 ) -> Signals {
     let owed = stream::unfold(meter, |meter| async {
         meter.needs_ping().await;
-        Some((Signal::SignOfLifeOwed, meter))
+        Some((Signal::KeepaliveDue, meter))
     });
     stream::select_all([
         changes(hub_state.leadership.lead.subscribe())

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_no_agent_takes_ends_the_stream() {
+    fn oversized_frame_ends_the_stream() {
         assert_eq!(
             frames(vec![Ok(frame(&"x".repeat(FRAME_LIMIT + 1)))]),
             ["status 11"]

@@ -22,7 +22,7 @@ pub struct TokenRequest {
 
 /// The validated arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Checked {
+pub struct ValidTokenRequest {
     /// Name of the `MemberCluster`.
     pub cluster: String,
     /// Its labels.
@@ -63,14 +63,14 @@ impl TokenRequest {
     ///
     /// # Errors
     /// [`RequestError`], for the first argument that is wrong.
-    pub fn check(&self) -> Result<Checked, RequestError> {
+    pub fn check(&self) -> Result<ValidTokenRequest, RequestError> {
         if !is_cluster_name(&self.cluster) {
             return Err(RequestError::Cluster(self.cluster.clone()));
         }
         if let Some(wrong) = self.advertise.iter().find(|address| !is_address(address)) {
             return Err(RequestError::Advertise(wrong.clone()));
         }
-        Ok(Checked {
+        Ok(ValidTokenRequest {
             cluster: self.cluster.clone(),
             labels: labels(&self.labels)?,
             ttl: ttl(&self.ttl)?,

@@ -26,7 +26,7 @@ use super::error::ViewError;
 use super::request::{Fields, Position, Query, Selection, object_name};
 use super::table::{Column, ViewObject};
 use super::target::{Form, Target};
-use super::{ViewServer, aside, page_response, versioned, warn};
+use super::{ViewServer, page_response, run_blocking, versioned, warn};
 use crate::ordered_lock::LeafMutex;
 
 /// The limit of pairs of a rule and a cluster for one page.
@@ -93,7 +93,7 @@ impl CopyRow {
     }
 
     fn is_selected(&self, selection: &Selection) -> bool {
-        selection.takes(&Fields {
+        selection.matches(&Fields {
             name: self.metadata.name.as_deref().unwrap_or_default(),
             namespace: &self.rule.namespace,
             rule: &self.rule.name,
@@ -262,7 +262,8 @@ impl Reader<'_> {
                     labels: labels_of(&index, &rule, cluster),
                     after: None,
                 };
-                if selection.takes_labels(&pair.labels) && begins(&mut pair, query.after.as_ref()) {
+                if selection.matches_labels(&pair.labels) && begins(&mut pair, query.after.as_ref())
+                {
                     pairs.push(pair);
                 }
                 if pairs.len() > PAIRS {
@@ -357,7 +358,7 @@ impl ViewServer {
             ..query.clone()
         };
         let asked = selected.clone();
-        let pairs = aside(move || server.reader().pairs(&scope, &asked)).await??;
+        let pairs = run_blocking(move || server.reader().pairs(&scope, &asked)).await??;
         let pair = pairs.pairs.into_iter().next().ok_or_else(unknown)?;
         let answer = self.ask_for_copies(&pair, Some(only), 1).await;
         let answer = answer.ok_or_else(|| {
@@ -379,7 +380,8 @@ impl ViewServer {
         query: &Query,
     ) -> Result<CopyPage, ViewError> {
         let (server, asked) = (self.clone(), query.clone());
-        let Pairs { pairs, more } = aside(move || server.reader().pairs(&scope, &asked)).await??;
+        let Pairs { pairs, more } =
+            run_blocking(move || server.reader().pairs(&scope, &asked)).await??;
         let (all, end) = (pairs.len(), Instant::now() + PAGE);
         let missing = LeafMutex::new(BTreeSet::new());
         let mut listings = stream::iter(pairs)

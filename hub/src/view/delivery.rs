@@ -13,7 +13,7 @@ use runnel_api::{
 };
 use runnel_hub_core::index::Index;
 use runnel_hub_core::now::age;
-use runnel_hub_core::status::{ClusterDetail, Proved, ReportStore, View, detail};
+use runnel_hub_core::status::{ClusterDetail, ProofState, ReportStore, View, detail};
 use runnel_proto::model::{ClusterName, RuleName, RuleUid};
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ use crate::object_cache::ObjectCache;
 use crate::writer::view;
 
 /// The clusters of a rule that are read under one lock.
-const AT_ONCE: usize = 1000;
+const CLUSTERS_PER_LOCK: usize = 1000;
 
 /// The rules of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,7 +59,7 @@ pub(super) struct Row {
 
 impl Row {
     /// Returns the last trace of a delivery that does not exist any more.
-    pub(super) fn gone(rule: &RuleName, uid: &RuleUid, cluster: &ClusterName) -> Self {
+    pub(super) fn deleted(rule: &RuleName, uid: &RuleUid, cluster: &ClusterName) -> Self {
         Self {
             rule: rule.clone(),
             cluster: cluster.clone(),
@@ -80,8 +80,8 @@ impl Row {
     pub(super) fn is_selected(&self, selection: &Selection) -> bool {
         let state = state_name(self.status.state);
         let labels = self.metadata.labels.as_ref();
-        labels.is_none_or(|labels| selection.takes_labels(labels))
-            && selection.takes(&Fields {
+        labels.is_none_or(|labels| selection.matches_labels(labels))
+            && selection.matches(&Fields {
                 name: self.metadata.name.as_deref().unwrap_or_default(),
                 namespace: &self.rule.namespace,
                 rule: &self.rule.name,
@@ -275,7 +275,7 @@ impl Reader<'_> {
             return Ok(row.is_some_and(take));
         }
         loop {
-            let mut left = AT_ONCE;
+            let mut left = CLUSTERS_PER_LOCK;
             let last = self.with_view(uid, |view, report_store, index, about| {
                 let begin = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
                 let clusters = view
@@ -289,7 +289,7 @@ impl Reader<'_> {
                     left -= 1;
                     after = Some(cluster.clone());
                     let labels = labels_of(index, &view.rule.terms.rule, cluster);
-                    if !selection.takes_labels(&labels) {
+                    if !selection.matches_labels(&labels) {
                         continue;
                     }
                     let Some(detail) = detail(view, report_store, cluster, about.now) else {
@@ -347,7 +347,7 @@ impl Reader<'_> {
     fn with_view<T>(
         &self,
         uid: &RuleUid,
-        mut read: impl FnMut(&View<'_>, &ReportStore, &Index, &About) -> T,
+        mut read: impl FnMut(&View<'_>, &ReportStore, &Index, &RowContext) -> T,
     ) -> Result<Option<T>, ViewError> {
         let since = self.serving_since()?;
         let Some(object) = self.object_cache.rule(uid) else {
@@ -356,7 +356,7 @@ impl Reader<'_> {
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();
         let view = view(&index, &report_store, uid, &object.status, since, false);
-        let about = About {
+        let about = RowContext {
             uid: uid.clone(),
             created: object.created,
             now: Instant::now(),
@@ -366,7 +366,7 @@ impl Reader<'_> {
 }
 
 /// What rows of one rule have in common.
-struct About {
+struct RowContext {
     uid: RuleUid,
     created: Option<jiff::Timestamp>,
     now: Instant,
@@ -401,7 +401,7 @@ fn metadata(rule: &RuleName, uid: &RuleUid, cluster: &ClusterName) -> ObjectMeta
 }
 
 fn row(
-    about: &About,
+    about: &RowContext,
     rule: &RuleName,
     labels: BTreeMap<String, String>,
     detail: ClusterDetail,
@@ -433,9 +433,9 @@ fn status(detail: ClusterDetail) -> DeliveryStatus {
         message: failure.message,
     });
     let proof = match detail.proved {
-        Proved::Yes => "Yes",
-        Proved::No => "No",
-        Proved::NotCompared => "NotCompared",
+        ProofState::Yes => "Yes",
+        ProofState::No => "No",
+        ProofState::NotCompared => "NotCompared",
     };
     DeliveryStatus {
         state: detail.state,

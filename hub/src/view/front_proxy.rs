@@ -9,7 +9,7 @@ use runnel_transport::identity::ServingPair;
 use runnel_transport::tls::{FrontProxyTls, TlsError};
 
 use super::error::ViewError;
-use crate::call::{ApiError, within};
+use crate::call::{ApiError, with_timeout};
 
 /// The ConfigMap in which the API server publishes how its front proxy authenticates.
 const CONFIG_MAP: &str = "extension-apiserver-authentication";
@@ -32,7 +32,7 @@ impl FrontProxy {
     /// [`ApiError`], when the API server refuses the request or does not answer.
     pub(super) async fn read(client: &Client) -> Result<Self, ApiError> {
         let api = Api::<ConfigMap>::namespaced(client.clone(), "kube-system");
-        let call = within(
+        let call = with_timeout(
             format!("read ConfigMap kube-system/{CONFIG_MAP}"),
             api.get(CONFIG_MAP),
         );

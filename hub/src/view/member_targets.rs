@@ -9,7 +9,7 @@ use kube::api::ObjectMeta;
 use runnel_api::{
     CLUSTER_LABEL, MemberTarget, MemberTargetSpec, MemberTargetStatus, TargetGrant, VIEW_GROUP,
 };
-use runnel_hub_core::plan::Granted;
+use runnel_hub_core::plan::RuleGrants;
 use runnel_proto::model::{ClusterName, Grant, Operator, Selector};
 use serde_json::{Value, json};
 
@@ -155,7 +155,7 @@ impl Reader<'_> {
         self.serving_since()?;
         let runnel_namespace = &self.hub_state.settings.namespace;
         let index = self.hub_state.index.read();
-        let Granted::These(grants) = index
+        let RuleGrants::Granted(grants) = index
             .targets()
             .grants()
             .of_namespace(namespace, runnel_namespace)
@@ -171,7 +171,7 @@ impl Reader<'_> {
                 .filter(|grant| grant.clusters.chooses(name, &cluster.labels))
                 .map(|grant| target_grant(&grant.grant))
                 .collect();
-            if grants.is_empty() || !cluster.takes_part() {
+            if grants.is_empty() || !cluster.is_eligible() {
                 continue;
             }
             let row = TargetRow {
@@ -189,8 +189,8 @@ impl Reader<'_> {
                 ..Fields::default()
             };
             let labels = row.metadata.labels.as_ref();
-            if selection.takes(&fields)
-                && labels.is_none_or(|labels| selection.takes_labels(labels))
+            if selection.matches(&fields)
+                && labels.is_none_or(|labels| selection.matches_labels(labels))
             {
                 rows.push(row);
             }

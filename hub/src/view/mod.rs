@@ -52,7 +52,7 @@ use self::table::ViewObject;
 use self::target::{Form, Target};
 use crate::ca::Authorities;
 use crate::hub_state::HubState;
-use crate::lease::Accepted;
+use crate::lease::LocalConnections;
 use crate::object_cache::ObjectCache;
 use crate::ordered_lock::{LEAF, OrderedMutex};
 use crate::query::{Access, Questions, Reviewer};
@@ -62,9 +62,9 @@ const API_SERVICE: &str = "v1alpha1.view.runnel.dev";
 /// The validity of the serving certificate, which is renewed at half of it.
 const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The interval at which the front proxy's CA and the certificates are checked.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// The same after an error.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// How long changes are gathered before they are compared, at most this often.
 const GATHER: Duration = Duration::from_millis(250);
 /// How often rules that no client reads are forgotten.
@@ -124,7 +124,7 @@ impl ViewServer {
     }
 
     /// Serves the API until the process ends.
-    pub async fn run(self: Arc<Self>, incoming: Accepted) {
+    pub async fn run(self: Arc<Self>, incoming: LocalConnections) {
         let (accepted, connections) = mpsc::channel(QUEUE);
         let router = Router::new().fallback(respond).with_state(self.clone());
         tokio::join!(
@@ -140,7 +140,11 @@ impl ViewServer {
         );
     }
 
-    async fn accept(&self, mut incoming: Accepted, accepted: mpsc::Sender<TlsStream<TcpStream>>) {
+    async fn accept(
+        &self,
+        mut incoming: LocalConnections,
+        accepted: mpsc::Sender<TlsStream<TcpStream>>,
+    ) {
         let mut handshakes = JoinSet::new();
         loop {
             let (tcp, from) = tokio::select! {
@@ -170,7 +174,7 @@ impl ViewServer {
         let mut authorities = self.hub_state.authorities.subscribe();
         let mut lead = self.hub_state.leadership.lead.subscribe();
         loop {
-            let done = self.look(&mut renew, &mut served).await;
+            let done = self.check_certificates(&mut renew, &mut served).await;
             let error = done.err().map(|error| format!("{error:#}"));
             if error != logged {
                 if let Some(error) = &error {
@@ -178,7 +182,11 @@ impl ViewServer {
                 }
                 logged.clone_from(&error);
             }
-            let wait = if error.is_some() { AGAIN } else { LOOK_EVERY };
+            let wait = if error.is_some() {
+                RETRY_DELAY
+            } else {
+                CHECK_INTERVAL
+            };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
                 _ = authorities.changed() => {}
@@ -187,7 +195,7 @@ impl ViewServer {
         }
     }
 
-    async fn look(
+    async fn check_certificates(
         &self,
         renew: &mut SystemTime,
         served: &mut Option<Vec<u8>>,
@@ -228,7 +236,7 @@ impl ViewServer {
     /// Writes the CA of the hub into the APIService, if another one is there.
     async fn publish_authority(&self, pem: &str) -> anyhow::Result<()> {
         let api = Api::<APIService>::all(self.client.clone());
-        let call = crate::call::within(
+        let call = crate::call::with_timeout(
             format!("read APIService {API_SERVICE}"),
             api.get(API_SERVICE),
         );
@@ -242,7 +250,7 @@ impl ViewServer {
             field_manager: Some(crate::call::FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
-        crate::call::within(
+        crate::call::with_timeout(
             format!("update APIService {API_SERVICE}"),
             api.patch(API_SERVICE, &params, &patch),
         )
@@ -445,7 +453,7 @@ impl ViewServer {
         };
         let (server, scope) = (self.clone(), target.scope());
         let asked = query.clone();
-        let page = aside(move || server.reader().page(&scope, &asked)).await??;
+        let page = run_blocking(move || server.reader().page(&scope, &asked)).await??;
         let row = page.rows.into_iter().next().ok_or_else(|| {
             ViewError::NotFound(format!("{}.{VIEW_GROUP} {name:?}", target.resource.plural))
         })?;
@@ -460,7 +468,7 @@ impl ViewServer {
         form: Form,
     ) -> Result<Response, ViewError> {
         let (server, scope, asked) = (self.clone(), target.scope(), query.clone());
-        let (version, page) = aside(move || {
+        let (version, page) = run_blocking(move || {
             let version = server.cover(&scope);
             server
                 .reader()
@@ -503,7 +511,7 @@ fn warn(response: &mut Response, warning: &str) {
 }
 
 /// Runs slow work on a thread for blocking tasks, so that no other task of the hub waits for it.
-async fn aside<T: Send + 'static>(
+async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ViewError> {
     tokio::task::spawn_blocking(work)

@@ -137,14 +137,14 @@ impl Selection {
     }
 
     /// Whether objects with these labels can match.
-    pub(super) fn takes_labels(&self, labels: &BTreeMap<String, String>) -> bool {
+    pub(super) fn matches_labels(&self, labels: &BTreeMap<String, String>) -> bool {
         self.labels
             .as_ref()
             .is_none_or(|selector| selector.matches(labels))
     }
 
     /// Whether an object with these fields matches.
-    pub(super) fn takes(&self, fields: &Fields<'_>) -> bool {
+    pub(super) fn matches(&self, fields: &Fields<'_>) -> bool {
         self.fields.iter().all(|requirement| {
             let value = requirement.value.as_str();
             let equals = match requirement.field {
@@ -349,9 +349,9 @@ mod tests {
     fn field_selectors_select_by_equality() {
         let query = read("fieldSelector=cluster%3Deu-1,state!%3DReady&limit=7").unwrap();
         assert_eq!((query.selection.cluster(), query.limit), (Some("eu-1"), 7));
-        assert!(query.selection.takes(&fields_of("eu-1", "Failed")));
-        assert!(!query.selection.takes(&fields_of("eu-1", "Ready")));
-        assert!(!query.selection.takes(&fields_of("eu-2", "Failed")));
+        assert!(query.selection.matches(&fields_of("eu-1", "Failed")));
+        assert!(!query.selection.matches(&fields_of("eu-1", "Ready")));
+        assert!(!query.selection.matches(&fields_of("eu-2", "Failed")));
         assert!(query.selection.can_change());
     }
 
@@ -362,7 +362,7 @@ mod tests {
             (selection.rule(), selection.cluster()),
             (Some("settings.v1"), Some("eu-1"))
         );
-        assert!(selection.takes(&fields_of("eu-1", "Ready")));
+        assert!(selection.matches(&fields_of("eu-1", "Ready")));
         assert!(!selection.can_change());
     }
 

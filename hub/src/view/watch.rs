@@ -12,7 +12,7 @@ use super::delivery::Row;
 use super::error::ViewError;
 use super::request::{Position, Query};
 use super::target::{Form, Target};
-use super::{ViewServer, aside, body, versioned};
+use super::{ViewServer, body, run_blocking, versioned};
 
 /// The interval of bookmarks, and of checks whether this replica still leads.
 const TICK: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ impl ViewServer {
     ) -> Result<Response, ViewError> {
         let (server, scope, selection) = (self.clone(), target.scope(), query.selection.clone());
         let needs_rows = query.version.is_none() || selection.can_change();
-        let (version, rows) = aside(move || {
+        let (version, rows) = run_blocking(move || {
             let version = server.cover(&scope);
             let rows = if needs_rows {
                 let all = Query {
@@ -186,7 +186,7 @@ impl Watch {
             Some(row) if kind == Kind::Added => self.event("ADDED", versioned(row, change.version)),
             Some(row) => self.event("MODIFIED", versioned(row, change.version)),
             None if was => {
-                let row = Row::gone(&change.rule, &change.uid, &change.cluster);
+                let row = Row::deleted(&change.rule, &change.uid, &change.cluster);
                 self.event("DELETED", versioned(row, change.version));
             }
             None => {}

@@ -6,7 +6,7 @@ use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
 use runnel_proto::model::KINDS;
 
-use crate::call::{ApiError, within};
+use crate::call::{ApiError, with_timeout};
 use runnel_api::{
     Clusters, DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies,
     GrantedRules,
@@ -26,7 +26,8 @@ const IDENTITY: &str = "runnel-hub-identity";
 /// The error of the API server.
 pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), ApiError> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let mut identity = within(format!("read Secret {IDENTITY}"), secrets.get(IDENTITY)).await?;
+    let mut identity =
+        with_timeout(format!("read Secret {IDENTITY}"), secrets.get(IDENTITY)).await?;
     if identity
         .data
         .as_ref()
@@ -35,7 +36,7 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), Ap
         return Ok(());
     }
     let grants: Api<DistributionGrant> = Api::all(client.clone());
-    if within(
+    if with_timeout(
         "list DistributionGrants",
         grants.list(&ListParams::default().limit(1)),
     )
@@ -43,7 +44,7 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), Ap
     .items
     .is_empty()
     {
-        match within(
+        match with_timeout(
             format!("create DistributionGrant {EVERYTHING}"),
             grants.create(&PostParams::default(), &everything()),
         )
@@ -60,7 +61,7 @@ pub async fn make_first_grant(client: &Client, namespace: &str) -> Result<(), Ap
         .data
         .get_or_insert_default()
         .insert(DONE.to_owned(), ByteString(EVERYTHING.into()));
-    within(
+    with_timeout(
         format!("write Secret {IDENTITY}"),
         secrets.replace(IDENTITY, &PostParams::default(), &identity),
     )

@@ -14,25 +14,26 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use tokio::sync::watch;
 
-use super::Patience;
-use super::definition_deletion::{Defined, look};
+use super::WatchHealth;
+use super::crd_deletion::{DeletedCrdFilter, read_crd};
 use super::first_grant::make_first_grant;
 use super::{
-    Own, RelistingWatch, WatchEvent, events, events_of, failure, mapped, own_events, refusal,
+    DecodedObject, RelistingWatch, WatchEvent, events, events_of, failure, mapped, own_events,
+    refusal,
 };
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_api::{DistributionGrant, FLEET, Fleet};
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::guard::FleetTerms;
-use runnel_hub_core::index::{Effect, Index, SeenNamespace};
+use runnel_hub_core::index::{Effect, HubNamespace, Index};
 use runnel_hub_core::plan::RuleGrant;
 
 /// Delay before a refused watch is retried.
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
 /// Functions that store watched objects of one kind in the index.
-pub(super) struct Into<T> {
+pub(super) struct WatchSink<T> {
     /// The resource, by its name in the relist barrier.
     pub resource: &'static str,
     /// Sets one object; `None`: it is deleted.
@@ -42,19 +43,19 @@ pub(super) struct Into<T> {
     /// Returns the known state of an object that this build cannot decode.
     pub known: fn(&Index, &str) -> Option<T>,
     /// The effect while the objects cannot be read, for the log.
-    pub without: &'static str,
+    pub refused_effect: &'static str,
 }
 
-const WITHOUT: &str = "Nothing that needs a grant is sent or removed";
+const REFUSED_EFFECT: &str = "Nothing that needs a grant is sent or removed";
 
 /// Watches the grants for ever. With `first`, a hub that has no grant begins with one for everything.
 pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool) {
-    let into = Into {
+    let into = WatchSink {
         resource: "distributiongrants",
         one: Index::set_grant,
         all: Index::set_grants,
         known: |index, name| index.targets().grants().get(name).cloned(),
-        without: WITHOUT,
+        refused_effect: REFUSED_EFFECT,
     };
     while first && let Err(why) = make_first_grant(&client, &hub_state.settings.namespace).await {
         tracing::error!(%why, "cannot make the grant for everything; trying again");
@@ -64,13 +65,14 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
                 .leadership
                 .relist_barrier
                 .subscribe()
-                .asked
+                .requested
                 .borrow(),
         );
-        wait(&mut hub_state.leadership.relist_barrier.subscribe().asked).await;
+        wait(&mut hub_state.leadership.relist_barrier.subscribe().requested).await;
     }
     let looked = client.clone();
-    let defined = Defined::by(move || look(looked.clone(), DistributionGrant::crd_name()));
+    let defined =
+        DeletedCrdFilter::by(move || read_crd(looked.clone(), DistributionGrant::crd_name()));
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), grants);
     into.follow(events, &hub_state, |grant| RuleGrant::read(&grant))
@@ -79,7 +81,7 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
 
 /// Watches the `Fleet`. While it cannot be read, its last state applies.
 pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
-    let into = Into::<FleetTerms> {
+    let into = WatchSink::<FleetTerms> {
         resource: "fleets",
         one: |index, name, terms| match name {
             FLEET => index.set_fleet_terms(terms.unwrap_or_default()),
@@ -90,10 +92,10 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
             None => Effect::default(),
         },
         known: |_, _| None,
-        without: "The limits are unchanged",
+        refused_effect: "The limits are unchanged",
     };
     let looked = client.clone();
-    let defined = Defined::by(move || look(looked.clone(), Fleet::crd_name()));
+    let defined = DeletedCrdFilter::by(move || read_crd(looked.clone(), Fleet::crd_name()));
     let fleets = move || defined.events(own_events::<Fleet>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), fleets);
     let read = |fleet: Fleet| {
@@ -107,19 +109,22 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
 
 /// Watches the labels of the hub's namespaces for ever.
 pub async fn watch_hub_namespaces(client: Client, hub_state: Arc<HubState>) {
-    let (one, all) = (Index::set_seen_namespace, Index::set_seen_namespaces);
-    let into = Into {
+    let (one, all) = (
+        Index::set_hub_namespace_state,
+        Index::set_hub_namespace_states,
+    );
+    let into = WatchSink {
         resource: "namespaces",
         one,
         all,
         known: |_, _| None,
-        without: WITHOUT,
+        refused_effect: REFUSED_EFFECT,
     };
-    let api: Api<Own<PartialObjectMeta<Namespace>>> = Api::all(client);
+    let api: Api<DecodedObject<PartialObjectMeta<Namespace>>> = Api::all(client);
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
         events(api.clone()).boxed()
     });
-    let read = |namespace: PartialObjectMeta<Namespace>| SeenNamespace {
+    let read = |namespace: PartialObjectMeta<Namespace>| HubNamespace {
         labels: namespace.labels().clone(),
         terminating: namespace.metadata.deletion_timestamp.is_some(),
     };
@@ -133,7 +138,7 @@ async fn wait(rounds: &mut watch::Receiver<u64>) {
     }
 }
 
-impl<T: Clone + 'static> Into<T> {
+impl<T: Clone + 'static> WatchSink<T> {
     /// The grants are unknown.
     fn unknown(&self, hub_state: &HubState, round: u64) {
         hub_state.change(|index| (self.all)(index, None));
@@ -161,18 +166,18 @@ impl<T: Clone + 'static> Into<T> {
     /// Follows a watch and stores its objects in the index. Never returns.
     pub(super) async fn follow<K: Resource>(
         &self,
-        mut events: RelistingWatch<Own<K>>,
+        mut events: RelistingWatch<DecodedObject<K>>,
         hub_state: &HubState,
         read: impl Fn(K) -> T,
     ) {
         let mut seen = Some(BTreeMap::new());
-        let mut patience = Patience::new(Instant::now());
+        let mut patience = WatchHealth::new(Instant::now());
         loop {
             let event = tokio::select! {
                 event = events.next() => event,
                 () = until(patience.ends()) => {
-                    let (resource, why) = (self.resource, patience.why());
-                    tracing::error!(resource, "cannot list {resource}: {why}. {}", self.without);
+                    let (resource, why) = (self.resource, patience.error_message());
+                    tracing::error!(resource, "cannot list {resource}: {why}. {}", self.refused_effect);
                     patience.settle();
                     self.unknown(hub_state, events.round);
                     continue;
@@ -190,9 +195,9 @@ impl<T: Clone + 'static> Into<T> {
                 events.round,
                 &read,
             ) {
-                wait(&mut events.rounds.asked).await;
+                wait(&mut events.rounds.requested).await;
                 let round = events.round;
-                events.again();
+                events.relist();
                 seen = Some(BTreeMap::new());
                 if events.round != round {
                     patience.begin(Instant::now());
@@ -204,13 +209,13 @@ impl<T: Clone + 'static> Into<T> {
     /// Returns the spec of an object; the former one if this build cannot read the new one.
     fn read<K: Resource>(
         &self,
-        object: Own<K>,
+        object: DecodedObject<K>,
         hub_state: &HubState,
         read: &impl Fn(K) -> T,
     ) -> Option<T> {
         match object {
-            Own::Read(object) => Some(read(*object)),
-            Own::Unreadable(meta) => (self.known)(
+            DecodedObject::Read(object) => Some(read(*object)),
+            DecodedObject::Unreadable(meta) => (self.known)(
                 &hub_state.index.read(),
                 meta.name.as_deref().unwrap_or_default(),
             ),
@@ -220,8 +225,8 @@ impl<T: Clone + 'static> Into<T> {
     /// Returns whether it was refused.
     fn observe<K: Resource>(
         &self,
-        event: WatchEvent<Own<K>>,
-        (seen, patience): (&mut Option<BTreeMap<String, T>>, &mut Patience),
+        event: WatchEvent<DecodedObject<K>>,
+        (seen, patience): (&mut Option<BTreeMap<String, T>>, &mut WatchHealth),
         hub_state: &HubState,
         round: u64,
         read: &impl Fn(K) -> T,
@@ -269,11 +274,11 @@ impl<T: Clone + 'static> Into<T> {
     fn log_watch_error(
         &self,
         error: &kube::runtime::watcher::Error,
-        patience: &mut Patience,
+        patience: &mut WatchHealth,
         hub_state: &HubState,
         round: u64,
     ) -> bool {
-        let (resource, without) = (self.resource, self.without);
+        let (resource, without) = (self.resource, self.refused_effect);
         let Some(why) = refusal(
             error,
             "give the hub get, list and watch on it by a ClusterRole",
@@ -300,25 +305,25 @@ impl<T: Clone + 'static> Into<T> {
 }
 
 /// Watches the definition of this kind for ever.
-pub async fn watch_definition<K: CustomResourceExt>(client: Client, hub_state: Arc<HubState>) {
-    let into = Into {
+pub async fn watch_crd<K: CustomResourceExt>(client: Client, hub_state: Arc<HubState>) {
+    let into = WatchSink {
         resource: K::crd_name(),
         one: |index, name, terminating| {
             let scopes = &mut index.fleet_guard_mut().terminating;
-            scopes.set_definition(name, terminating);
+            scopes.set_crd(name, terminating);
             Effect::default()
         },
         all: |index, all| {
-            index.fleet_guard_mut().terminating.set_definitions(all);
+            index.fleet_guard_mut().terminating.set_crds(all);
             Effect::default()
         },
         known: |_, _| None,
-        without: "Few rules that are deleted with their definition count as deleted on purpose",
+        refused_effect: "Few rules that are deleted with their definition count as deleted on purpose",
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
         events_of(api.clone(), K::crd_name())
-            .map(|event| mapped(event, Own::from))
+            .map(|event| mapped(event, DecodedObject::from))
             .boxed()
     });
     let is_terminating = |definition: PartialObjectMeta<CustomResourceDefinition>| {

@@ -8,7 +8,7 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
-use super::{Own, READ_LIMIT, RelistingWatch, own_events, refusal};
+use super::{DecodedObject, READ_LIMIT, RelistingWatch, own_events, refusal};
 use crate::hub_state::HubState;
 use crate::object_cache::ObjectCache;
 use crate::relist_barrier::Watched;
@@ -43,7 +43,7 @@ pub async fn watch_members(
             }
             Ok(Event::InitApply(object)) => {
                 seen.insert(ClusterName::from(object.name()));
-                if let Own::Read(object) = object {
+                if let DecodedObject::Read(object) = object {
                     observe_member(*object, &hub_state, &object_cache);
                 }
             }
@@ -54,7 +54,7 @@ pub async fn watch_members(
                     .is_none()
                 {
                     tokio::time::sleep(AFTER_FAILURE).await;
-                    events.again();
+                    events.relist();
                     continue;
                 }
                 hub_state
@@ -63,11 +63,11 @@ pub async fn watch_members(
                     .done(Watched::Own("memberclusters"), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => {
+            Ok(Event::Apply(DecodedObject::Read(object))) => {
                 observe_member(*object, &hub_state, &object_cache)
             }
             // The former state is kept.
-            Ok(Event::Apply(Own::Unreadable(_))) => {}
+            Ok(Event::Apply(DecodedObject::Unreadable(_))) => {}
             Ok(Event::Delete(object)) => {
                 let name = ClusterName::from(object.name());
                 forget_if(
@@ -97,13 +97,13 @@ pub fn observe_member(mut object: MemberCluster, hub_state: &HubState, object_ca
     if !object_cache.set_member(name.clone(), object) {
         return;
     }
-    let reborn = hub_state
+    let recreated = hub_state
         .index
         .read()
         .clusters()
         .get(&name)
         .is_some_and(|known| known.uid != cluster.uid);
-    if reborn {
+    if recreated {
         hub_state.report_store.lock().forget(&name);
         hub_state.leadership.divergences.lock().forget(&name);
     }

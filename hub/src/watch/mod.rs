@@ -3,7 +3,7 @@
 //!
 //! A watch that is forbidden or missing gates only what needs it. Nothing is served before every watch that is needed
 //! has delivered one complete list, or has been refused.
-mod definition_deletion;
+mod crd_deletion;
 mod first_grant;
 mod grants;
 mod members;
@@ -29,7 +29,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::relist_barrier::RelistSubscription;
 
-pub use grants::{watch_definition, watch_fleet, watch_grants, watch_hub_namespaces};
+pub use grants::{watch_crd, watch_fleet, watch_grants, watch_hub_namespaces};
 pub use members::{observe_member, watch_members};
 pub use reader::{body_of, expire_deleted_sources, read_sources};
 pub use renderer::render_rules;
@@ -86,7 +86,7 @@ pub(crate) struct RelistingWatch<K> {
     /// Whether this watch has had a list in this round.
     listed: bool,
     /// The watch relists without a request: its events wait for a renewal of the Lease.
-    doubtful: bool,
+    awaits_renewal: bool,
     /// The event that waits for the renewal, and since when.
     waiting: Option<(Instant, WatchEvent<K>)>,
 }
@@ -96,7 +96,7 @@ impl<K> RelistingWatch<K> {
         mut rounds: RelistSubscription,
         begin: impl Fn() -> BoxStream<'static, WatchEvent<K>> + Send + 'static,
     ) -> Self {
-        let round = *rounds.asked.borrow_and_update();
+        let round = *rounds.requested.borrow_and_update();
         let events = begin();
         Self {
             rounds,
@@ -104,21 +104,21 @@ impl<K> RelistingWatch<K> {
             begin: Box::new(begin),
             round,
             listed: false,
-            doubtful: false,
+            awaits_renewal: false,
             waiting: None,
         }
     }
 
     /// Starts again with a new list.
-    fn again(&mut self) {
-        self.round = *self.rounds.asked.borrow_and_update();
+    fn relist(&mut self) {
+        self.round = *self.rounds.requested.borrow_and_update();
         self.events = (self.begin)();
-        (self.listed, self.doubtful, self.waiting) = (false, false, None);
+        (self.listed, self.awaits_renewal, self.waiting) = (false, false, None);
     }
 
     /// Starts again without a request: its events wait for a renewal of the lead.
-    fn again_unasked(&mut self) {
-        self.again();
+    fn relist_unrequested(&mut self) {
+        self.relist();
         self.listed = true;
     }
 
@@ -127,7 +127,7 @@ impl<K> RelistingWatch<K> {
         if self.waiting.is_none() {
             let event = tokio::select! {
                 biased;
-                Ok(()) = self.rounds.asked.changed() => None,
+                Ok(()) = self.rounds.requested.changed() => None,
                 event = self.events.next() => event,
             };
             match event {
@@ -136,7 +136,7 @@ impl<K> RelistingWatch<K> {
                 }
                 Some(event) => return Some(event),
                 None => {
-                    self.again();
+                    self.relist();
                     return None;
                 }
             }
@@ -148,12 +148,12 @@ impl<K> RelistingWatch<K> {
         let mut renewed = self.rounds.renewed.clone();
         let begins = tokio::select! {
             biased;
-            Ok(()) = self.rounds.asked.changed() => true,
+            Ok(()) = self.rounds.requested.changed() => true,
             // An error is the end of the process.
             _ = renewed.wait_for(|sent| sent.is_none_or(|sent| sent > read_at)) => false,
         };
         if begins {
-            self.again();
+            self.relist();
         }
         self.waiting.take().map(|(_, event)| event)
     }
@@ -162,10 +162,10 @@ impl<K> RelistingWatch<K> {
     fn is_unrequested(&mut self, event: &WatchEvent<K>) -> bool {
         match event {
             Ok(Event::Init) => {
-                self.doubtful = std::mem::replace(&mut self.listed, true);
+                self.awaits_renewal = std::mem::replace(&mut self.listed, true);
                 false
             }
-            Ok(Event::InitApply(_) | Event::InitDone) => std::mem::take(&mut self.doubtful),
+            Ok(Event::InitApply(_) | Event::InitDone) => std::mem::take(&mut self.awaits_renewal),
             Ok(Event::Apply(_) | Event::Delete(_)) | Err(_) => false,
         }
     }
@@ -173,7 +173,7 @@ impl<K> RelistingWatch<K> {
 
 /// An object of a kind of Runnel's own, or a namespace.
 #[derive(Clone, Debug)]
-enum Own<K> {
+enum DecodedObject<K> {
     /// The decoded object.
     Read(Box<K>),
     /// An object that this build cannot read, because a newer one wrote it. Only its existence is
@@ -181,22 +181,22 @@ enum Own<K> {
     Unreadable(Box<ObjectMeta>),
 }
 
-impl<K: Resource> Own<K> {
+impl<K: Resource> DecodedObject<K> {
     fn name(&self) -> String {
         self.meta().name.clone().unwrap_or_default()
     }
 }
 
-impl<K> From<K> for Own<K> {
+impl<K> From<K> for DecodedObject<K> {
     fn from(object: K) -> Self {
-        Own::Read(Box::new(object))
+        DecodedObject::Read(Box::new(object))
     }
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Own<K> {
+impl<'de, K: DeserializeOwned> Deserialize<'de> for DecodedObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Readable::deserialize(deserializer).map(|object| match object {
-            Readable::Read(object) => Own::Read(object),
+            Readable::Read(object) => DecodedObject::Read(object),
             Readable::Unreadable(known) => {
                 let (name, namespace, uid, resource_version) = (
                     known.name,
@@ -204,7 +204,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Own<K> {
                     known.uid,
                     known.resource_version,
                 );
-                Own::Unreadable(Box::new(ObjectMeta {
+                DecodedObject::Unreadable(Box::new(ObjectMeta {
                     name,
                     namespace,
                     uid,
@@ -216,7 +216,7 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Own<K> {
     }
 }
 
-impl<K: Resource> Resource for Own<K> {
+impl<K: Resource> Resource for DecodedObject<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
@@ -242,15 +242,15 @@ impl<K: Resource> Resource for Own<K> {
 
     fn meta(&self) -> &ObjectMeta {
         match self {
-            Own::Read(object) => object.meta(),
-            Own::Unreadable(meta) => meta,
+            DecodedObject::Read(object) => object.meta(),
+            DecodedObject::Unreadable(meta) => meta,
         }
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         match self {
-            Own::Read(object) => object.meta_mut(),
-            Own::Unreadable(meta) => meta,
+            DecodedObject::Read(object) => object.meta_mut(),
+            DecodedObject::Unreadable(meta) => meta,
         }
     }
 }
@@ -267,13 +267,15 @@ fn mapped<K, T>(event: WatchEvent<K>, map: impl FnOnce(K) -> T) -> WatchEvent<T>
 }
 
 /// The events of a kind of Runnel's own. An object that this build cannot read does not break the whole watch.
-fn own_events<K>(client: Client) -> impl Stream<Item = WatchEvent<Own<K>>> + Send
+fn own_events<K>(client: Client) -> impl Stream<Item = WatchEvent<DecodedObject<K>>> + Send
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    events(Api::<Own<K>>::all(client)).inspect(|event| {
-        if let Ok(Event::Apply(Own::Unreadable(meta)) | Event::InitApply(Own::Unreadable(meta))) =
-            event
+    events(Api::<DecodedObject<K>>::all(client)).inspect(|event| {
+        if let Ok(
+            Event::Apply(DecodedObject::Unreadable(meta))
+            | Event::InitApply(DecodedObject::Unreadable(meta)),
+        ) = event
         {
             let (namespace, name, kind) = (&meta.namespace, &meta.name, K::kind(&()));
             tracing::error!(
@@ -344,10 +346,10 @@ pub async fn cluster_uid(client: &Client) -> Result<String, ClusterUidError> {
 /// The time for which a refusal must be repeated before it counts.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Time without data after which a list is not waited for.
-const SILENT_FOR: Duration = Duration::from_secs(30);
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How a watch fares.
-pub(super) struct Patience {
+pub(super) struct WatchHealth {
     /// Since when it is refused repeatedly.
     refused: Option<Instant>,
     /// The time of the last data or list request.
@@ -355,19 +357,19 @@ pub(super) struct Patience {
     /// Whether this relist has its list, or continues without it.
     settled: bool,
     /// Whether the list is not waited for, and no data has arrived since.
-    gave_up: bool,
+    is_abandoned: bool,
     /// The last error of the API server.
     error: Option<String>,
 }
 
-impl Patience {
+impl WatchHealth {
     /// Records a list request.
     pub(super) fn new(now: Instant) -> Self {
         Self {
             refused: None,
             progress: now,
             settled: false,
-            gave_up: false,
+            is_abandoned: false,
             error: None,
         }
     }
@@ -376,19 +378,19 @@ impl Patience {
     /// leader does not wait again: it would serve no agent meanwhile.
     pub(super) fn begin(&mut self, now: Instant) {
         self.settled = false;
-        if !self.gave_up {
+        if !self.is_abandoned {
             self.progress = now;
         }
     }
 
     /// Something came.
     pub(super) fn progress(&mut self, now: Instant) {
-        (self.refused, self.progress, self.gave_up, self.error) = (None, now, false, None);
+        (self.refused, self.progress, self.is_abandoned, self.error) = (None, now, false, None);
     }
 
     /// The list of this round is not waited for any longer.
     pub(super) fn stop_waiting(&mut self) {
-        self.gave_up = true;
+        self.is_abandoned = true;
     }
 
     /// Ends the wait for this relist's list: it is complete, or the watch is unavailable.
@@ -416,11 +418,11 @@ impl Patience {
     pub(super) fn ends(&self) -> Option<Instant> {
         (!self.settled)
             .then_some(self.progress)
-            .and_then(|progress| progress.checked_add(SILENT_FOR))
+            .and_then(|progress| progress.checked_add(LIST_TIMEOUT))
     }
 
     /// Returns the reason why there is no list, for messages.
-    pub(super) fn why(&self) -> String {
+    pub(super) fn error_message(&self) -> String {
         let error = self.error.as_deref().unwrap_or("does not answer");
         format!("the API server {error}; the hub tries again, and its log has details")
     }
@@ -439,7 +441,7 @@ mod tests {
     fn unrequested_list_waits_for_a_renewal_of_the_lead() {
         let (rounds, before) = (RelistBarrier::default(), Instant::now());
         rounds.renewed(Some(before));
-        let (say, message) = mpsc::unbounded::<WatchEvent<&str>>();
+        let (sender, message) = mpsc::unbounded::<WatchEvent<&str>>();
         let message = LeafMutex::new(Some(message));
         let begin = move || {
             message
@@ -455,7 +457,7 @@ mod tests {
                 Event::InitDone,
                 Event::Apply(name),
             ] {
-                say.unbounded_send(Ok(event)).unwrap();
+                sender.unbounded_send(Ok(event)).unwrap();
             }
         };
         let mut next = || match events.next().now_or_never() {
@@ -496,7 +498,7 @@ mod tests {
     fn refusal_counts_only_when_repeated() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut patience = Patience::new(start);
+        let mut patience = WatchHealth::new(start);
         assert!(!patience.refused(at(0)) && !patience.refused(at(5)) && patience.refused(at(10)));
         patience.progress(at(11));
         assert!(!patience.refused(at(12)), "it was allowed meanwhile");
@@ -510,29 +512,29 @@ mod tests {
     #[test]
     fn silent_list_is_abandoned_once_a_round() {
         let start = Instant::now();
-        let mut patience = Patience::new(start);
-        assert_eq!(patience.ends(), Some(start + SILENT_FOR));
+        let mut patience = WatchHealth::new(start);
+        assert_eq!(patience.ends(), Some(start + LIST_TIMEOUT));
         let later = start + Duration::from_secs(20);
         patience.progress(later);
         assert_eq!(
             patience.ends(),
-            Some(later + SILENT_FOR),
+            Some(later + LIST_TIMEOUT),
             "a long list takes its time"
         );
         patience.failed("answers 500".to_owned());
-        assert!(patience.why().contains("answers 500"));
+        assert!(patience.error_message().contains("answers 500"));
         patience.settle();
         assert_eq!(patience.ends(), None);
         patience.begin(later);
-        assert_eq!(patience.ends(), Some(later + SILENT_FOR));
+        assert_eq!(patience.ends(), Some(later + LIST_TIMEOUT));
         // The next round does without it at once, until something comes.
         patience.stop_waiting();
         patience.settle();
-        let next = later + 10 * SILENT_FOR;
+        let next = later + 10 * LIST_TIMEOUT;
         patience.begin(next);
         assert!(patience.ends().is_some_and(|ends| ends < next));
         patience.progress(next);
         patience.begin(next);
-        assert_eq!(patience.ends(), Some(next + SILENT_FOR));
+        assert_eq!(patience.ends(), Some(next + LIST_TIMEOUT));
     }
 }

@@ -69,7 +69,7 @@ impl Origins {
         {
             hub_state.change_quietly(|index| {
                 let scopes = &mut index.fleet_guard_mut().terminating;
-                scopes.set_definition(definition, Some(true));
+                scopes.set_crd(definition, Some(true));
             });
         }
         Ok(())

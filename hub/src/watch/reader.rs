@@ -13,7 +13,7 @@ use runnel_transport::pages::{PageSize, parse_page, read_page};
 use runnel_transport::readable::Readable;
 
 use super::sources::api_resource;
-use super::{Own, READ_LIMIT};
+use super::{DecodedObject, READ_LIMIT};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
@@ -27,13 +27,13 @@ const READS: usize = 8;
 /// Time limit of a list with all of its pages: other lists wait for it.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
 /// Delay before an unreadable source is read again.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// Reads the sources that the index requests; one read per source and one list at a time. Never
 /// returns.
 pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
     let mut queue = ReadQueue::default();
-    let mut reads: FuturesUnordered<BoxFuture<'static, Done>> = FuturesUnordered::new();
+    let mut reads: FuturesUnordered<BoxFuture<'static, ReadResult>> = FuturesUnordered::new();
     let mut failed: Vec<(Instant, SourceRef)> = Vec::new();
     loop {
         let now = Instant::now();
@@ -57,8 +57,8 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
             let (client, hub_state) = (client.clone(), hub_state.clone());
             reads.push(match next {
                 NextRead::One(source) => read(client, hub_state, source).boxed(),
-                NextRead::Many(scope, wanted) => {
-                    read_many(client, hub_state, scope, wanted, LIST_LIMIT).boxed()
+                NextRead::List(scope, wanted) => {
+                    read_by_list(client, hub_state, scope, wanted, LIST_LIMIT).boxed()
                 }
             });
         }
@@ -66,13 +66,13 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
         tokio::select! {
             () = hub_state.queues.to_read.added() => {}
             Some(done) = reads.next(), if !reads.is_empty() => match done {
-                Done::One(source, is_done) => {
+                ReadResult::One(source, is_done) => {
                     queue.read(&source, |source| hub_state.index.read().sources().is_read(source));
                     if !is_done {
-                        failed.push((Instant::now() + AGAIN, source));
+                        failed.push((Instant::now() + RETRY_DELAY, source));
                     }
                 }
-                Done::Many(scope, wanted, left) => {
+                ReadResult::List(scope, wanted, left) => {
                     let index = hub_state.index.read();
                     queue.listed(scope, &wanted, left, |source| index.sources().is_read(source));
                 }
@@ -83,11 +83,11 @@ pub async fn read_sources(client: Client, hub_state: Arc<HubState>) {
 }
 
 /// The result of a read.
-enum Done {
+enum ReadResult {
     /// The result for this source: whether nothing must be retried.
     One(SourceRef, bool),
     /// A list for several sources, and those that are still unread.
-    Many(ListScope, BTreeSet<SourceRef>, BTreeSet<SourceRef>),
+    List(ListScope, BTreeSet<SourceRef>, BTreeSet<SourceRef>),
 }
 
 /// Whether sources may be read from there now. While the hub does not serve, they wait until all of them are known: then
@@ -109,13 +109,13 @@ fn is_ready(hub_state: &HubState, scope: &ListScope) -> bool {
 
 /// Reads these sources into the index by a list. Sources that are not reached within `limit` are
 /// returned, to be read individually.
-async fn read_many(
+async fn read_by_list(
     client: Client,
     hub_state: Arc<HubState>,
     scope: ListScope,
     wanted: BTreeSet<SourceRef>,
     limit: Duration,
-) -> Done {
+) -> ReadResult {
     let mut left = wanted.clone();
     let list = list(&client, &hub_state, &scope, &mut left);
     let listed = tokio::time::timeout(limit, list).await;
@@ -123,7 +123,7 @@ async fn read_many(
         let (resource, namespace) = (&scope.resource, &scope.namespace);
         tracing::warn!(%resource, %namespace, %why, "cannot list sources with their content; reading them one by one");
     }
-    Done::Many(scope, wanted, left)
+    ReadResult::List(scope, wanted, left)
 }
 
 /// Why a list with contents failed; the sources are read one by one then.
@@ -170,14 +170,14 @@ async fn list(
             None if size.shrink() => continue,
             None => return Err(ListError::TooLarge),
         };
-        size.fits(bytes.len());
-        let (hub_state, wished) = (hub_state.clone(), left.clone());
+        size.record_page_size(bytes.len());
+        let (hub_state, requested) = (hub_state.clone(), left.clone());
         // Beside the threads that serve agents.
         let taken =
-            tokio::task::spawn_blocking(move || observe_page(&hub_state, kind, &wished, &bytes))
+            tokio::task::spawn_blocking(move || observe_page(&hub_state, kind, &requested, &bytes))
                 .await;
         let Ok(Some(Page {
-            seen,
+            listed: seen,
             count,
             readable,
             continue_token,
@@ -223,7 +223,7 @@ async fn page(
 /// The content of one page.
 struct Page {
     /// The selected objects.
-    seen: BTreeSet<SourceRef>,
+    listed: BTreeSet<SourceRef>,
     /// Number of objects.
     count: usize,
     /// Whether all of them could be read.
@@ -240,7 +240,7 @@ fn observe_page(
     bytes: &[u8],
 ) -> Option<Page> {
     let mut page = Page {
-        seen: BTreeSet::new(),
+        listed: BTreeSet::new(),
         count: 0,
         readable: true,
         continue_token: None,
@@ -258,7 +258,7 @@ fn observe_page(
         );
         if wanted.contains(&source) {
             observe(hub_state, kind, &source, *object);
-            page.seen.insert(source);
+            page.listed.insert(source);
         }
     });
     page.continue_token = metadata.ok()?.continue_.filter(|token| !token.is_empty());
@@ -266,19 +266,19 @@ fn observe_page(
 }
 
 /// Reads one source into the index.
-async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Done {
+async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> ReadResult {
     let Some(kind) = Kind::by_resource(&source.resource) else {
-        return Done::One(source, true);
+        return ReadResult::One(source, true);
     };
-    let api: Api<Own<DynamicObject>> =
+    let api: Api<DecodedObject<DynamicObject>> =
         Api::namespaced_with(client, &source.namespace, &api_resource(kind));
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
-        Ok(Ok(Some(Own::Read(object)))) => {
+        Ok(Ok(Some(DecodedObject::Read(object)))) => {
             observe(&hub_state, kind, &source, *object);
             true
         }
-        Ok(Ok(Some(Own::Unreadable(_)))) => unreadable(
+        Ok(Ok(Some(DecodedObject::Unreadable(_)))) => unreadable(
             &hub_state,
             &source,
             "it is not an object as Kubernetes has them",
@@ -288,7 +288,7 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Do
         Ok(Err(error)) => unreadable(&hub_state, &source, &describe(&error)),
         Err(_) => unreadable(&hub_state, &source, "the API server did not answer in time"),
     };
-    Done::One(source, done)
+    ReadResult::One(source, done)
 }
 
 /// Describes an error of the API server without text that may quote the object.
@@ -301,7 +301,7 @@ fn describe(error: &kube::Error) -> String {
 
 fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
     tracing::warn!(%source, why, "cannot read a source; its copies are left unchanged; retrying");
-    hub_state.change(|index| index.could_not_read(source));
+    hub_state.change(|index| index.record_read_failure(source));
     false
 }
 
@@ -350,26 +350,26 @@ pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject
 pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
     let grace = hub_state.settings.source_gone_grace;
     loop {
-        let (next, judgement) = {
+        let (next, judgment) = {
             let index = hub_state.index.read();
             // A replica that does not serve judges nothing, and checks again when it begins to
             // serve.
-            let judgement = index
+            let judgment = index
                 .fleet_guard()
                 .due()
                 .filter(|_| hub_state.leadership.serving_since().is_some());
-            (index.sources().next_expiry(grace), judgement)
+            (index.sources().next_expiry(grace), judgment)
         };
         tokio::select! {
             () = hub_state.deadline_changed.notified() => {}
             () = until(next) => hub_state.change_because(|| ChangeCause::new(ChangeKind::SourceDeleted), |index| index.expire_deleted(Instant::now(), grace)),
-            () = until(judgement) => hub_state.judge_due(),
+            () = until(judgment) => hub_state.judge_due(),
         }
     }
 }
 
 /// Number of sources of one kind and namespace from which on a list is cheaper.
-pub(super) const MANY: usize = 20;
+pub(super) const LIST_THRESHOLD: usize = 20;
 
 /// The scope of one list: a kind and a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -395,14 +395,14 @@ pub(super) enum NextRead {
     /// This source.
     One(SourceRef),
     /// These sources, by a list.
-    Many(ListScope, BTreeSet<SourceRef>),
+    List(ListScope, BTreeSet<SourceRef>),
 }
 
 /// The sources that wait to be read. No source is read twice at a time, and one list is read at a time.
 #[derive(Default)]
 pub(super) struct ReadQueue {
     waiting: BTreeMap<ListScope, BTreeSet<SourceRef>>,
-    under_way: BTreeSet<SourceRef>,
+    in_progress: BTreeSet<SourceRef>,
     is_listing: bool,
     /// Scopes without a list: it failed or is not worth it. Their pending sources are read
     /// individually.
@@ -432,44 +432,44 @@ impl ReadQueue {
             if !is_ready(scope) {
                 continue;
             }
-            if sources.len() >= MANY && !self.one_by_one.contains(scope) {
+            if sources.len() >= LIST_THRESHOLD && !self.one_by_one.contains(scope) {
                 if self.is_listing {
                     continue;
                 }
                 // If most sources are not selected, a list costs more than it saves.
                 if 2 * sources.len() >= all(scope) {
                     let wanted: BTreeSet<_> =
-                        sources.difference(&self.under_way).cloned().collect();
-                    if wanted.len() >= MANY {
+                        sources.difference(&self.in_progress).cloned().collect();
+                    if wanted.len() >= LIST_THRESHOLD {
                         self.is_listing = true;
-                        return Some(self.taken(NextRead::Many(scope.clone(), wanted)));
+                        return Some(self.take_next(NextRead::List(scope.clone(), wanted)));
                     }
                 }
                 self.one_by_one.insert(scope.clone());
             }
             if let Some(source) = sources
                 .iter()
-                .find(|source| !self.under_way.contains(*source))
+                .find(|source| !self.in_progress.contains(*source))
             {
-                return Some(self.taken(NextRead::One(source.clone())));
+                return Some(self.take_next(NextRead::One(source.clone())));
             }
         }
         None
     }
 
-    fn taken(&mut self, next: NextRead) -> NextRead {
+    fn take_next(&mut self, next: NextRead) -> NextRead {
         let scope = match &next {
             NextRead::One(source) => ListScope::of(source),
-            NextRead::Many(scope, _) => scope.clone(),
+            NextRead::List(scope, _) => scope.clone(),
         };
         let Some(waiting) = self.waiting.get_mut(&scope) else {
             return next;
         };
         match &next {
-            NextRead::One(source) => self.under_way.extend(waiting.take(source)),
-            NextRead::Many(_, sources) => {
+            NextRead::One(source) => self.in_progress.extend(waiting.take(source)),
+            NextRead::List(_, sources) => {
                 waiting.retain(|source| !sources.contains(source));
-                self.under_way.extend(sources.iter().cloned());
+                self.in_progress.extend(sources.iter().cloned());
             }
         }
         self.drop_if_empty(&scope);
@@ -478,7 +478,7 @@ impl ReadQueue {
 
     /// Ends the read of one source.
     pub(super) fn read(&mut self, source: &SourceRef, is_read: impl Fn(&SourceRef) -> bool) {
-        self.over(source, &is_read);
+        self.finish_read(source, &is_read);
     }
 
     /// Ends a list. The sources in `left`, which it did not contain, are read individually.
@@ -491,7 +491,7 @@ impl ReadQueue {
     ) {
         self.is_listing = false;
         for source in wanted {
-            self.over(source, &is_read);
+            self.finish_read(source, &is_read);
         }
         if !left.is_empty() {
             self.add(left);
@@ -500,8 +500,8 @@ impl ReadQueue {
     }
 
     /// A source that was requested while it was read may be read already.
-    fn over(&mut self, source: &SourceRef, is_read: &impl Fn(&SourceRef) -> bool) {
-        self.under_way.remove(source);
+    fn finish_read(&mut self, source: &SourceRef, is_read: &impl Fn(&SourceRef) -> bool) {
+        self.in_progress.remove(source);
         let scope = ListScope::of(source);
         let Some(waiting) = self.waiting.get_mut(&scope) else {
             return;
@@ -557,7 +557,7 @@ mod read_queue_tests {
                 .chain(sources("b", 0..30))
                 .chain(sources("c", 0..1)),
         );
-        let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 1000) else {
+        let Some(NextRead::List(scope, wanted)) = next(&mut queue, 1000) else {
             panic!("no list")
         };
         assert_eq!((&*scope.namespace, wanted.len()), ("a", 1000));
@@ -580,7 +580,7 @@ mod read_queue_tests {
             "it has changed since"
         );
         assert!(
-            matches!(next(&mut queue, 30), Some(NextRead::Many(scope, _)) if &*scope.namespace == "b")
+            matches!(next(&mut queue, 30), Some(NextRead::List(scope, _)) if &*scope.namespace == "b")
         );
     }
 
@@ -598,7 +598,7 @@ mod read_queue_tests {
         // It was decided for those alone.
         queue.add(sources("a", 100..140));
         assert!(
-            matches!(next(&mut queue, 61), Some(NextRead::Many(_, wanted)) if wanted.len() == 40)
+            matches!(next(&mut queue, 61), Some(NextRead::List(_, wanted)) if wanted.len() == 40)
         );
     }
 
@@ -606,7 +606,7 @@ mod read_queue_tests {
     fn sources_that_a_list_left_out_are_read_one_by_one() {
         let mut queue = ReadQueue::default();
         queue.add(sources("a", 0..50));
-        let Some(NextRead::Many(scope, wanted)) = next(&mut queue, 50) else {
+        let Some(NextRead::List(scope, wanted)) = next(&mut queue, 50) else {
             panic!("no list")
         };
         queue.listed(

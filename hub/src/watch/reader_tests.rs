@@ -204,7 +204,7 @@ async fn pages_of_large_sources_are_bounded_in_bytes() {
 }
 
 #[tokio::test]
-async fn sources_are_read_one_by_one_where_a_list_is_no_use() {
+async fn few_sources_are_read_individually() {
     let no_right = FakeApi {
         forbids_lists: true,
         ..FakeApi::with(50, 10)
@@ -246,7 +246,8 @@ async fn list_that_takes_too_long_leaves_its_sources_to_single_reads() {
             namespace: NAMESPACE.into(),
         };
         let limit = Duration::from_secs(2);
-        let Done::Many(_, _, left) = read_many(api.client(), hub_state, scope, wanted, limit).await
+        let ReadResult::List(_, _, left) =
+            read_by_list(api.client(), hub_state, scope, wanted, limit).await
         else {
             panic!()
         };

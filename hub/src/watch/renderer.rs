@@ -19,15 +19,16 @@ const LONG: Duration = Duration::from_millis(100);
 /// Renders pending rules, one job per rule at a time. Never returns.
 pub async fn render_rules(hub_state: Arc<HubState>) {
     let mut waiting = BTreeSet::new();
-    let mut resting: BTreeMap<RuleUid, Instant> = BTreeMap::new();
+    let mut paused_until: BTreeMap<RuleUid, Instant> = BTreeMap::new();
     let mut under_way = BTreeSet::new();
     let mut jobs = FuturesUnordered::new();
     loop {
         waiting.extend(hub_state.queues.to_render.take());
         let now = Instant::now();
-        resting.retain(|_, until| *until > now);
+        paused_until.retain(|_, until| *until > now);
         while jobs.len() < JOBS {
-            let is_free = |uid: &&RuleUid| !under_way.contains(*uid) && !resting.contains_key(*uid);
+            let is_free =
+                |uid: &&RuleUid| !under_way.contains(*uid) && !paused_until.contains_key(*uid);
             let Some(uid) = waiting.iter().find(is_free).cloned() else {
                 break;
             };
@@ -35,7 +36,7 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
             under_way.insert(uid.clone());
             jobs.push(render(hub_state.clone(), uid));
         }
-        let next = resting
+        let next = paused_until
             .iter()
             .filter(|(uid, _)| waiting.contains(*uid))
             .map(|(_, until)| *until)
@@ -45,7 +46,7 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
             Some((uid, took)) = jobs.next(), if !jobs.is_empty() => {
                 under_way.remove(&uid);
                 if took > LONG {
-                    resting.insert(uid, Instant::now() + took);
+                    paused_until.insert(uid, Instant::now() + took);
                 }
             }
             () = until(next) => {}

@@ -9,7 +9,7 @@ use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 
 use super::origins::Origins;
-use super::{Own, RelistingWatch, own_events, refusal};
+use super::{DecodedObject, RelistingWatch, own_events, refusal};
 use crate::hub_state::HubState;
 use crate::object_cache::{ObjectCache, RuleKind, RuleObject};
 use crate::relist_barrier::Watched;
@@ -48,7 +48,7 @@ pub async fn watch_rules<K: RuleKind>(
             }
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.meta().uid.clone().map(RuleUid::from));
-                if let Own::Read(object) = object {
+                if let DecodedObject::Read(object) = object {
                     observe(&*object, false, &hub_state, &object_cache);
                 }
             }
@@ -62,15 +62,17 @@ pub async fn watch_rules<K: RuleKind>(
                     .done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
-            Ok(Event::Apply(Own::Read(object))) => {
+            Ok(Event::Apply(DecodedObject::Read(object))) => {
                 let is_origin_known = is_newly_deleted(&*object, &hub_state)
                     && origins.read(&*object, &hub_state).await;
                 observe(&*object, is_origin_known, &hub_state, &object_cache);
             }
             // Its former state is kept.
-            Ok(Event::Apply(Own::Unreadable(_))) => {}
-            Ok(Event::Delete(Own::Read(object))) => deleted(&*object, &hub_state, &object_cache),
-            Ok(Event::Delete(Own::Unreadable(meta))) => {
+            Ok(Event::Apply(DecodedObject::Unreadable(_))) => {}
+            Ok(Event::Delete(DecodedObject::Read(object))) => {
+                deleted(&*object, &hub_state, &object_cache)
+            }
+            Ok(Event::Delete(DecodedObject::Unreadable(meta))) => {
                 if let Some(uid) = meta.uid {
                     forget(&uid.into(), &hub_state, &object_cache);
                 }
@@ -136,7 +138,7 @@ fn observe<K: RuleKind>(
     };
     let mut seen = RuleObject::of(object, has_finalizer);
     seen.finalizer_seen = finalizer_seen;
-    let doubted = object_cache.set_rule(uid.clone(), seen, hub_state.leadership.leads());
+    let was_stale = object_cache.set_rule(uid.clone(), seen, hub_state.leadership.leads());
     let message = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
     let known = hub_state
         .index
@@ -145,11 +147,11 @@ fn observe<K: RuleKind>(
         .latest_rule(&uid)
         .map(message);
     // Most events of a rule are the hub's own writes of its status, and change nothing else.
-    let (news, is_known) = (doubted || known != Some(message(&rule)), known.is_some());
+    let (news, is_known) = (was_stale || known != Some(message(&rule)), known.is_some());
     let is_planned = known.is_some_and(|(generation, deleting, _)| {
         (generation, deleting) == (rule.generation, rule.deleting)
     });
-    if news && is_planned && !doubted {
+    if news && is_planned && !was_stale {
         let why = hub_state
             .index
             .read()
@@ -189,19 +191,20 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
         return;
     };
     let seen = object_cache.with_rule(&uid, |known| known.and_then(|known| known.finalizer_seen));
-    let is_young = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
+    let is_recent = seen.is_some_and(|seen| seen.elapsed() < LONGEST_DELETE);
     let is_fulfilled = has_finalizer(object) && object.meta().deletion_timestamp.is_none();
-    let slipped = is_young && is_fulfilled && hub_state.index.read().rules().get(&uid).is_some();
+    let deleted_without_finalizer =
+        is_recent && is_fulfilled && hub_state.index.read().rules().get(&uid).is_some();
     let Some(mut rule) = object
         .rule(&hub_state.settings.namespace)
-        .filter(|_| slipped)
+        .filter(|_| deleted_without_finalizer)
     else {
         return forget(&uid, hub_state, object_cache);
     };
     let name = object_cache.name_of(&uid);
     tracing::info!(rule = %name, "a rule was deleted before it had its finalizer: its copies are removed anyway");
     let mut last = RuleObject::of(object, true);
-    (last.deleting, last.is_gone) = (true, true);
+    (last.deleting, last.is_deleted) = (true, true);
     object_cache.set_rule(uid.clone(), last, hub_state.leadership.leads());
     rule.deleting = true;
     let cause = ChangeCause::new(ChangeKind::RuleDeleted);
@@ -241,7 +244,7 @@ mod tests {
     }
 
     /// Whether the index still has the rule as terminating, after these events and its deletion.
-    fn is_seen_to(shown: &[DistributionRule], last: &DistributionRule) -> bool {
+    fn is_still_tracked(shown: &[DistributionRule], last: &DistributionRule) -> bool {
         let (hub_state, object_cache) =
             (HubState::new(Settings::for_tests()), ObjectCache::default());
         shown
@@ -256,7 +259,9 @@ mod tests {
             .get(&uid)
             .is_some_and(|entry| entry.rule.deleting);
         assert_eq!(
-            object_cache.rule(&uid).is_some_and(|object| object.is_gone),
+            object_cache
+                .rule(&uid)
+                .is_some_and(|object| object.is_deleted),
             is_deleting
         );
         // No list that comes later forgets it.
@@ -269,22 +274,22 @@ mod tests {
     }
 
     #[test]
-    fn rule_that_slips_past_its_finalizer_is_seen_to() {
+    fn rule_deleted_without_finalizer_is_cleaned_up() {
         let (new, former) = (object(false, false), object(true, false));
-        assert!(is_seen_to(&[new.clone(), former.clone()], &former));
+        assert!(is_still_tracked(&[new.clone(), former.clone()], &former));
         // It has never been in the index.
-        assert!(!is_seen_to(std::slice::from_ref(&new), &new));
+        assert!(!is_still_tracked(std::slice::from_ref(&new), &new));
         // Released by the hub, or the finalizer was removed by a user.
-        let going = object(true, true);
-        assert!(!is_seen_to(
-            &[new.clone(), former.clone(), going.clone()],
-            &going
+        let terminating = object(true, true);
+        assert!(!is_still_tracked(
+            &[new.clone(), former.clone(), terminating.clone()],
+            &terminating
         ));
-        assert!(!is_seen_to(
+        assert!(!is_still_tracked(
             &[new.clone(), former.clone(), new.clone()],
             &new
         ));
         // The finalizer was there before this process was.
-        assert!(!is_seen_to(std::slice::from_ref(&former), &former));
+        assert!(!is_still_tracked(std::slice::from_ref(&former), &former));
     }
 }

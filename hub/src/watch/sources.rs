@@ -14,7 +14,7 @@ use runnel_proto::model::{Kind, SourceRef};
 use serde::{Deserialize, Deserializer};
 use tracing::Instrument;
 
-use super::Patience;
+use super::WatchHealth;
 use super::{RelistingWatch, events, failure, refusal};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
@@ -26,7 +26,7 @@ use runnel_hub_core::plan::{WatchScope, is_never_a_source};
 const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
 /// Minimum interval between lists of a kind that only new rules need.
-const BETWEEN_LISTS: Duration = Duration::from_secs(10);
+const MIN_LIST_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Returns the API resource of a kind.
 pub fn api_resource(kind: &Kind) -> ApiResource {
@@ -71,14 +71,14 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
         RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
             events(api.clone()).boxed()
         });
-    let patience = Patience::new(Instant::now());
+    let patience = WatchHealth::new(Instant::now());
     let mut relist = hub_state.relist.subscribe();
     let (mut listed_at, mut relist_at) = (None, None);
     let mut watch = SourceWatch {
         hub_state,
         kind,
         place,
-        seen: BTreeSet::new(),
+        listed: BTreeSet::new(),
         round: events.round,
         patience,
     };
@@ -90,11 +90,11 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
                 continue;
             }
             Ok(()) = relist.changed() => {
-                relist_at.get_or_insert_with(|| listed_at.map_or_else(Instant::now, |at: Instant| at + BETWEEN_LISTS));
+                relist_at.get_or_insert_with(|| listed_at.map_or_else(Instant::now, |at: Instant| at + MIN_LIST_INTERVAL));
                 continue;
             }
             () = until(relist_at) => {
-                events.again_unasked();
+                events.relist_unrequested();
                 watch.relist(events.round);
                 (listed_at, relist_at) = (Some(Instant::now()), None);
                 continue;
@@ -109,9 +109,9 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
         if watch.observe(event) == WatchActivity::Refusal {
             tokio::select! {
                 () = tokio::time::sleep(AFTER_REFUSAL) => {}
-                _ = events.rounds.asked.changed() => {}
+                _ = events.rounds.requested.changed() => {}
             }
-            events.again();
+            events.relist();
             watch.relist(events.round);
         }
     }
@@ -142,15 +142,15 @@ struct SourceWatch {
     hub_state: Arc<HubState>,
     kind: &'static Kind,
     place: WatchScope,
-    seen: BTreeSet<SourceRef>,
+    listed: BTreeSet<SourceRef>,
     round: u64,
-    patience: Patience,
+    patience: WatchHealth,
 }
 
 impl SourceWatch {
     /// The watch starts again, in this round.
     fn relist(&mut self, round: u64) {
-        self.seen.clear();
+        self.listed.clear();
         if self.round != round {
             self.round = round;
             self.patience.begin(Instant::now());
@@ -171,7 +171,7 @@ impl SourceWatch {
 
     /// The list of this round is not waited for any longer: rules that need this place are stalled, and all others served.
     fn stop_waiting(&mut self) {
-        let why = self.patience.why();
+        let why = self.patience.error_message();
         tracing::error!(
             "cannot list {}: {why}; the rules that need it are stalled, and their copies are left unchanged",
             self.place
@@ -197,14 +197,14 @@ impl SourceWatch {
             self.patience.progress(Instant::now());
         }
         match event {
-            Ok(Event::Init) => self.seen.clear(),
+            Ok(Event::Init) => self.listed.clear(),
             Ok(Event::InitApply(object)) => {
-                if let Some(source) = self.seen_now(&object, false) {
-                    self.seen.insert(source);
+                if let Some(source) = self.observe_object(&object, false) {
+                    self.listed.insert(source);
                 }
             }
             Ok(Event::InitDone) => {
-                let seen = std::mem::take(&mut self.seen);
+                let seen = std::mem::take(&mut self.listed);
                 self.hub_state.change_quietly(|index| {
                     index
                         .sources_mut()
@@ -216,7 +216,7 @@ impl SourceWatch {
                 self.received_all();
             }
             Ok(Event::Apply(object)) => {
-                self.seen_now(&object, true);
+                self.observe_object(&object, true);
             }
             Ok(Event::Delete(object)) => {
                 if let Some(source) = self.reference(&object) {
@@ -229,7 +229,7 @@ impl SourceWatch {
     }
 
     /// Whether a refusal counts: it is repeated, or there was no earlier state.
-    fn is_believed(&mut self) -> bool {
+    fn is_refusal_confirmed(&mut self) -> bool {
         let known = matches!(
             self.hub_state.index.read().scopes().state(&self.place),
             ScopeState::Unreadable(_)
@@ -247,7 +247,7 @@ impl SourceWatch {
 
     /// Stores the metadata of an existing object, and returns its name if it can be a source.
     /// `fresh`: the event follows the list, so the version is new.
-    fn seen_now(&mut self, object: &SourceMeta, fresh: bool) -> Option<SourceRef> {
+    fn observe_object(&mut self, object: &SourceMeta, fresh: bool) -> Option<SourceRef> {
         let source = self.reference(object)?;
         let labels = object.labels();
         if is_never_a_source(self.kind, &source.name, labels)
@@ -281,7 +281,7 @@ impl SourceWatch {
 
     fn log_watch_error(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
         match refusal(error, &missing_right(&self.place)) {
-            Some(why) if !self.is_believed() => {
+            Some(why) if !self.is_refusal_confirmed() => {
                 tracing::warn!(
                     "cannot watch {}: {why}; trying again before that is believed",
                     self.place
@@ -310,13 +310,13 @@ impl SourceWatch {
 /// skipped.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct SourceMeta {
-    #[serde(deserialize_with = "kept")]
+    #[serde(deserialize_with = "retained_metadata")]
     metadata: ObjectMeta,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Kept {
+struct RetainedMetadata {
     name: Option<String>,
     namespace: Option<String>,
     resource_version: Option<String>,
@@ -324,14 +324,14 @@ struct Kept {
     deletion_timestamp: Option<Time>,
 }
 
-fn kept<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    let Kept {
+fn retained_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    let RetainedMetadata {
         name,
         namespace,
         resource_version,
         labels,
         deletion_timestamp,
-    } = Kept::deserialize(deserializer)?;
+    } = RetainedMetadata::deserialize(deserializer)?;
     Ok(ObjectMeta {
         name,
         namespace,

@@ -13,7 +13,7 @@ use runnel_api::{COPY_COUNT, MemberCluster, limits};
 use runnel_hub_core::rate_limit::{Rate, RateLimit, RateLimits};
 use tokio::sync::mpsc;
 
-use super::within;
+use super::with_timeout;
 use runnel_hub_core::status::{EventReason, Notice};
 
 /// The limit of queued Events.
@@ -100,7 +100,7 @@ pub async fn publish_events(
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
         let params = PostParams::default();
-        if let Err(error) = within(api.create(&params, &event)).await {
+        if let Err(error) = with_timeout(api.create(&params, &event)).await {
             tracing::debug!(name = ?event.metadata.name, %error, "cannot publish an Event");
         }
     }

@@ -12,7 +12,7 @@ use runnel_hub_core::status::{FleetCounts, Notice, Now, SETTLING, fleet_notices,
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use super::{BEAT, ObjectCache, WriteError, describe, ignoring_missing, serves};
+use super::{ObjectCache, TICK, WriteError, describe, ignoring_missing, serves};
 use crate::hub_state::HubState;
 
 /// Writes the status of the `Fleet`.
@@ -41,7 +41,7 @@ impl FleetWriter {
 
     /// Writes the status until the process ends.
     pub async fn run(self) {
-        let mut beat = tokio::time::interval(BEAT);
+        let mut beat = tokio::time::interval(TICK);
         beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let (mut written, mut failing, mut served) = (None, false, None);
         loop {
@@ -228,7 +228,7 @@ mod tests {
         assert!((4..=6).contains(&writes.len()), "{writes:?}");
         for pair in writes.windows(2) {
             assert!(
-                pair[1] - pair[0] >= BEAT - Duration::from_millis(100),
+                pair[1] - pair[0] >= TICK - Duration::from_millis(100),
                 "{writes:?}"
             );
         }

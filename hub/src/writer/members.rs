@@ -130,7 +130,7 @@ impl Writer {
             .map(|(_, rule)| rule)
             .collect();
         let divergences = self.hub_state.leadership.divergences.lock();
-        let young = self.uptime(now) < SETTLING;
+        let just_started = self.uptime(now) < SETTLING;
         let view = MemberView {
             generation: member.metadata.generation.unwrap_or_default(),
             accepted: cluster.accepted,
@@ -147,7 +147,7 @@ impl Writer {
                 .count(),
             retained: report_store.retained(name),
             orphaned,
-            awaited: young && !report_store.has_connected(name),
+            awaited: just_started && !report_store.has_connected(name),
             renewable_until: renewable_until(
                 keys(member),
                 self.hub_state.settings.expired_renewal_limit,

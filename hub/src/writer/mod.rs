@@ -42,9 +42,9 @@ const WRITES: usize = 8;
 const GATHER: Duration = Duration::from_millis(10);
 /// The interval of checks that depend on time: unreachable clusters, the end of settling, pending
 /// deletions.
-const BEAT: Duration = Duration::from_secs(1);
+const TICK: Duration = Duration::from_secs(1);
 /// The interval at which every member is checked, independent of its reports.
-pub const LOOK: Duration = Duration::from_secs(15);
+pub const CHECK_INTERVAL: Duration = Duration::from_secs(15);
 /// The time limit of one write.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -68,7 +68,7 @@ pub struct Writer {
     /// The start of service for which the end of settling was last reported.
     settled: Option<Instant>,
     /// When every member was last checked.
-    looked: Instant,
+    checked_at: Instant,
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,17 +79,17 @@ enum Retry {
 
 /// The work that is due for a rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
+enum RuleWork {
     /// Only the release of a deleted rule; its status is not due.
     Release,
     /// Release and status. `overdue`: a change has been in progress for so long that the status
     /// must report it.
-    Whole { overdue: bool },
+    ReleaseAndStatus { overdue: bool },
 }
 
 /// The result of the work on a rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Looked {
+enum RuleWorkResult {
     /// A deleted rule must still be released, and its status must be checked.
     Unreleased,
     /// No work is left.
@@ -142,19 +142,19 @@ impl Writer {
             retries: Vec::new(),
             conflicts: Conflicts::default(),
             settled: None,
-            looked: Instant::now(),
+            checked_at: Instant::now(),
         }
     }
 
     /// Writes until the process ends.
     pub async fn run(mut self) {
-        let mut beat = tokio::time::interval(BEAT);
+        let mut beat = tokio::time::interval(TICK);
         let mut next = None;
         loop {
             tokio::select! {
                 () = self.hub_state.queues.dirty_rules.added() => tokio::time::sleep(GATHER).await,
                 () = self.hub_state.queues.dirty_members.added() => tokio::time::sleep(GATHER).await,
-                _ = beat.tick() => self.beat(),
+                _ = beat.tick() => self.tick(),
                 () = until(next) => {}
             }
             // One time for the whole pass, so that the status of a cluster is written before a rule
@@ -178,18 +178,18 @@ impl Writer {
     }
 
     /// Queues the work that depends on time alone.
-    fn beat(&mut self) {
+    fn tick(&mut self) {
         let now = Instant::now();
         let serving = self.hub_state.leadership.serving_since();
         if self.settled != serving
             && serving.is_some_and(|since| now.saturating_duration_since(since) >= SETTLING)
         {
             self.settled = serving;
-            self.hub_state.mark_everything();
+            self.hub_state.mark_all_statuses();
         }
         self.report_changes(now);
-        if now.saturating_duration_since(self.looked) >= LOOK {
-            self.looked = now;
+        if now.saturating_duration_since(self.checked_at) >= CHECK_INTERVAL {
+            self.checked_at = now;
             // No event reports the expiry of a certificate.
             self.hub_state
                 .queues
@@ -249,10 +249,14 @@ impl Writer {
     }
 
     fn gather(&mut self, now: Instant) {
-        let silent = self.hub_state.report_store.lock().take_silenced(now);
+        let silent = self
+            .hub_state
+            .report_store
+            .lock()
+            .take_newly_unreachable(now);
         for cluster in silent {
             tracing::warn!(%cluster, "cluster is not connected any more");
-            self.hub_state.mark_rules_of(&cluster);
+            self.hub_state.mark_statuses_of(&cluster);
             self.silent.insert(cluster);
         }
         let dirty = self.hub_state.queues.dirty_rules.take();
@@ -273,11 +277,11 @@ impl Writer {
 
     /// Returns the work that is due for a rule, and when to check again. [`Self::is_settled`] is
     /// called once, because it reads all clusters of the rule.
-    fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> (Option<Look>, Option<Instant>) {
+    fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> (Option<RuleWork>, Option<Instant>) {
         let status = pace.due(|| self.is_settled(uid, now));
         if status.is_some_and(|at| at <= now) {
             return (
-                Some(Look::Whole {
+                Some(RuleWork::ReleaseAndStatus {
                     overdue: pace.is_overdue(now),
                 }),
                 None,
@@ -287,7 +291,7 @@ impl Writer {
             && self
                 .object_cache
                 .with_rule(uid, |rule| rule.is_some_and(is_to_be_released));
-        (released.then_some(Look::Release), status)
+        (released.then_some(RuleWork::Release), status)
     }
 
     /// Whether the status of a rule can be written at once: no change is in progress, or the rule
@@ -360,16 +364,16 @@ impl Writer {
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(rule = %self.object_cache.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
-                self.retries.push((again_at(&error), Retry::Rule(uid.clone())));
-                if look == Look::Release { Looked::Unreleased } else { Looked::Written }
+                self.retries.push((retry_at(&error), Retry::Rule(uid.clone())));
+                if look == RuleWork::Release { RuleWorkResult::Unreleased } else { RuleWorkResult::Written }
             });
             if self.object_cache.with_rule(&uid, |rule| rule.is_none()) {
                 self.paces.remove(&uid);
             } else if let Some(pace) = self.paces.get_mut(&uid) {
                 match looked {
-                    Looked::Unreleased => pace.tried_release(),
-                    Looked::Written | Looked::Nothing => {
-                        pace.done(Instant::now(), looked == Looked::Written)
+                    RuleWorkResult::Unreleased => pace.tried_release(),
+                    RuleWorkResult::Written | RuleWorkResult::Nothing => {
+                        pace.done(Instant::now(), looked == RuleWorkResult::Written)
                     }
                 }
             }
@@ -398,7 +402,7 @@ impl Writer {
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(cluster = %name, why = %describe(&error), "cannot write about a member; trying again");
                 }
-                self.retries.push((again_at(&error), Retry::Member(name)));
+                self.retries.push((retry_at(&error), Retry::Member(name)));
             }
         }
     }
@@ -419,7 +423,7 @@ async fn ignoring_missing<T>(
     if !serves(hub_state) {
         return Err(WriteError::NotLeading);
     }
-    match within(call).await {
+    match with_timeout(call).await {
         Ok(done) => Ok(Some(done)),
         Err(WriteError::Api(kube::Error::Api(status))) if status.code == 404 => Ok(None),
         Err(WriteError::Api(kube::Error::Api(status))) if status.code == 409 => {
@@ -431,10 +435,10 @@ async fn ignoring_missing<T>(
 
 /// Returns when a failed write is retried. After a conflict the newer object arrives within a
 /// moment.
-fn again_at(error: &WriteError) -> Instant {
+fn retry_at(error: &WriteError) -> Instant {
     match error {
         WriteError::Changed => Instant::now(),
-        _ => Instant::now() + 2 * BEAT,
+        _ => Instant::now() + 2 * TICK,
     }
 }
 
@@ -462,7 +466,9 @@ pub(crate) enum WriteError {
     NotLeading,
 }
 
-async fn within<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, WriteError> {
+async fn with_timeout<T>(
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, WriteError> {
     Ok(tokio::time::timeout(WRITE_LIMIT, call)
         .await
         .map_err(|_| WriteError::Timeout)??)
@@ -533,24 +539,27 @@ mod tests {
         let mut pace = Pace::default();
         pace.mark(start);
         pace.done(start, true);
-        let changed = start + BEAT / 10;
+        let changed = start + TICK / 10;
         pace.mark(changed);
         see(&object);
-        let waits = (None, Some(start + BEAT));
+        let waits = (None, Some(start + TICK));
         assert!(writer.due(&uid, &pace, changed) == waits, "a status waits");
         object["metadata"]["deletionTimestamp"] = serde_json::json!("2026-01-01T00:00:00Z");
         see(&object);
         let (look, later) = writer.due(&uid, &pace, changed);
-        assert!(look == Some(Look::Release), "the finalizer does not");
-        assert!(later >= Some(start + BEAT));
+        assert!(look == Some(RuleWork::Release), "the finalizer does not");
+        assert!(later >= Some(start + TICK));
         pace.tried_release();
         let (look, later) = writer.due(&uid, &pace, changed);
         assert!(
-            look.is_none() && later >= Some(start + BEAT),
+            look.is_none() && later >= Some(start + TICK),
             "until something changes"
         );
-        let after = start + BEAT * 3;
-        assert!(writer.due(&uid, &pace, after) == (Some(Look::Whole { overdue: true }), None));
+        let after = start + TICK * 3;
+        assert!(
+            writer.due(&uid, &pace, after)
+                == (Some(RuleWork::ReleaseAndStatus { overdue: true }), None)
+        );
     }
 
     #[tokio::test]

@@ -37,13 +37,13 @@ impl PendingList {
                 list.removals.push(removal);
             }
         }
-        list.fit();
+        list.move_overflow();
         list
     }
 
     /// Moves the removals above the limit to `overflow`: the newest ones of the namespace with the
     /// most. So a user who deletes many rules does not use up the quota of others.
-    fn fit(&mut self) {
+    fn move_overflow(&mut self) {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         for removal in &self.removals {
             *counts.entry(namespace_of(removal).to_owned()).or_default() += 1;
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_that_deletes_many_rules_leaves_room_for_others() {
+    fn many_deletes_of_one_namespace_do_not_use_up_the_quota() {
         let limit = limits::PENDING_REMOVALS;
         let known = PendingList::new(&[], &BTreeSet::new(), of("greedy", limit + 5));
         assert_eq!((known.removals.len(), known.overflow.len()), (limit, 5));

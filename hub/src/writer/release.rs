@@ -20,7 +20,7 @@ enum Answer {
     /// The cluster may still answer.
     Awaited,
     /// The cluster cannot answer now.
-    Away,
+    Disconnected,
 }
 
 impl Writer {
@@ -31,8 +31,8 @@ impl Writer {
         object: &RuleObject,
         now: Now,
     ) -> Result<bool, WriteError> {
-        if !self.hub_state.index.read().rules().may_go(uid) {
-            if object.is_gone && self.hub_state.index.read().rules().is_blocked(uid) {
+        if !self.hub_state.index.read().rules().is_removal_allowed(uid) {
+            if object.is_deleted && self.hub_state.index.read().rules().is_blocked(uid) {
                 let rule = object.display_name();
                 tracing::warn!(%rule, "a deleted rule has copies whose removal waits for approval: they are kept");
                 forget(uid, &self.hub_state, &self.object_cache);
@@ -44,7 +44,7 @@ impl Writer {
         });
         // Only this process knows a rule that the API server has deleted. So its orders are stored
         // at once.
-        let waits = !object.is_gone && since.min(self.uptime(now)) < PATIENCE;
+        let waits = !object.is_deleted && since.min(self.uptime(now)) < PATIENCE;
         let Some(orders) = self.orders(uid, waits, now) else {
             return Ok(false);
         };
@@ -57,7 +57,7 @@ impl Writer {
             return Ok(false);
         }
         let rule = object.display_name();
-        if object.is_gone {
+        if object.is_deleted {
             forget(uid, &self.hub_state, &self.object_cache);
         } else {
             self.remove_finalizer(object).await?;
@@ -83,10 +83,12 @@ impl Writer {
         for (name, cluster) in index.clusters().iter() {
             match self.answer((uid, &index), (name, cluster), now) {
                 Answer::Awaited if waits => return None,
-                Answer::Awaited | Answer::Away if !overflow.contains(&Some(name.clone())) => {
+                Answer::Awaited | Answer::Disconnected
+                    if !overflow.contains(&Some(name.clone())) =>
+                {
                     orders.push(name.clone())
                 }
-                Answer::Awaited | Answer::Away | Answer::Free => {}
+                Answer::Awaited | Answer::Disconnected | Answer::Free => {}
             }
         }
         Some(orders)
@@ -104,7 +106,7 @@ impl Writer {
         // A cluster that is not accepted may be accepted later, but the rule does not wait for it.
         if !cluster.accepted {
             return if cluster.was_connected {
-                Answer::Away
+                Answer::Disconnected
             } else {
                 Answer::Free
             };
@@ -125,7 +127,7 @@ impl Writer {
             }
             // It receives no removal before an administrator has confirmed the divergence.
             return if report_store.is_unconfirmed(name) {
-                Answer::Away
+                Answer::Disconnected
             } else {
                 Answer::Awaited
             };
@@ -140,7 +142,7 @@ impl Writer {
         if may_be_back {
             Answer::Awaited
         } else {
-            Answer::Away
+            Answer::Disconnected
         }
     }
 }

@@ -114,14 +114,14 @@ impl RemovalRecorder {
             .settled_removals
             .peek(|(cluster, uid)| (cluster == name).then(|| uid.clone()));
         let done: BTreeSet<_> = settled.into_iter().flatten().collect();
-        let strike_out = || {
+        let drop_released = || {
             self.hub_state
                 .queues
                 .settled_removals
                 .remove(|(cluster, uid)| cluster == name && done.contains(uid))
         };
         let Some(member) = self.object_cache.member(name) else {
-            strike_out();
+            drop_released();
             return Ok(());
         };
         let known = member
@@ -132,12 +132,12 @@ impl RemovalRecorder {
         let list = PendingList::new(&known, &done, self.removals(rules));
         if list.removals != known {
             self.write(name, &member, &list.removals).await?;
-            self.settle_at_once(name, rules);
+            self.settle_carried_out(name, rules);
             for uid in rules {
                 tracing::info!(cluster = %name, rule = %self.object_cache.name_of(uid), "the copies of a deleted rule are removed when the cluster is back");
             }
         }
-        strike_out();
+        drop_released();
         if !list.overflow.is_empty() {
             let rules = list.overflow.len();
             tracing::warn!(cluster = %name, rules, "too many removals are pending for this cluster: the copies of these rules are retained there");
@@ -152,7 +152,7 @@ impl RemovalRecorder {
 
     /// Settles the orders that a member has carried out while they were written, because it does
     /// not report them again.
-    fn settle_at_once(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) {
+    fn settle_carried_out(&self, name: &ClusterName, rules: &BTreeSet<RuleUid>) {
         let Some(live) = self.hub_state.sessions.get(name).map(|live| live.clone()) else {
             return;
         };

@@ -11,7 +11,7 @@ use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_proto::model::RuleUid;
 
-use crate::call::{ApiError, FIELD_MANAGER, within};
+use crate::call::{ApiError, FIELD_MANAGER, with_timeout};
 use crate::hub_state::{COMPLETED_STATES, HubState};
 use runnel_hub_core::index::StoredState;
 use runnel_hub_core::plan::{CompletedState, ROLLBACK_SECRETS, RollbackBlocker};
@@ -20,7 +20,7 @@ use runnel_hub_core::rollout::{Archive, Slot};
 /// The type of the Secrets.
 const SECRET_TYPE: &str = "runnel.dev/rollback";
 /// The delay before a failed call is retried.
-const AGAIN: Duration = Duration::from_secs(2);
+const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The interval at which the states of deleted rules are removed.
 const SWEEP: Duration = Duration::from_secs(10);
 
@@ -57,7 +57,7 @@ impl RollbackStore {
         let mut rounds = self.hub_state.leadership.relist_barrier.subscribe();
         let mut loaded = 0;
         loop {
-            let round = *rounds.asked.borrow_and_update();
+            let round = *rounds.requested.borrow_and_update();
             if loaded != round {
                 match self.load().await {
                     Ok(()) => {
@@ -70,7 +70,7 @@ impl RollbackStore {
                     }
                     Err(error) => {
                         tracing::error!(%error, "cannot read the states of completed rollouts; trying again");
-                        tokio::time::sleep(AGAIN).await;
+                        tokio::time::sleep(RETRY_DELAY).await;
                         continue;
                     }
                 }
@@ -81,15 +81,15 @@ impl RollbackStore {
                 match self.write().await {
                     Ok(()) => {}
                     // Another process has written: read the Secrets again.
-                    Err(error) if error.is_conflict() => (loaded, wait) = (0, AGAIN),
+                    Err(error) if error.is_conflict() => (loaded, wait) = (0, RETRY_DELAY),
                     Err(error) => {
                         tracing::error!(%error, "cannot store the states of completed rollouts; trying again");
-                        wait = AGAIN;
+                        wait = RETRY_DELAY;
                     }
                 }
             }
             tokio::select! {
-                _ = rounds.asked.changed() => {}
+                _ = rounds.requested.changed() => {}
                 () = self.hub_state.queues.completed_rules.added() => {}
                 () = tokio::time::sleep(wait) => {}
             }
@@ -102,7 +102,8 @@ impl RollbackStore {
         let (mut slots, mut versions) = (Vec::new(), Vec::new());
         for number in 0..self.slots {
             let name = name(number);
-            let secret = match within(format!("read Secret {name}"), self.api.get_opt(&name)).await
+            let secret = match with_timeout(format!("read Secret {name}"), self.api.get_opt(&name))
+                .await
             {
                 Err(error) if error.is_forbidden() => {
                     tracing::error!(%error, "no rollout can be rolled back: upgrade the chart of the hub for the right");
@@ -217,7 +218,7 @@ impl RollbackStore {
             let (name, secret) = (name(*number), secret(*number, slot, version));
             let params = PatchParams::apply(FIELD_MANAGER).force();
             let patch = Patch::Apply(&secret);
-            let written = within(
+            let written = with_timeout(
                 format!("write Secret {name}"),
                 self.api.patch(&name, &params, &patch),
             )

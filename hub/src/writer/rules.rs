@@ -11,7 +11,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Look, Looked, RuleObject, WriteError, Writer, is_to_be_released};
+use super::{RuleObject, RuleWork, RuleWorkResult, WriteError, Writer, is_to_be_released};
 use runnel_api::{FINALIZER, RuleStatus};
 use runnel_hub_core::index::{Cluster, Index, StoredState};
 use runnel_hub_core::rollout::{Gate, Phase, Progress};
@@ -32,8 +32,9 @@ pub(crate) fn view<'a>(
         pending: entry.guard.pending().cloned(),
         blocks_removals: entry.guard.blocks_removals(),
         blocks_prunes: entry.guard.blocks_prunes(),
-        planned_removals: index
-            .planned_removals(uid, &|rule, cluster| report_store.holding(rule, cluster)),
+        planned_removals: index.planned_removals(uid, &|rule, cluster| {
+            report_store.reported_copies(rule, cluster)
+        }),
         rule: &entry.rule,
         plan: &entry.plan,
         cluster_plans,
@@ -80,7 +81,7 @@ fn completed_state(
         return None;
     }
     let state = entry.completed_state();
-    view.note_kept(state.as_ref().map(drop));
+    view.record_state_stored(state.as_ref().map(drop));
     Some(Some(StoredState {
         revision,
         state: Ok(state.ok()?),
@@ -92,31 +93,31 @@ impl Writer {
     pub(super) async fn write_rule(
         &self,
         uid: &RuleUid,
-        look: Look,
+        look: RuleWork,
         now: Now,
-    ) -> Result<Looked, WriteError> {
+    ) -> Result<RuleWorkResult, WriteError> {
         let Some(object) = self.object_cache.rule(uid) else {
-            return Ok(Looked::Nothing);
+            return Ok(RuleWorkResult::Nothing);
         };
         if !object.deleting && !object.has_finalizer {
             self.add_finalizer(&object).await?;
-            return Ok(Looked::Nothing);
+            return Ok(RuleWorkResult::Nothing);
         }
         if is_to_be_released(&object) && self.release(uid, &object, now).await? {
-            return Ok(Looked::Nothing);
+            return Ok(RuleWorkResult::Nothing);
         }
-        let Look::Whole { overdue } = look else {
-            return Ok(Looked::Unreleased);
+        let RuleWork::ReleaseAndStatus { overdue } = look else {
+            return Ok(RuleWorkResult::Unreleased);
         };
-        if object.is_gone {
-            return Ok(Looked::Nothing);
+        if object.is_deleted {
+            return Ok(RuleWorkResult::Nothing);
         }
         self.settle_guard(uid, now);
         let written = self.write_status(uid, &object, overdue, now).await?;
         Ok(if written {
-            Looked::Written
+            RuleWorkResult::Written
         } else {
-            Looked::Nothing
+            RuleWorkResult::Nothing
         })
     }
 
@@ -225,7 +226,7 @@ impl Writer {
         // The status of another writer is overwritten.
         let again = || object.replaced.is_some().then(|| object.status.clone());
         let Some(status) = next.or_else(again) else {
-            self.keep_completed(uid, completed);
+            self.record_state_stored(uid, completed);
             self.set_gate(uid, gate);
             return Ok(false);
         };
@@ -255,14 +256,14 @@ impl Writer {
                 self.hub_state.queues.dirty_rules.add([uid.clone()]);
             }
             self.publish_events(object, &status);
-            self.keep_completed(uid, completed);
+            self.record_state_stored(uid, completed);
             self.set_gate(uid, gate);
         }
         Ok(true)
     }
 
     /// Stores the state of a completed rollout, so that a later rollout can be rolled back to it.
-    fn keep_completed(&self, uid: &RuleUid, completed: Option<Option<StoredState>>) {
+    fn record_state_stored(&self, uid: &RuleUid, completed: Option<Option<StoredState>>) {
         if let Some(state) = completed {
             self.hub_state
                 .change(|index| index.rules_mut().set_completed_state(uid, state));

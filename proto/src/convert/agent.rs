@@ -11,9 +11,9 @@ use super::parts::{
 use super::preview::{preview_result, preview_result_to_wire, previewed_copy_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, AskedDigest, CHANGES_LIMIT, ChangeOrigin,
-    CopyAction, CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch,
-    NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, Refusal, RuleState,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, CHANGES_LIMIT, ChangeOrigin, CopyAction,
+    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch, NAMESPACES,
+    NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, PruneDigest, Refusal, RuleState,
     SetDigest, TermsDigest, WaitingNamespaces, is_label, plain_text,
 };
 use crate::wire;
@@ -55,9 +55,9 @@ fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
             AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect())
         }
         Frame::Report(wire) => AgentFrame::Report(readable(wire.rules, rule_state, refused)),
-        Frame::Want(wire) => {
+        Frame::ContentRequest(wire) => {
             let sources = readable(wire.sources, |wire| source(Some(wire)), refused);
-            AgentFrame::Want(rule_uid(wire.rule_uid)?, sources)
+            AgentFrame::ContentRequest(rule_uid(wire.rule_uid)?, sources)
         }
         Frame::Handover(_) => AgentFrame::Handover,
         Frame::LostWatches(wire) => {
@@ -66,7 +66,7 @@ fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
         Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
         Frame::PreviewResult(wire) => AgentFrame::PreviewResult(preview_result(wire)),
         Frame::CopyList(wire) => AgentFrame::CopyList(copy_list(wire, refused)),
-        Frame::Alive(_) => AgentFrame::Alive,
+        Frame::Keepalive(_) => AgentFrame::Keepalive,
     })
 }
 
@@ -105,7 +105,7 @@ fn labels(names: Vec<String>) -> Vec<String> {
 /// The rules and intents must be readable. Other unreadable items count as not sent.
 fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
     let namespace_prunes =
-        asked_digest(&wire.namespace_prunes_digest).map(|digest| NamespacePrunes {
+        prune_digest(&wire.namespace_prunes_digest).map(|digest| NamespacePrunes {
             copies: wire.namespace_prunes,
             digest,
             namespaces: labels(wire.pruned_namespaces),
@@ -224,8 +224,8 @@ fn lost_watch_to_wire(watch: &LostWatch) -> wire::LostWatch {
     }
 }
 
-fn asked_digest(bytes: &[u8]) -> Option<AskedDigest> {
-    bytes.try_into().ok().map(AskedDigest)
+fn prune_digest(bytes: &[u8]) -> Option<PruneDigest> {
+    bytes.try_into().ok().map(PruneDigest)
 }
 
 /// A failure names a copy, or nothing where it is of the rule itself.
@@ -298,7 +298,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
         AgentFrame::Report(rules) => Frame::Report(wire::Report {
             rules: rules.iter().map(rule_state_to_wire).collect(),
         }),
-        AgentFrame::Want(uid, sources) => Frame::Want(wire::Want {
+        AgentFrame::ContentRequest(uid, sources) => Frame::ContentRequest(wire::ContentRequest {
             rule_uid: uid.to_string(),
             sources: sources.iter().map(source_to_wire).collect(),
         }),
@@ -309,7 +309,7 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
         AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
         AgentFrame::PreviewResult(answer) => Frame::PreviewResult(preview_result_to_wire(answer)),
         AgentFrame::CopyList(answer) => Frame::CopyList(copy_list_to_wire(answer)),
-        AgentFrame::Alive => Frame::Alive(wire::Alive {}),
+        AgentFrame::Keepalive => Frame::Keepalive(wire::Keepalive {}),
     };
     wire::AgentFrame { frame: Some(frame) }
 }
@@ -405,7 +405,7 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
         | AgentFrame::Handover
         | AgentFrame::Inspected(_)
         | AgentFrame::LostWatches(_)
-        | AgentFrame::Alive) => vec![alone],
+        | AgentFrame::Keepalive) => vec![alone],
         AgentFrame::AckedRules(rules, last) => with_last(
             pack(rules, |rule| rule_state_to_wire(rule).encoded_len()),
             last,
@@ -467,10 +467,10 @@ pub fn split(frame: AgentFrame) -> Vec<AgentFrame> {
             })
         })
         .collect(),
-        AgentFrame::Want(uid, sources) => {
+        AgentFrame::ContentRequest(uid, sources) => {
             pack(sources, |source| source_to_wire(source).encoded_len())
                 .into_iter()
-                .map(|sources| AgentFrame::Want(uid.clone(), sources))
+                .map(|sources| AgentFrame::ContentRequest(uid.clone(), sources))
                 .collect()
         }
     }

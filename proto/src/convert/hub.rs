@@ -9,7 +9,7 @@ use super::parts::{
 use super::preview::{preview_request, preview_request_to_wire};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AskedDigest, Batch, HubFrame, ProofKey, Refusal, RuleDelta, RuleUid, SetDigest, SnapshotBegin,
+    Batch, HubFrame, ProofKey, PruneDigest, Refusal, RuleDelta, RuleUid, SetDigest, SnapshotBegin,
     SnapshotEnd, plain_text,
 };
 use crate::wire;
@@ -36,13 +36,13 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         Frame::SnapshotBegin(wire) => {
             HubFrame::SnapshotBegin(snapshot_begin(wire).map_err(malformed)?)
         }
-        Frame::WantDetail(wire) => {
+        Frame::DetailRequest(wire) => {
             let uids = wire
                 .rule_uids
                 .into_iter()
                 .map(rule_uid)
                 .collect::<Result<_, _>>();
-            HubFrame::WantDetail(uids.map_err(malformed)?)
+            HubFrame::DetailRequest(uids.map_err(malformed)?)
         }
         Frame::Batch(wire) => {
             let rules = wire
@@ -75,7 +75,7 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         Frame::ListCopies(wire) => {
             HubFrame::ListCopies(Box::new(list_copies(wire).map_err(malformed)?))
         }
-        Frame::Alive(_) => HubFrame::Alive,
+        Frame::Keepalive(_) => HubFrame::Keepalive,
         Frame::Revoked(wire) => HubFrame::Revoked(plain_text(&wire.reason, NAME_LIMIT)),
     };
     Ok((frame, refused))
@@ -114,10 +114,10 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
         }
     }
     for wire in wire.upserts {
-        let (shown, bytes) = (wire.source.clone(), wire.revision.clone());
+        let (live_digest, bytes) = (wire.source.clone(), wire.revision.clone());
         match usable.map_err(ItemError::from).and_then(|()| intent(wire)) {
             Ok(intent) => delta.upserts.push(intent),
-            Err(error) => refused.add_item(shown.as_ref(), Some(&bytes), error),
+            Err(error) => refused.add_item(live_digest.as_ref(), Some(&bytes), error),
         }
     }
     if !identified {
@@ -125,10 +125,10 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
         return delta;
     }
     for wire in wire.tombstones {
-        let shown = wire.source.clone();
+        let live_digest = wire.source.clone();
         match tombstone(wire) {
             Ok(tombstone) => delta.tombstones.push(tombstone),
-            Err(part) => refused.add_item(shown.as_ref(), None, part.into()),
+            Err(part) => refused.add_item(live_digest.as_ref(), None, part.into()),
         }
     }
     match wire
@@ -143,7 +143,7 @@ fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
     match wire.prune.as_ref() {
         [] => {}
         bytes => match bytes.try_into() {
-            Ok(digest) => delta.prune = Some(AskedDigest(digest)),
+            Ok(digest) => delta.prune = Some(PruneDigest(digest)),
             Err(_) => refused.add_rule(ItemError::Unreadable("prune")),
         },
     }
@@ -165,7 +165,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
                 .map(|key| key.bytes().to_vec().into())
                 .unwrap_or_default(),
         }),
-        HubFrame::WantDetail(uids) => Frame::WantDetail(wire::WantDetail {
+        HubFrame::DetailRequest(uids) => Frame::DetailRequest(wire::DetailRequest {
             rule_uids: uids.iter().map(RuleUid::to_string).collect(),
         }),
         HubFrame::Batch(batch) => Frame::Batch(wire::Batch {
@@ -180,7 +180,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             within_milliseconds: *within_milliseconds,
             handover: false,
         }),
-        HubFrame::Alive => Frame::Alive(wire::Alive {}),
+        HubFrame::Keepalive => Frame::Keepalive(wire::Keepalive {}),
         HubFrame::HandedOver => Frame::Drain(wire::Drain {
             within_milliseconds: 0,
             handover: true,

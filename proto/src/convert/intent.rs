@@ -61,7 +61,7 @@ impl Refusals<'_> {
     ) {
         self.add(
             named_source(source),
-            shown_revision(revision.unwrap_or_default()),
+            live_revision(revision.unwrap_or_default()),
             error,
         );
     }
@@ -71,7 +71,7 @@ impl Refusals<'_> {
     }
 }
 
-fn shown_revision(bytes: &[u8]) -> Revision {
+fn live_revision(bytes: &[u8]) -> Revision {
     revision(bytes).unwrap_or(Revision([0; 16]))
 }
 

@@ -5,8 +5,8 @@ use super::NAME_LIMIT;
 use crate::model::{
     ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, FieldPath, Grant, ImmutablePolicy,
     MESSAGE_LIMIT, NamespaceChoice, Operator, Pattern, Reason, Requirement, Revision, RuleName,
-    RuleUid, Selector, SourceRef, Terms, TermsDigest, is_label, is_plain_text, is_subdomain,
-    is_uid, is_word, plain_text,
+    RuleUid, Selector, SourceRef, Terms, TermsDigest, is_label, is_plain_text, is_plain_token,
+    is_subdomain, is_uid, plain_text,
 };
 use crate::wire;
 
@@ -29,7 +29,7 @@ pub(super) fn short_text(
     limit: usize,
     part: Unreadable,
 ) -> Result<String, Unreadable> {
-    if text.len() <= limit && is_word(&text) {
+    if text.len() <= limit && is_plain_token(&text) {
         Ok(text)
     } else {
         Err(part)

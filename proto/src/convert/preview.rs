@@ -30,7 +30,7 @@ pub(super) fn preview_request(
         wire.question,
         RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT)),
     );
-    asked.holds_all = wire.holds_all;
+    asked.blocks_all = wire.blocks_all;
     asked.dry_run = wire.dry_run;
     let mut refused = Refusals {
         rule: asked.uid.clone(),
@@ -53,27 +53,27 @@ pub(super) fn preview_request(
         }
     }
     for wire in wire.intents.into_iter().take(PREVIEW_LIMIT) {
-        let shown = wire
+        let live_digest = wire
             .intent
             .as_ref()
             .and_then(|intent| intent.source.clone());
         match preview_intent(wire) {
             Ok(intent) => asked.intents.push(intent),
-            Err(error) => refused.add_item(shown.as_ref(), None, error),
+            Err(error) => refused.add_item(live_digest.as_ref(), None, error),
         }
     }
     for wire in wire.tombstones.into_iter().take(PREVIEW_LIMIT) {
-        let shown = wire.source.clone();
+        let live_digest = wire.source.clone();
         match tombstone(wire) {
             Ok(tombstone) => asked.tombstones.push(tombstone),
-            Err(part) => refused.add_item(shown.as_ref(), None, part.into()),
+            Err(part) => refused.add_item(live_digest.as_ref(), None, part.into()),
         }
     }
     for wire in wire.blocked.into_iter().take(PREVIEW_LIMIT) {
-        let shown = wire.clone();
+        let live_digest = wire.clone();
         match source(Some(wire)) {
             Ok(blocked) => drop(asked.blocked.insert(blocked)),
-            Err(part) => refused.add_item(Some(&shown), None, part.into()),
+            Err(part) => refused.add_item(Some(&live_digest), None, part.into()),
         }
     }
     asked
@@ -146,7 +146,7 @@ pub(super) fn preview_request_to_wire(asked: &PreviewRequest) -> wire::PreviewRe
             deletion_policy: deletion_policy_to_wire(policy),
         }),
         blocked: asked.blocked.iter().map(source_to_wire).collect(),
-        holds_all: asked.holds_all,
+        blocks_all: asked.blocks_all,
         dry_run: asked.dry_run,
         key: asked.key.0.to_vec().into(),
     }
@@ -331,7 +331,7 @@ mod tests {
             }],
             removal: Some(DeletionPolicy::Delete),
             blocked: BTreeSet::from([copy(3)]),
-            holds_all: true,
+            blocks_all: true,
             dry_run: true,
             key: FieldsKey([5; 32]),
         };

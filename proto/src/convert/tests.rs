@@ -115,7 +115,7 @@ fn state() -> impl Strategy<Value = RuleState> {
                 namespace_prunes: namespace_prunes.map(|(copies, digest, namespaces)| {
                     NamespacePrunes {
                         copies,
-                        digest: AskedDigest(digest),
+                        digest: PruneDigest(digest),
                         namespaces,
                     }
                 }),
@@ -168,9 +168,10 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
         (any::<u64>(), vec(refusal, 0..200))
             .prop_map(|(nonce, refused)| AgentFrame::Ack(nonce, refused)),
         vec(state(), 0..60).prop_map(AgentFrame::Report),
-        (uid(), vec(source(), 0..600)).prop_map(|(uid, sources)| AgentFrame::Want(uid, sources)),
+        (uid(), vec(source(), 0..600))
+            .prop_map(|(uid, sources)| AgentFrame::ContentRequest(uid, sources)),
         Just(AgentFrame::Handover),
-        Just(AgentFrame::Alive),
+        Just(AgentFrame::Keepalive),
         proptest::sample::subsequence(vec!["configmaps", "secrets", NAMESPACES], 0..=3).prop_map(
             |resources| {
                 let watches = resources.into_iter().zip([0, 403, 500]);
@@ -189,7 +190,7 @@ fn policy() -> impl Strategy<Value = DeletionPolicy> {
 }
 
 /// The policies of terms for objects that differ.
-fn keeping() -> impl Strategy<Value = Terms> {
+fn versioned_terms() -> impl Strategy<Value = Terms> {
     let conflict = vec![
         ConflictPolicy::Fail,
         ConflictPolicy::AdoptIfEqual,
@@ -276,7 +277,7 @@ fn terms() -> impl Strategy<Value = Terms> {
         policy(),
         any::<[bool; 2]>(),
     );
-    (rule_name(), any::<i64>(), text, grants, keeping()).prop_map(
+    (rule_name(), any::<i64>(), text, grants, versioned_terms()).prop_map(
         |(
             rule,
             created_at,
@@ -343,7 +344,7 @@ fn delta() -> impl Strategy<Value = Unprinted<RuleDelta>> {
     let terms =
         (terms(), any::<[u8; 16]>()).prop_map(|(terms, digest)| (terms, TermsDigest(digest)));
     let items = (vec(intent, 0..4), vec(tombstone, 0..4));
-    let permit = || prop::option::of(any::<[u8; 16]>().prop_map(AskedDigest));
+    let permit = || prop::option::of(any::<[u8; 16]>().prop_map(PruneDigest));
     let text = (permit(), any::<Option<bool>>());
     (
         uid(),
@@ -512,13 +513,13 @@ fn sizes_and_names_are_bounded() {
 #[test]
 fn unknown_frame_error_names_the_side_to_upgrade() {
     // Field 15, empty.
-    let from_the_future = [0x7a, 0];
-    let error = agent_frame(wire::AgentFrame::decode(&from_the_future[..]).unwrap()).unwrap_err();
+    let unknown_frame = [0x7a, 0];
+    let error = agent_frame(wire::AgentFrame::decode(&unknown_frame[..]).unwrap()).unwrap_err();
     assert_eq!(
         error.to_string(),
         "the agent sent a frame that this hub does not know: upgrade the hub"
     );
-    let error = hub_frame(wire::HubFrame::decode(&from_the_future[..]).unwrap())
+    let error = hub_frame(wire::HubFrame::decode(&unknown_frame[..]).unwrap())
         .err()
         .unwrap();
     assert_eq!(
@@ -580,7 +581,7 @@ fn the_largest_possible_item_fits_a_frame() {
         last_batch: u64::MAX,
         namespace_prunes: Some(NamespacePrunes {
             copies: u32::MAX,
-            digest: AskedDigest([1; 16]),
+            digest: PruneDigest([1; 16]),
             namespaces: vec!["n".repeat(NAME_LIMIT); NAMESPACES_LIMIT],
         }),
         waiting: WaitingNamespaces {
@@ -626,13 +627,13 @@ proptest! {
                 (AgentFrame::Detail(_, all, last), AgentFrame::Detail(_, more, end)) => { all.extend(more); *last = end; }
                 (AgentFrame::Ack(_, all), AgentFrame::Ack(_, more)) => all.extend(more),
                 (AgentFrame::Report(all), AgentFrame::Report(more)) => all.extend(more),
-                (AgentFrame::Want(_, all), AgentFrame::Want(_, more)) => all.extend(more),
+                (AgentFrame::ContentRequest(_, all), AgentFrame::ContentRequest(_, more)) => all.extend(more),
                 _ => panic!("frames of two kinds"),
             }
             whole
         });
         let empty = matches!(&frame, AgentFrame::Report(all) if all.is_empty())
-            || matches!(&frame, AgentFrame::Want(_, all) if all.is_empty());
+            || matches!(&frame, AgentFrame::ContentRequest(_, all) if all.is_empty());
         prop_assert_eq!(joined, if empty { None } else { Some(frame) });
     }
 
@@ -656,11 +657,11 @@ proptest! {
         let end = SnapshotEnd { intents: n.into(), digest };
         let read = |frame| hub_frame(hub_frame_to_wire(&frame)).ok().unwrap().0;
         prop_assert!(matches!(read(HubFrame::SnapshotBegin(begin.clone())), HubFrame::SnapshotBegin(b) if b == begin));
-        prop_assert!(matches!(read(HubFrame::WantDetail(uids.clone())), HubFrame::WantDetail(u) if u == uids));
+        prop_assert!(matches!(read(HubFrame::DetailRequest(uids.clone())), HubFrame::DetailRequest(u) if u == uids));
         prop_assert!(matches!(read(HubFrame::SnapshotEnd(end)), HubFrame::SnapshotEnd(e) if e == end));
         prop_assert!(matches!(read(HubFrame::Drain(n)), HubFrame::Drain(m) if m == n));
         prop_assert!(matches!(read(HubFrame::HandedOver), HubFrame::HandedOver));
-        prop_assert!(matches!(read(HubFrame::Alive), HubFrame::Alive));
+        prop_assert!(matches!(read(HubFrame::Keepalive), HubFrame::Keepalive));
     }
 }
 

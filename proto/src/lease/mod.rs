@@ -86,7 +86,7 @@ pub enum Step {
     /// Do nothing before this instant, unless the Lease changes.
     Wait(Instant),
     /// Reads the Lease.
-    Look,
+    Read,
     /// Makes the Lease.
     Create(Lease),
     /// Replace the Lease, if it is unchanged.
@@ -102,7 +102,7 @@ enum Seen {
     /// It is not there, and may be made from this moment on.
     Absent(Instant),
     /// The Lease exists, first observed in this form at this instant.
-    There(Box<Lease>, Instant),
+    Present(Box<Lease>, Instant),
 }
 
 /// The state of the election in one process.
@@ -110,7 +110,7 @@ pub struct Candidate {
     name: LeaseName,
     me: Holder,
     timing: Timing,
-    seen: Seen,
+    last_observed: Seen,
     lead: Option<Lead>,
     /// The time of the next retry or renewal.
     not_before: Option<Instant>,
@@ -120,7 +120,7 @@ pub struct Candidate {
     received_at: Option<Instant>,
     /// Whether a Lease with a holder was observed since the start: the first one may be a
     /// predecessor's.
-    met_holder: bool,
+    has_observed_holder: bool,
     /// The highest observed term of each epoch: a restored Lease begins again with lower ones.
     terms: BTreeMap<String, u64>,
 }
@@ -170,12 +170,12 @@ impl Candidate {
             name,
             me,
             timing,
-            seen: Seen::Nothing,
+            last_observed: Seen::Nothing,
             lead: None,
             not_before: None,
             stale: false,
             received_at: None,
-            met_holder: false,
+            has_observed_holder: false,
             terms: BTreeMap::new(),
         }
     }
@@ -187,8 +187,8 @@ impl Candidate {
 
     /// Returns the last observed Lease.
     pub fn lease(&self) -> Option<&Lease> {
-        match &self.seen {
-            Seen::There(lease, _) => Some(lease),
+        match &self.last_observed {
+            Seen::Present(lease, _) => Some(lease),
             Seen::Nothing | Seen::Absent(_) => None,
         }
     }
@@ -243,13 +243,13 @@ impl Candidate {
         self.stale = false;
         self.received_at = Some(now);
         let Some(lease) = lease else {
-            let may_be_made = match &self.seen {
+            let may_create = match &self.last_observed {
                 Seen::Absent(at) => *at,
                 // Its holder may not have observed that yet, and may lead for a while.
-                Seen::There(before, _) if self.is_anothers(before) => now + self.duration(before),
-                Seen::There(..) | Seen::Nothing => now,
+                Seen::Present(before, _) if self.is_anothers(before) => now + self.duration(before),
+                Seen::Present(..) | Seen::Nothing => now,
             };
-            self.seen = Seen::Absent(may_be_made);
+            self.last_observed = Seen::Absent(may_create);
             self.lead = None;
             return;
         };
@@ -264,10 +264,10 @@ impl Candidate {
         {
             self.lead = None;
         }
-        let since = match &self.seen {
+        let since = match &self.last_observed {
             // Only the holder's own writes count as renewals, because any client may write the
             // Lease.
-            Seen::There(before, since)
+            Seen::Present(before, since)
                 if uid(before) == uid(&lease) && before.spec == lease.spec =>
             {
                 *since
@@ -279,12 +279,12 @@ impl Candidate {
         } else {
             since
         };
-        self.met_holder |= holder(&lease).is_some();
-        self.seen = Seen::There(Box::new(lease), since);
+        self.has_observed_holder |= holder(&lease).is_some();
+        self.last_observed = Seen::Present(Box::new(lease), since);
     }
 
     /// A write that was sent at `sent` gave this Lease.
-    pub fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
+    pub fn record_write(&mut self, lease: Lease, sent: Instant, now: Instant) {
         let mine = self.is_mine(&lease);
         let lead = Lead {
             epoch: uid(&lease),
@@ -294,8 +294,8 @@ impl Candidate {
         self.remember(&lease);
         self.stale = false;
         self.received_at = Some(now);
-        self.met_holder = true;
-        self.seen = Seen::There(Box::new(lease), now);
+        self.has_observed_holder = true;
+        self.last_observed = Seen::Present(Box::new(lease), now);
         self.lead = Some(lead).filter(|lead| mine && now < lead.valid_until);
         self.not_before = Some(sent + self.timing.retry);
     }
@@ -313,7 +313,7 @@ impl Candidate {
     /// Removes the holder from the Lease, if this process leads; from now on it does not.
     pub fn release(&mut self) -> Option<Lease> {
         self.lead = None;
-        let Seen::There(lease, _) = &self.seen else {
+        let Seen::Present(lease, _) = &self.last_observed else {
             return None;
         };
         if !self.is_mine(lease) {
@@ -343,34 +343,34 @@ impl Candidate {
             );
         }
         // A working watch delivers each renewal; without one the Lease must be read.
-        let look_at = self
+        let read_at = self
             .received_at
             .map_or(now, |at| at + 2 * self.timing.retry);
-        if self.stale || matches!(self.seen, Seen::Nothing) {
-            return Step::Look;
+        if self.stale || matches!(self.last_observed, Seen::Nothing) {
+            return Step::Read;
         }
         let lease = self.lease();
         if let (Some(lease), Some(_)) = (lease, &self.lead) {
             return Step::Replace(self.renewed(lease, wall));
         }
-        let free_at = match &self.seen {
-            Seen::There(lease, since) if self.is_anothers(lease) => *since + self.duration(lease),
+        let free_at = match &self.last_observed {
+            Seen::Present(lease, since) if self.is_anothers(lease) => *since + self.duration(lease),
             Seen::Absent(at) => *at,
-            Seen::There(..) | Seen::Nothing => now,
+            Seen::Present(..) | Seen::Nothing => now,
         };
         match lease {
             _ if now < free_at || !eligible => {
-                if now >= look_at {
-                    Step::Look
+                if now >= read_at {
+                    Step::Read
                 } else if now < free_at {
-                    Step::Wait(free_at.min(look_at))
+                    Step::Wait(free_at.min(read_at))
                 } else {
-                    Step::Wait(look_at)
+                    Step::Wait(read_at)
                 }
             }
-            None => Step::Create(self.taken(None, wall)),
+            None => Step::Create(self.taken_lease(None, wall)),
             Some(lease) if self.next_term(lease) > i32::MAX as u64 => Step::Remove(uid(lease)),
-            Some(lease) => Step::Replace(self.taken(Some(lease), wall)),
+            Some(lease) => Step::Replace(self.taken_lease(Some(lease), wall)),
         }
     }
 
@@ -396,7 +396,7 @@ impl Candidate {
         let name = holder(lease)
             .and_then(|holder| holder.rsplit_once('_'))
             .map(|(name, _)| name);
-        self.me.is_unique && !self.met_holder && name == Some(self.me.name.as_str())
+        self.me.is_unique && !self.has_observed_holder && name == Some(self.me.name.as_str())
     }
 
     /// Returns how long the holder of this Lease may lead after it was observed.
@@ -436,7 +436,7 @@ impl Candidate {
         lease
     }
 
-    fn taken(&self, lease: Option<&Lease>, wall: Timestamp) -> Lease {
+    fn taken_lease(&self, lease: Option<&Lease>, wall: Timestamp) -> Lease {
         let term = lease.map_or(1, |lease| self.next_term(lease));
         let mut metadata = lease
             .map(|lease| lease.metadata.clone())

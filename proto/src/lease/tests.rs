@@ -79,7 +79,7 @@ fn times_that_do_not_fit_are_refused_by_the_flag() {
 #[test]
 fn the_first_makes_the_lease_and_renews_it() {
     let (start, mut a) = (Instant::now(), candidate("a"));
-    assert_eq!(next(&mut a, start), Step::Look);
+    assert_eq!(next(&mut a, start), Step::Read);
     a.observe(None, start);
     assert!(
         matches!(a.next(false, start, Timestamp::UNIX_EPOCH), Step::Wait(_)),
@@ -87,7 +87,7 @@ fn the_first_makes_the_lease_and_renews_it() {
     );
     let made = replaced(next(&mut a, start));
     assert_eq!(holder(&made), Some("a_0"));
-    a.wrote(stored(made, "e1", 1), start, start + at(1));
+    a.record_write(stored(made, "e1", 1), start, start + at(1));
     let lead = a.lead(start + at(1)).unwrap().clone();
     assert_eq!(
         lead,
@@ -99,7 +99,7 @@ fn the_first_makes_the_lease_and_renews_it() {
     );
     assert_eq!(next(&mut a, start + at(1)), Step::Wait(start + at(2)));
     let renewed = replaced(next(&mut a, start + at(2)));
-    a.wrote(stored(renewed, "e1", 2), start + at(2), start + at(2));
+    a.record_write(stored(renewed, "e1", 2), start + at(2), start + at(2));
     assert_eq!(a.lead(start + at(3)).unwrap().valid_until, start + at(12));
     // No renewal succeeds: the lead ends, and the next one is another term.
     a.failed(false, start + at(11));
@@ -122,7 +122,7 @@ fn candidate_waits_from_its_last_observed_change() {
     );
     assert!(matches!(next(&mut b, start), Step::Wait(_)));
     b.received(Some(foreign("e1", 6, "a_0", 3)), start + at(10));
-    assert_eq!(next(&mut b, start + at(20)), Step::Look);
+    assert_eq!(next(&mut b, start + at(20)), Step::Read);
     b.observe(Some(foreign("e1", 6, "a_0", 3)), start + at(20));
     assert_eq!(next(&mut b, start + at(23)), Step::Wait(start + at(24)));
     let taken = replaced(next(&mut b, start + at(25)));
@@ -172,7 +172,7 @@ fn free_permits_are_taken_at_once() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
     a.observe(Some(foreign("e1", 5, "", 3)), start);
     let taken = replaced(next(&mut a, start));
-    a.wrote(stored(taken.clone(), "e1", 6), start, start);
+    a.record_write(stored(taken.clone(), "e1", 6), start, start);
     b.observe(Some(stored(taken, "e1", 6)), start);
     assert_eq!(
         b.leader().and_then(|leader| leader.address),
@@ -207,10 +207,10 @@ fn deleted_lease_is_created_when_its_holder_has_ended() {
     let (start, mut a, mut b) = (Instant::now(), candidate("a"), candidate("b"));
     a.observe(None, start);
     let made = stored(replaced(next(&mut a, start)), "e1", 1);
-    a.wrote(made.clone(), start, start);
+    a.record_write(made.clone(), start, start);
     b.observe(Some(made), start);
     a.received(None, start + at(1));
-    assert_eq!(next(&mut a, start + at(2)), Step::Look);
+    assert_eq!(next(&mut a, start + at(2)), Step::Read);
     a.observe(None, start + at(2));
     assert_eq!(a.lead(start + at(2)), None);
     let made = replaced(next(&mut a, start + at(2)));
@@ -220,7 +220,7 @@ fn deleted_lease_is_created_when_its_holder_has_ended() {
     );
     b.observe(None, start + at(14));
     b.observe(None, start + at(20));
-    assert_eq!(next(&mut b, start + at(28)), Step::Look);
+    assert_eq!(next(&mut b, start + at(28)), Step::Read);
     assert!(matches!(next(&mut b, start + at(29)), Step::Create(_)));
 }
 
@@ -229,7 +229,7 @@ fn a_restored_lease_does_not_bring_old_terms_back() {
     let (start, mut a) = (Instant::now(), candidate("a"));
     a.observe(Some(foreign("e1", 5, "", 7)), start);
     let taken = stored(replaced(next(&mut a, start)), "e1", 6);
-    a.wrote(taken, start, start);
+    a.record_write(taken, start, start);
     // Restored from a backup, with an old state.
     a.observe(Some(foreign("e1", 3, "z_9", 2)), start + at(1));
     assert_eq!(a.lead(start + at(1)), None);
@@ -263,13 +263,13 @@ fn late_watch_event_deposes_no_leader() {
     let (start, mut a) = (Instant::now(), candidate("a"));
     a.observe(Some(foreign("e1", 5, "", 7)), start);
     let taken = stored(replaced(next(&mut a, start)), "e1", 9);
-    a.wrote(taken.clone(), start, start);
+    a.record_write(taken.clone(), start, start);
     a.received(Some(foreign("e1", 4, "z_9", 6)), start);
     a.received(Some(taken), start);
     assert!(a.lead(start + at(1)).is_some());
     assert_eq!(
         next(&mut a, start + at(2)),
-        Step::Look,
+        Step::Read,
         "it looks for itself"
     );
 }

@@ -73,7 +73,7 @@ impl Content {
 
 impl Content {
     /// Without this field.
-    pub fn take_out(&mut self, path: &FieldPath) {
+    pub fn remove(&mut self, path: &FieldPath) {
         match (path.map.field(), path.map) {
             (Some(field), _) => {
                 if let Some(map) = self.fields.get_mut(field).and_then(Value::as_object_mut) {

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 
 use super::{
-    AskedDigest, CopyList, DeletionPolicy, Inspect, Inspected, Intent, ListCopies, PreviewRequest,
-    PreviewResult, ProofKey, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms,
-    TermsDigest, Tombstone,
+    CopyList, DeletionPolicy, Inspect, Inspected, Intent, ListCopies, PreviewRequest,
+    PreviewResult, ProofKey, PruneDigest, Reason, Revision, RuleState, RuleUid, SetDigest,
+    SourceRef, Terms, TermsDigest, Tombstone,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -79,7 +79,7 @@ pub enum AgentFrame {
     /// New states of rules; newest wins.
     Report(Vec<RuleState>),
     /// The content of these intents is needed.
-    Want(RuleUid, Vec<SourceRef>),
+    ContentRequest(RuleUid, Vec<SourceRef>),
     /// The lost watches; replaces the former list.
     LostWatches(Vec<LostWatch>),
     /// The next stream is ready: the hub must send nothing more on this one.
@@ -91,7 +91,7 @@ pub enum AgentFrame {
     /// The answer to a list request.
     CopyList(CopyList),
     /// The agent is there: a sign of life on a slow link.
-    Alive,
+    Keepalive,
 }
 
 /// The changes of one rule.
@@ -110,7 +110,7 @@ pub struct RuleDelta {
     /// The hub does not have this rule.
     pub orphaned: bool,
     /// The copies in namespaces that are no longer targets that may be deleted.
-    pub prune: Option<AskedDigest>,
+    pub prune: Option<PruneDigest>,
     /// Whether the rule is suspended, independent of its terms, if that changed.
     pub suspend: Option<bool>,
 }
@@ -170,7 +170,7 @@ pub enum HubFrame {
     /// The first frame.
     SnapshotBegin(SnapshotBegin),
     /// The pairs of these rules are needed.
-    WantDetail(Vec<RuleUid>),
+    DetailRequest(Vec<RuleUid>),
     /// A change.
     Batch(Batch),
     /// The agent is up to date.
@@ -190,5 +190,5 @@ pub enum HubFrame {
     /// Requests the copies of a rule.
     ListCopies(Box<ListCopies>),
     /// The hub is there: a sign of life on a slow link.
-    Alive,
+    Keepalive,
 }

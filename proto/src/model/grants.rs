@@ -45,7 +45,7 @@ pub struct Allowance {
 
 impl Allowance {
     /// The allowance without limits.
-    pub const WHOLE: Self = Self {
+    pub const UNLIMITED: Self = Self {
         overwrite: true,
         create_namespaces: true,
         adopt: true,
@@ -70,7 +70,7 @@ impl Allowance {
 
 impl Grant {
     /// Whether it restricts nothing but kinds.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_unlimited(&self) -> bool {
         let free = self.max_copies.is_none() && self.max_bytes.is_none();
         self.namespaces.is_none() && self.overwrite && self.create_namespaces && self.adopt && free
     }
@@ -90,7 +90,7 @@ impl Grant {
     ) -> bool {
         self.namespaces
             .as_ref()
-            .is_none_or(|choice| choice.takes(name, labels, runnel_namespace))
+            .is_none_or(|choice| choice.includes_name(name, labels, runnel_namespace))
     }
 
     /// Whether the labels of namespaces matter to it.

@@ -33,7 +33,7 @@ pub use intent::{Intent, Tombstone};
 pub use kinds::{KINDS, Kind};
 pub use names::{
     ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, is_label, is_label_key,
-    is_label_value, is_namespace_pattern, is_plain_text, is_subdomain, is_uid, is_word,
+    is_label_value, is_namespace_pattern, is_plain_text, is_plain_token, is_subdomain, is_uid,
     plain_lines, plain_text,
 };
 pub use preview::{
@@ -41,16 +41,16 @@ pub use preview::{
     FieldsKey, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult,
     PreviewedCopy, short_value,
 };
-pub use proof::{ContentDigest, Proof, ProofKey, SetDigest, Shown};
+pub use proof::{ContentDigest, LiveDigest, Proof, ProofKey, SetDigest};
 pub use report::{
-    Asked, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes,
-    Reason, RuleState, WaitingNamespaces,
+    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes,
+    PruneRequest, Reason, RuleState, WaitingNamespaces,
 };
 pub use selector::{
     NamespaceChoice, Operator, Pattern, Requirement, Selector, is_closed_namespace, matches_any,
 };
 pub use terms::{
-    AskedDigest, ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, Terms,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, PruneDigest, Terms,
     TermsDigest,
 };
 

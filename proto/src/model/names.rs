@@ -273,7 +273,7 @@ fn is_domain_part(text: &str) -> bool {
 }
 
 /// Whether this is one word of visible ASCII characters: a uid, a digest, a pattern, a label's key.
-pub fn is_word(text: &str) -> bool {
+pub fn is_plain_token(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
@@ -370,7 +370,12 @@ mod tests {
                 && !is_label(&"a".repeat(64))
         );
         assert!(is_uid("5b3c-42_a.b") && !is_uid("") && !is_uid("a;b") && !is_uid("a b"));
-        assert!(is_word("*-prod") && !is_word("a b") && !is_word("ä") && !is_word(""));
+        assert!(
+            is_plain_token("*-prod")
+                && !is_plain_token("a b")
+                && !is_plain_token("ä")
+                && !is_plain_token("")
+        );
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub struct PreviewRequest {
     /// Sources whose removal the hub blocks.
     pub blocked: BTreeSet<SourceRef>,
     /// The hub blocks every removal of the rule.
-    pub holds_all: bool,
+    pub blocks_all: bool,
     /// Whether each write is tried as a dry run.
     pub dry_run: bool,
     /// The key of field digests, which do not disclose values.
@@ -61,7 +61,7 @@ impl PreviewRequest {
             tombstones: vec![],
             removal: None,
             blocked: BTreeSet::new(),
-            holds_all: false,
+            blocks_all: false,
             dry_run: false,
             key: FieldsKey([0; 32]),
         }
@@ -92,7 +92,7 @@ impl FieldsKey {
     /// Returns the digest of the fields of content, without the ignored ones.
     pub fn name(&self, mut content: Content, ignored: &BTreeSet<FieldPath>) -> [u8; 32] {
         for path in ignored {
-            content.take_out(path);
+            content.remove(path);
         }
         let is_empty = |value: &Value| {
             value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)

@@ -175,9 +175,9 @@ impl fmt::Debug for SetDigest {
 /// The live state of a rule's intents: the sum of one digest for each intent and each content of
 /// its copies. Like [`ContentDigest`] it never leaves the process.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Shown(SetDigest);
+pub struct LiveDigest(SetDigest);
 
-impl Shown {
+impl LiveDigest {
     /// With this content of an intent added.
     pub fn insert(&mut self, intent: &SourceRef, content: ContentDigest) {
         self.0.insert(intent, &Revision(content.0));
@@ -189,12 +189,12 @@ impl Shown {
     }
 
     /// The sum of two.
-    pub fn merge(&mut self, other: Shown) {
+    pub fn merge(&mut self, other: LiveDigest) {
         self.0.merge(other.0);
     }
 
     /// The sum without a part that was in it.
-    pub fn subtract(&mut self, part: Shown) {
+    pub fn subtract(&mut self, part: LiveDigest) {
         self.0.subtract(part.0);
     }
 }
@@ -230,12 +230,12 @@ impl ProofKey {
 
     /// Returns the proof of a rule: the first 16 bytes of HMAC-SHA-256 over a format version, the
     /// rule and the sum.
-    pub fn proof(&self, rule: &RuleUid, shown: Shown) -> Proof {
+    pub fn proof(&self, rule: &RuleUid, live_digest: LiveDigest) -> Proof {
         let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, &self.0));
         context.update(PROOF_FORMAT);
         context.update(rule.as_str().as_bytes());
         context.update(b"\0");
-        context.update(&shown.0.to_bytes());
+        context.update(&live_digest.0.to_bytes());
         let mut short = [0; 16];
         short.copy_from_slice(&context.sign().as_ref()[..16]);
         Proof(short)
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn a_proof_is_of_one_key_one_rule_and_one_sum() {
         let (one, two) = (ProofKey::new([1; 32]), ProofKey::new([2; 32]));
-        let (none, mut some) = (Shown::default(), Shown::default());
+        let (none, mut some) = (LiveDigest::default(), LiveDigest::default());
         some.insert(
             &SourceRef::new("configmaps", "a", "b"),
             digest(&Content::default()),
@@ -385,15 +385,15 @@ mod tests {
                     (SourceRef::new("secrets", "n", name), digest(&content(&[], json!({"data": {"k": value}}))))
                 })
                 .collect();
-            let (mut forward, mut backward) = (Shown::default(), Shown::default());
+            let (mut forward, mut backward) = (LiveDigest::default(), LiveDigest::default());
             items.iter().for_each(|(source, content)| forward.insert(source, *content));
             items.iter().rev().for_each(|(source, content)| backward.insert(source, *content));
             prop_assert!(forward == backward);
             items.iter().for_each(|(source, content)| forward.remove(source, *content));
-            prop_assert!(forward == Shown::default());
+            prop_assert!(forward == LiveDigest::default());
             forward.merge(backward);
             forward.subtract(backward);
-            prop_assert!(forward == Shown::default());
+            prop_assert!(forward == LiveDigest::default());
         }
     }
 

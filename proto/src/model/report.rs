@@ -1,7 +1,7 @@
 //! An agent's account of its copies.
 use crate::closed_list;
 
-use super::{AskedDigest, CopyChange, Proof, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
+use super::{CopyChange, Proof, PruneDigest, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
 
 /// Maximum number of failures in one rule's state.
 pub const FAILURES_LIMIT: usize = 5;
@@ -82,7 +82,7 @@ pub struct Counts {
 impl Counts {
     /// Whether nothing is under way: every copy is applied, failed, waiting, drifted or of a dry run, and none is being removed.
     pub fn is_settled(&self) -> bool {
-        self.removing == 0 && self.under_way() == 0
+        self.removing == 0 && self.copies_in_progress() == 0
     }
 
     /// The copies that exist in the member and belong to the rule.
@@ -91,7 +91,7 @@ impl Counts {
     }
 
     /// The copies about which something is being done.
-    pub fn under_way(&self) -> u32 {
+    pub fn copies_in_progress(&self) -> u32 {
         let settled = [
             self.applied,
             self.failed,
@@ -178,11 +178,11 @@ impl RuleState {
 
 /// Copies of one rule in one cluster whose removal needs the hub's approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct PruneRequest {
     /// Number of copies.
     pub objects: u32,
     /// The digest of exactly these copies.
-    pub digest: AskedDigest,
+    pub digest: PruneDigest,
 }
 
 /// Namespaces of one rule in one cluster that do not exist, and for which copies wait.
@@ -203,7 +203,7 @@ pub struct NamespacePrunes {
     /// Number of copies.
     pub copies: u32,
     /// The digest of exactly these copies.
-    pub digest: AskedDigest,
+    pub digest: PruneDigest,
     /// The first of their namespaces, at most [`NAMESPACES_LIMIT`].
     pub namespaces: Vec<String>,
 }

@@ -169,18 +169,18 @@ impl NamespaceChoice {
         labels: &BTreeMap<String, String>,
         runnel_namespace: &str,
     ) -> bool {
-        self.takes(name, Some(labels), runnel_namespace)
+        self.includes_name(name, Some(labels), runnel_namespace)
     }
 
     /// As [`Self::includes`], for a namespace that may not exist: then it has no `labels`, and only
     /// its name counts.
-    pub fn takes(
+    pub fn includes_name(
         &self,
         name: &str,
         labels: Option<&BTreeMap<String, String>>,
         runnel_namespace: &str,
     ) -> bool {
-        self.takes_unless(
+        self.matches_unless_reserved(
             is_closed_namespace(name) || name == runnel_namespace,
             name,
             labels,
@@ -195,14 +195,14 @@ impl NamespaceChoice {
         labels: Option<&BTreeMap<String, String>>,
         runnel_namespace: &str,
     ) -> bool {
-        self.takes_unless(
+        self.matches_unless_reserved(
             name.starts_with("kube-") || name == runnel_namespace,
             name,
             labels,
         )
     }
 
-    fn takes_unless(
+    fn matches_unless_reserved(
         &self,
         reserved: bool,
         name: &str,
@@ -241,14 +241,15 @@ impl NamespaceChoice {
                 .cloned()
                 .collect()
         };
-        let rest_stays = (&self.selector, &self.exclude) == (&former.selector, &former.exclude)
+        let is_rest_unchanged = (&self.selector, &self.exclude)
+            == (&former.selector, &former.exclude)
             && globs(self) == globs(former)
             && self
                 .literals()
                 .all(|name| former.literals().any(|before| before == name));
         let dropped = former
             .literals()
-            .filter(|name| rest_stays && self.literals().all(|now| now != *name));
+            .filter(|name| is_rest_unchanged && self.literals().all(|now| now != *name));
         dropped.collect()
     }
 

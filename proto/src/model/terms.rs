@@ -63,7 +63,7 @@ pub struct TermsDigest(pub [u8; 16]);
 
 /// Opaque digest of copies to prune, created by the agent; the hub only returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AskedDigest(pub [u8; 16]);
+pub struct PruneDigest(pub [u8; 16]);
 
 /// The settings of a rule for all its intents, besides their content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,7 +162,7 @@ impl Terms {
         runnel_namespace: &str,
     ) -> Option<Allowance> {
         let Some(grants) = &self.grants else {
-            return Some(Allowance::WHOLE);
+            return Some(Allowance::UNLIMITED);
         };
         let fits = |grant: &&Grant| {
             grant.is_of_kind(resource) && grant.includes(namespace, labels, runnel_namespace)
@@ -216,7 +216,10 @@ mod tests {
             terms.allowance(resource, namespace, Some(&BTreeMap::new()), "runnel-system")
         };
         let all = terms(None);
-        assert_eq!(own("secrets", "kube-system", &all), Some(Allowance::WHOLE));
+        assert_eq!(
+            own("secrets", "kube-system", &all),
+            Some(Allowance::UNLIMITED)
+        );
         let creates = Grant {
             create_namespaces: true,
             ..grant("configmaps", &["b"])

@@ -18,10 +18,10 @@ const OBJECT_BYTES: usize = 32 * 1024 * 1024;
 /// Size of the read buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 /// Number of objects of the first page of a list, and the maximum.
-const FIRST: u32 = 100;
-const MOST: u32 = 250;
+const FIRST_PAGE: u32 = 100;
+const MAX_PAGE: u32 = 250;
 /// The smallest page, which arrives in time on any link.
-const LEAST_LATE: u32 = 4;
+const MIN_PAGE: u32 = 4;
 
 /// The number of objects of the next page.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +33,8 @@ pub struct PageSize {
 impl Default for PageSize {
     fn default() -> Self {
         Self {
-            limit: FIRST,
-            most: MOST,
+            limit: FIRST_PAGE,
+            most: MAX_PAGE,
         }
     }
 }
@@ -62,13 +62,13 @@ impl PageSize {
     }
 
     /// A page took longer than it may: until a list is complete, pages are smaller.
-    pub fn late(&mut self) {
-        self.most = (self.limit / 4).max(LEAST_LATE);
+    pub fn record_timeout(&mut self) {
+        self.most = (self.limit / 4).max(MIN_PAGE);
         self.limit = self.limit.min(self.most);
     }
 
     /// A page had this many bytes.
-    pub fn fits(&mut self, bytes: usize) {
+    pub fn record_page_size(&mut self, bytes: usize) {
         if bytes < PAGE_BYTES / 8 {
             self.limit = self.limit.saturating_mul(2).min(self.most);
         }
@@ -76,7 +76,7 @@ impl PageSize {
 
     /// A list is complete.
     pub fn complete(&mut self) {
-        self.most = MOST;
+        self.most = MAX_PAGE;
     }
 }
 
@@ -196,19 +196,19 @@ mod tests {
     #[test]
     fn page_size_follows_the_bytes() {
         let mut size = PageSize::default();
-        assert_eq!((size.limit(), size.bytes()), (FIRST, PAGE_BYTES));
+        assert_eq!((size.limit(), size.bytes()), (FIRST_PAGE, PAGE_BYTES));
         for _ in 0..3 {
-            size.fits(1_000);
+            size.record_page_size(1_000);
         }
-        assert_eq!(size.limit(), MOST);
-        size.fits(PAGE_BYTES);
-        assert_eq!(size.limit(), MOST, "a full page does not grow");
+        assert_eq!(size.limit(), MAX_PAGE);
+        size.record_page_size(PAGE_BYTES);
+        assert_eq!(size.limit(), MAX_PAGE, "a full page does not grow");
         let mut steps = 0;
         while size.shrink() {
             steps += 1;
         }
         assert_eq!((size.limit(), size.bytes(), steps), (1, OBJECT_BYTES, 4));
-        size.fits(1_000);
+        size.record_page_size(1_000);
         assert_eq!(size.limit(), 2);
     }
 
@@ -216,12 +216,12 @@ mod tests {
     fn pages_stay_small_until_a_list_is_complete() {
         let mut size = PageSize::default();
         for expected in [25, 6, 4, 4] {
-            size.late();
-            size.fits(1_000);
+            size.record_timeout();
+            size.record_page_size(1_000);
             assert_eq!(size.limit(), expected);
         }
         size.complete();
-        size.fits(1_000);
+        size.record_page_size(1_000);
         assert_eq!(size.limit(), 8);
     }
 

@@ -35,7 +35,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Readable<T> {
     /// The error does not quote the object.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Unread {
+        struct RawObject {
             metadata: Identity,
         }
         let text = <Box<RawValue> as de::Deserialize>::deserialize(deserializer)?;
@@ -46,7 +46,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Readable<T> {
         {
             return Ok(Self::Read(Box::new(object)));
         }
-        let unread: Unread = serde_json::from_str(text)
+        let unread: RawObject = serde_json::from_str(text)
             .map_err(|_| D::Error::custom("an object has no metadata"))?;
         Ok(Self::Unreadable(Box::new(unread.metadata)))
     }

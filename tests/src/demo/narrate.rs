@@ -13,7 +13,7 @@ const CONTINUED: &str = " \\";
 /// Prints the demo's story to standard output.
 #[derive(Debug)]
 pub struct Narrator {
-    colour: bool,
+    color: bool,
     steps: usize,
 }
 
@@ -31,12 +31,12 @@ impl Default for Narrator {
 }
 
 impl Narrator {
-    /// In colour on a terminal, unless `NO_COLOR` is set.
+    /// In color on a terminal, unless `NO_COLOR` is set.
     #[must_use]
     pub fn new() -> Self {
         let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self {
-            colour: std::io::stdout().is_terminal() && !refused,
+            color: std::io::stdout().is_terminal() && !refused,
             steps: 0,
         }
     }
@@ -118,8 +118,8 @@ impl Narrator {
 
     fn painted(&self, tone: Tone, text: &str) -> String {
         match tone {
-            Tone::Bold if self.colour => format!("\x1b[1m{text}\x1b[0m"),
-            Tone::Dim if self.colour => format!("\x1b[2m{text}\x1b[0m"),
+            Tone::Bold if self.color => format!("\x1b[1m{text}\x1b[0m"),
+            Tone::Dim if self.color => format!("\x1b[2m{text}\x1b[0m"),
             _ => text.to_owned(),
         }
     }

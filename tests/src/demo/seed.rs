@@ -63,7 +63,7 @@ pub async fn run_steps(
 impl Story<'_> {
     async fn rule(&mut self) -> Result<()> {
         self.narrator.step(
-            "A rule: what is labelled rule=test goes to default and another-test of all members",
+            "A rule: what is labeled rule=test goes to default and another-test of all members",
         );
         let last = self.last();
         for member in &self.clusters.members[..last] {
@@ -265,12 +265,12 @@ impl Story<'_> {
             &["-n", NAMESPACE, "label", "configmap", LIMITS, "rule=test"],
         )
         .await?;
-        let labelled = |seen: &Observation| {
+        let labeled = |seen: &Observation| {
             seen.is("ConfigMap", NAMESPACE, LIMITS) && seen.labels.contains_key("rule")
         };
         let (_, begin) = self
             .hub
-            .sees("the labelled source", mark, SOON, labelled)
+            .sees("the labeled source", mark, SOON, labeled)
             .await?;
         let new = [Want::config_map(LIMITS, State::Holds("cpu", "2"))];
         for (number, since) in marks.into_iter().enumerate() {

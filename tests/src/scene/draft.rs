@@ -99,7 +99,7 @@ impl RuleDraft {
 
     /// Selects ConfigMaps and Secrets with this label.
     #[must_use]
-    pub fn labelled(self, key: &str, value: &str) -> Self {
+    pub fn labeled(self, key: &str, value: &str) -> Self {
         self.source(json!({"resources": ["configmaps", "secrets"], "selector": {"matchLabels": {key: value}}}))
     }
 

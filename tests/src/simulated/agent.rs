@@ -188,7 +188,7 @@ async fn session(mut line: Line, credentials: &Credentials, state: &Mutex<State>
 
 fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
     match frame {
-        HubFrame::WantDetail(uids) => uids
+        HubFrame::DetailRequest(uids) => uids
             .iter()
             .map(|uid| AgentFrame::Detail(uid.clone(), state.holdings.detail(uid), true))
             .collect(),
@@ -216,7 +216,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
         }
         HubFrame::Drain(_)
         | HubFrame::HandedOver
-        | HubFrame::Alive
+        | HubFrame::Keepalive
         | HubFrame::Revoked(_)
         | HubFrame::Inspect(_)
         | HubFrame::PreviewRequest(_)

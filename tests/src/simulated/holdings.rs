@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    AckedIntent, Batch, Content, ContentDigest, Counts, Payload, ProofKey, Revision, RuleDelta,
-    RuleName, RuleState, RuleUid, SetDigest, Shown, SourceRef, Terms, TermsDigest,
+    AckedIntent, Batch, Content, ContentDigest, Counts, LiveDigest, Payload, ProofKey, Revision,
+    RuleDelta, RuleName, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 /// How many digests of contents are remembered.
@@ -37,7 +37,7 @@ pub struct AckedRule {
     /// machine.
     digest: SetDigest,
     /// The digest of the copies, each exactly as it was sent.
-    shown: Shown,
+    shown: LiveDigest,
 }
 
 impl Holdings {

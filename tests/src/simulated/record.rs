@@ -138,7 +138,7 @@ fn holds(bytes: &[u8], needle: &str) -> bool {
 pub fn sketch(frame: &HubFrame) -> String {
     match frame {
         HubFrame::SnapshotBegin(_) => "SnapshotBegin".to_owned(),
-        HubFrame::WantDetail(uids) => format!("WantDetail of {}", uids.len()),
+        HubFrame::DetailRequest(uids) => format!("DetailRequest of {}", uids.len()),
         HubFrame::Batch(batch) => {
             let rules: Vec<String> = batch.rules.iter().map(delta).collect();
             format!("Batch {} [{}]", batch.nonce, rules.join(", "))
@@ -146,7 +146,7 @@ pub fn sketch(frame: &HubFrame) -> String {
         HubFrame::SnapshotEnd(end) => format!("SnapshotEnd of {}", end.intents),
         HubFrame::Drain(within) => format!("Drain {within}"),
         HubFrame::HandedOver => "HandedOver".to_owned(),
-        HubFrame::Alive => "Alive".to_owned(),
+        HubFrame::Keepalive => "Keepalive".to_owned(),
         HubFrame::Authorities(all) => format!("Authorities, {}", all.len()),
         HubFrame::Inspect(question) => format!("Inspect {}", question.copy),
         HubFrame::ListCopies(question) => format!("ListCopies of {}", question.rule),

@@ -96,7 +96,7 @@ fn one(svg: &mut String, offset: f64, title: &str, points: &[Point]) {
     curve(svg, &bare, "#888", "bare");
 }
 
-fn curve(svg: &mut String, places: &[(f64, f64)], colour: &str, name: &str) {
+fn curve(svg: &mut String, places: &[(f64, f64)], color: &str, name: &str) {
     let Some((x, y)) = places.last() else { return };
     let steps: Vec<String> = places
         .iter()
@@ -104,8 +104,8 @@ fn curve(svg: &mut String, places: &[(f64, f64)], colour: &str, name: &str) {
         .collect();
     let _ = writeln!(
         svg,
-        "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n\
-         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"{colour}\">{name}</text>",
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>\n\
+         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\" fill=\"{color}\">{name}</text>",
         steps.join(" "),
         x,
         y - 6.0

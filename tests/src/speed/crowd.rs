@@ -340,7 +340,7 @@ impl Agent {
                         self.seen.changed.notify_one();
                     }
                 }
-                Ok(Some(HubFrame::WantDetail(uids))) => {
+                Ok(Some(HubFrame::DetailRequest(uids))) => {
                     for uid in uids {
                         send(
                             &line,

@@ -445,7 +445,7 @@ impl Service {
             })
             .map(|state| state.uid.clone())
             .collect();
-        send(HubFrame::WantDetail(unlike.clone())).await?;
+        send(HubFrame::DetailRequest(unlike.clone())).await?;
         let mut details: BTreeMap<String, Vec<AckedIntent>> = BTreeMap::new();
         while !unlike.is_empty() {
             if let AgentFrame::Detail(uid, pairs, last) = self.next(inbound).await? {
@@ -484,7 +484,7 @@ impl Service {
                 if !named.is_empty() {
                     shared.state.lock().batch(named);
                 }
-            } else if let AgentFrame::Want(uid, sources) = frame {
+            } else if let AgentFrame::ContentRequest(uid, sources) = frame {
                 let mut state = shared.state.lock();
                 let Some(wanted) = state.rules.get(uid.as_str()) else {
                     continue;

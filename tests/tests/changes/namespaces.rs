@@ -35,13 +35,13 @@ async fn late_or_relabeled_namespaces_are_followed() -> Result<()> {
             && observed["status"]["summary"]["copiesWaiting"] == 1
     );
 
-    let labelled = |name| Draft::namespace(name).label("late", "wanted").json();
+    let labeled = |name| Draft::namespace(name).label("late", "wanted").json();
     for draft in [
         Draft::namespace("late-exact").json(),
         Draft::namespace("late-team-a").json(),
         Draft::namespace("late-team-old").json(),
-        labelled("late-x"),
-        labelled("late-not-x"),
+        labeled("late-x"),
+        labeled("late-not-x"),
         Draft::namespace("late-y").json(),
     ] {
         member.make(&draft).await?;

@@ -19,7 +19,7 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     scene.member_namespaces(&["rests-too"]).await?;
     let (rule, awake) = (Id::rule(home, "rests"), Id::rule(home, "awake"));
     let draft = RuleDraft::new(home, "rests")
-        .labelled("rests", "yes")
+        .labeled("rests", "yes")
         .everywhere()
         .into(&[home, "rests-too"]);
     hub.make(&draft.with("suspend", json!(true)).json()).await?;
@@ -36,7 +36,7 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
             .data("k", "one")
     };
     let mut sources = Vec::new();
-    for name in ["edited", "tampered", "removed", "unlabelled", "moved"] {
+    for name in ["edited", "tampered", "removed", "unlabeled", "moved"] {
         sources.push(hub.make(&source(name).json()).await?);
     }
     // The agents have heard of all that when a later source of another rule has arrived.
@@ -89,7 +89,7 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     let added = hub.make(&source("added").json()).await?;
     hub.delete(&id("removed")).await?;
     hub.change(
-        &id("unlabelled"),
+        &id("unlabeled"),
         json!({"metadata": {"labels": {"rests": "no"}}}),
     )
     .await?;
@@ -100,7 +100,7 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
     let before = [
         member.get(&id("edited")).await?,
         member.get(&id("removed")).await?,
-        member.get(&id("unlabelled")).await?,
+        member.get(&id("unlabeled")).await?,
         member.get(&id("tampered").within("rests-too")).await?,
         tampered,
     ];

@@ -35,7 +35,7 @@ async fn rule_distributes_within_the_hub_and_spares_its_sources() -> Result<()> 
         .await?;
     // Its own namespace is among the targets.
     let draft = RuleDraft::new("inside", "all")
-        .labelled("inside", "yes")
+        .labeled("inside", "yes")
         .to(&["hub"])
         .into(&["inside*"]);
     hub.make(&draft.json()).await?;
@@ -65,7 +65,7 @@ async fn rule_distributes_within_the_hub_and_spares_its_sources() -> Result<()> 
     let own = Id::rule("inside", "own");
     hub.make(
         &RuleDraft::new("inside", "own")
-            .labelled("inside", "yes")
+            .labeled("inside", "yes")
             .to(&["hub"])
             .json(),
     )

@@ -21,7 +21,7 @@ pub async fn remembered(client: &Client) -> Result<Option<Vec<u8>>> {
         .await?
         .data
         .unwrap_or_default();
-    Ok(data.get("hub-witness").map(|bytes| bytes.0.clone()))
+    Ok(data.get("hub-history-token").map(|bytes| bytes.0.clone()))
 }
 
 /// Waits until an agent has stored something else than this.

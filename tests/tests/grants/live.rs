@@ -35,10 +35,10 @@ const TARGETS: [Thing; 3] = [
 ];
 const CLUSTERS: [Thing; 2] = [thing("member-1", true), thing("member-2", false)];
 
-const fn thing(name: &'static str, labelled: bool) -> Thing {
+const fn thing(name: &'static str, labeled: bool) -> Thing {
     Thing {
         name,
-        labelled,
+        labeled,
         exists: true,
     }
 }
@@ -125,8 +125,8 @@ fn name(number: usize) -> String {
 }
 
 /// A label on an object, if the oracle has it.
-fn labelled(draft: Draft, thing: Thing) -> Value {
-    if thing.labelled {
+fn labeled(draft: Draft, thing: Thing) -> Value {
+    if thing.labeled {
         draft.label(LABEL.0, LABEL.1).json()
     } else {
         draft.json()
@@ -138,16 +138,16 @@ async fn make(scene: &Scene) -> Result<()> {
     for home in HOMES {
         scene
             .hub
-            .make(&labelled(Draft::namespace(home.name), home))
+            .make(&labeled(Draft::namespace(home.name), home))
             .await?;
     }
     for (member, cluster) in scene.members.iter().zip(CLUSTERS) {
         for target in TARGETS {
             member
-                .make(&labelled(Draft::namespace(target.name), target))
+                .make(&labeled(Draft::namespace(target.name), target))
                 .await?;
         }
-        let label = cluster.labelled.then_some(LABEL.1);
+        let label = cluster.labeled.then_some(LABEL.1);
         scene
             .hub
             .change(

@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use runnel_agent_core::copy::IntentKey;
 use runnel_agent_core::decide::{DesiredCopy, TargetNamespace};
-use runnel_agent_core::desired::{Desired, Home, Namespace};
+use runnel_agent_core::desired::{AgentLocation, Desired, Namespace};
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::Records;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub_core::guard::DELAY;
-use runnel_hub_core::index::{Cluster, Effect, Index, ScopeState, SeenNamespace};
+use runnel_hub_core::index::{Cluster, Effect, HubNamespace, Index, ScopeState};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{RuleGrant, SourceContent, SourceState, WatchScope as Source};
 use runnel_hub_core::session::Session;
@@ -42,10 +42,10 @@ const TARGETS: [Thing; 5] = [
     },
 ];
 
-const fn thing(name: &'static str, labelled: bool) -> Thing {
+const fn thing(name: &'static str, labeled: bool) -> Thing {
     Thing {
         name,
-        labelled,
+        labeled,
         exists: true,
     }
 }
@@ -152,7 +152,7 @@ fn rules() -> Vec<Rule> {
 
 fn labels(thing: Thing) -> BTreeMap<String, String> {
     let label = thing
-        .labelled
+        .labeled
         .then(|| (LABEL.0.to_owned(), LABEL.1.to_owned()));
     label.into_iter().collect()
 }
@@ -190,13 +190,13 @@ fn planned(rule: Rule) -> runnel_hub_core::plan::Rule {
 fn hub(rule: Rule, grants: &[Grant]) -> Index {
     let mut index = Index::default();
     index.set_grants(Some(granted(grants)));
-    index.set_seen_namespaces(Some(
+    index.set_hub_namespace_states(Some(
         HOMES
             .map(|home| {
                 let (labels, terminating) = (labels(home), false);
                 (
                     home.name.to_owned(),
-                    SeenNamespace {
+                    HubNamespace {
                         labels,
                         terminating,
                     },
@@ -252,7 +252,7 @@ struct Member {
 
 impl Member {
     fn new(cluster: Thing) -> Self {
-        let home = Home {
+        let home = AgentLocation {
             namespace: "runnel-system".into(),
             cluster_uid: cluster.name.into(),
         };
@@ -300,7 +300,7 @@ impl Member {
             self.desired.take(batch, vec![], &Records::default());
             self.session.ack(nonce);
             for gone in self.desired.rules_mut().take_finished(&BTreeSet::new()) {
-                self.session.gone(&gone.uid, nonce);
+                self.session.record_removed(&gone.uid, nonce);
             }
         }
     }

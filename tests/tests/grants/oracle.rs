@@ -18,7 +18,7 @@ pub enum Choice {
 #[derive(Clone, Copy, Debug)]
 pub struct Thing {
     pub name: &'static str,
-    pub labelled: bool,
+    pub labeled: bool,
     pub exists: bool,
 }
 
@@ -65,7 +65,7 @@ impl Choice {
         match self {
             Choice::All => true,
             Choice::Names(names) => by_name(names, thing.name, false),
-            Choice::Label => thing.exists && thing.labelled && !thing.name.starts_with("kube-"),
+            Choice::Label => thing.exists && thing.labeled && !thing.name.starts_with("kube-"),
         }
     }
 

@@ -86,12 +86,12 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
         FORCES_SECRET,
     )
     .await?;
-    mutates(member, "relabels", home, &named("labelled"), RELABELS).await?;
+    mutates(member, "relabels", home, &named("labeled"), RELABELS).await?;
     let probe = |name: &str| Draft::config_map(home, name).json();
     is_in_force(&probe("adds"), "/metadata/labels/example.com~1scanned").await?;
     is_in_force(&probe("forced"), "/data/injected").await?;
     is_in_force(&Draft::secret(home, "login").json(), "/data/injected").await?;
-    is_in_force(&probe("labelled"), "/metadata/labels/team").await?;
+    is_in_force(&probe("labeled"), "/metadata/labels/team").await?;
 
     let start = fleet().await?.member(1).mark();
     let plain = hub
@@ -151,12 +151,8 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
     let start = fleet().await?.member(1).mark();
     hub.make(&Draft::config_map(home, "forced").data("k", "ours").json())
         .await?;
-    hub.make(
-        &Draft::config_map(home, "labelled")
-            .label("team", "a")
-            .json(),
-    )
-    .await?;
+    hub.make(&Draft::config_map(home, "labeled").label("team", "a").json())
+        .await?;
     hub.make(&Draft::secret(home, "login").data("k", CANARY).json())
         .await?;
     let observed = hub.sees("failed thrice", &rule, |observed| {
@@ -188,7 +184,7 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
         "{event:?}"
     );
     let event = member
-        .has_event(&Id::config_map(home, "labelled"), "Denied")
+        .has_event(&Id::config_map(home, "labeled"), "Denied")
         .await?;
     ensure!(
         event
@@ -229,7 +225,7 @@ async fn webhook_that_changes_every_write_is_reported() -> Result<()> {
         },
     )
     .await?;
-    for name in ["forced", "labelled", "login"] {
+    for name in ["forced", "labeled", "login"] {
         let count = writes(start, name).await?;
         ensure!(
             (1..=14).contains(&count),

@@ -50,7 +50,7 @@ async fn large_metadata_on_the_hub_does_not_fill_it() -> Result<()> {
     let stage = Stage::start(&["crowd"]).await?;
     let watching = stage.fleet.hub_process().pid()?;
     let selecting = RuleDraft::new("crowd", "all")
-        .labelled("selected", "yes")
+        .labeled("selected", "yes")
         .to(&["absent"]);
     stage.scene.hub.make(&selecting.json()).await?;
     stage

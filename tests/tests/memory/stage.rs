@@ -46,7 +46,7 @@ impl Stage {
             .hub
             .make(
                 &RuleDraft::new(HONEST, "all")
-                    .labelled("app", "honest")
+                    .labeled("app", "honest")
                     .to(&["member-1"])
                     .json(),
             )

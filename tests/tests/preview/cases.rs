@@ -58,7 +58,7 @@ impl Case {
         RuleDraft::new(&self.home(), "all").everywhere()
     }
 
-    /// So many ConfigMaps `s0`, `s1`, ... on the hub, labelled by their turn.
+    /// So many ConfigMaps `s0`, `s1`, ... on the hub, labeled by their turn.
     fn sources(mut self, count: usize) -> Self {
         for number in 0..count {
             let part = if number < 2 { "first" } else { "rest" };
@@ -92,7 +92,7 @@ impl Case {
     }
 }
 
-fn labelled(rule: RuleDraft, key: &str, value: &str) -> RuleDraft {
+fn labeled(rule: RuleDraft, key: &str, value: &str) -> RuleDraft {
     rule.source(json!({"resources": ["configmaps"], "selector": {"matchLabels": {key: value}}}))
 }
 
@@ -204,7 +204,7 @@ fn new_rules() -> Vec<Case> {
         .annotation("runnel.dev/distribute", "false")
         .json();
     vec![
-        secret(plain("new", json!({"create": 4}))).rule(|rule, _| rule.labelled("set", "a")),
+        secret(plain("new", json!({"create": 4}))).rule(|rule, _| rule.labeled("set", "a")),
         Case::new("by-glob", json!({"create": 6}))
             .sources(3)
             .rule(|rule, _| named(rule, &["s*"])),
@@ -289,7 +289,7 @@ fn takeovers() -> Vec<Case> {
             "theirs",
             "Overwrite",
         ),
-        many.rule(|rule, _| labelled(rule, "set", "a").with("conflictPolicy", json!("Overwrite"))),
+        many.rule(|rule, _| labeled(rule, "set", "a").with("conflictPolicy", json!("Overwrite"))),
     ]
 }
 
@@ -311,22 +311,22 @@ fn edits() -> Vec<Case> {
             json!({"remove": 4, "unchanged": 4}),
             4,
         )
-        .saved(|rule, _| labelled(rule, "set", "a"))
-        .rule(|rule, _| labelled(rule, "part", "first")),
+        .saved(|rule, _| labeled(rule, "set", "a"))
+        .rule(|rule, _| labeled(rule, "part", "first")),
         edited(
             "too-much-of-a-selector",
             json!({"blocked": 20, "unchanged": 4}),
             12,
         )
-        .saved(|rule, _| labelled(rule, "set", "a"))
-        .rule(|rule, _| labelled(rule, "part", "first")),
+        .saved(|rule, _| labeled(rule, "set", "a"))
+        .rule(|rule, _| labeled(rule, "part", "first")),
         edited(
             "what-goes-is-left",
             json!({"retain": 20, "unchanged": 4}),
             12,
         )
-        .saved(|rule, _| labelled(rule, "set", "a"))
-        .rule(|rule, _| labelled(rule, "part", "first").with("deletionPolicy", json!("Retain"))),
+        .saved(|rule, _| labeled(rule, "set", "a"))
+        .rule(|rule, _| labeled(rule, "part", "first").with("deletionPolicy", json!("Retain"))),
         edited("a-cluster-goes", json!({"remove": 2, "unchanged": 2}), 2)
             .saved(|rule, _| named(rule, &["s*"]).to(&["member-1", "member-2"]))
             .rule(|rule, _| named(rule, &["s*"]).to(&["member-1"])),
@@ -450,7 +450,7 @@ fn rollouts() -> Vec<Case> {
         }
     };
     let quick = |rule: RuleDraft| rule.with("rollout", json!({"maxConcurrency": 1}));
-    let labelled =
+    let labeled =
         |rule: RuleDraft| rule.with("transform", json!({"labels": {"add": {"more": "yes"}}}));
     vec![
         under_way("a-rollout-goes-on", json!({"change": 1, "unchanged": 3}))
@@ -461,7 +461,7 @@ fn rollouts() -> Vec<Case> {
         )
         .rule(|rule, _| named(rule, &["s*"])),
         under_way("a-rollout-is-overtaken", json!({"change": 4}))
-            .rule(move |rule, _| quick(labelled(named(rule, &["s*"])))),
+            .rule(move |rule, _| quick(labeled(named(rule, &["s*"])))),
     ]
 }
 

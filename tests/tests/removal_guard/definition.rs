@@ -39,7 +39,7 @@ impl Stage {
     /// A rule that sends all sources into the namespace of its name.
     async fn make(&self, name: &str) -> Result<()> {
         let draft = RuleDraft::new(HOME, name)
-            .labelled("set", "a")
+            .labeled("set", "a")
             .everywhere()
             .into(&[name]);
         self.scene.hub.make(&draft.json()).await?;

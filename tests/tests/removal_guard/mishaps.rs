@@ -223,7 +223,7 @@ async fn deleted_namespace_of_a_rule_without_copies_is_free() -> Result<()> {
     let winner = Id::cluster_rule("winner");
     hub.all_applied(&winner, MEMBERS * SOURCES).await?;
     let loser = RuleDraft::new("losing", "loser")
-        .labelled("set", "a")
+        .labeled("set", "a")
         .everywhere()
         .into(&[HOME, "missing"]);
     hub.make(&loser.json()).await?;

@@ -48,7 +48,7 @@ async fn stage() -> Result<Stage> {
     }
     let choice = json!({"selector": {"matchLabels": {"copies": "yes"}}, "names": &NAMESPACES[2..]});
     let rule = RuleDraft::new(HOME, "all")
-        .labelled("set", "a")
+        .labeled("set", "a")
         .with("clusters", json!({"all": true}));
     let limit = json!({"count": 10, "percent": 0});
     stage
@@ -168,7 +168,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     let all = MEMBERS * SOURCES * NAMESPACES.len();
     ensure!(whole.len() == all, "{whole:?}");
 
-    // Relabelled by mistake, in one member; and undone. Nothing was touched.
+    // Relabeled by mistake, in one member; and undone. Nothing was touched.
     stage.relabel(1, "one", "no").await?;
     let first = stage.holds(12, &["member-1"]).await?;
     stage.blocked_metric(1.0).await?;
@@ -214,7 +214,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     let left = without(&whole, &[(1, "lit-2"), (2, "lit-2")]);
     ensure!(stage.uids().await? == left);
 
-    // Hub and agent die. What is relabelled while there is no hub joins it. All of it has the same name before and after.
+    // Hub and agent die. What is relabeled while there is no hub joins it. All of it has the same name before and after.
     stage.fleet.kill_hub()?;
     stage.relabel(2, "two", "no").await?;
     stage.fleet.start_hub().await?;

@@ -385,8 +385,8 @@ async fn mutates(fleet: &Fleet, scene: &Scene, name: &str, expression: &str) -> 
             let made: Value =
                 serde_json::from_str(&fleet.member(1).kubectl_stdin(&arguments, &probe).await?)?;
             let in_force = made["data"]["k"] == "forced" || name != "forces";
-            let labelled = made["metadata"]["labels"]["example.com/scanned"] == "yes";
-            ensure!(in_force && labelled, "made would be {made}");
+            let labeled = made["metadata"]["labels"]["example.com/scanned"] == "yes";
+            ensure!(in_force && labeled, "made would be {made}");
             Ok(Some(()))
         },
     )

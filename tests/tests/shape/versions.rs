@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::scene;
 
-/// The versions of a copy in a namespace: which number, whether labelled as the newest, and the value of the key `k`.
+/// The versions of a copy in a namespace: which number, whether labeled as the newest, and the value of the key `k`.
 async fn versions(member: &Place, namespace: &str) -> Result<Vec<(u64, bool, String)>> {
     let found = member.list(&Id::config_map(namespace, "")).await?;
     let mut versions = vec![];

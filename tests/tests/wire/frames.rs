@@ -87,7 +87,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         vec![AgentFrame::AckedRules(Vec::new(), true)],
         vec![AgentFrame::Ack(1, Vec::new())],
         vec![AgentFrame::Report(vec![state("a")])],
-        vec![AgentFrame::Want(uid(), vec![source()])],
+        vec![AgentFrame::ContentRequest(uid(), vec![source()])],
         vec![AgentFrame::Handover],
         vec![hello(), AgentFrame::Handover],
         vec![AgentFrame::Detail(uid(), Vec::new(), true)],
@@ -149,7 +149,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         AgentFrame::Ack(900, Vec::new()),
         AgentFrame::Ack(900, Vec::new()),
         AgentFrame::Detail(uid(), Vec::new(), false),
-        AgentFrame::Want(uid(), vec![source()]),
+        AgentFrame::ContentRequest(uid(), vec![source()]),
         AgentFrame::Report(Vec::new()),
     ] {
         line.send(&frame);

@@ -164,7 +164,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         // Its pairs are requested, because it lacks later edits, and only those are sent.
         while value(&copies_there, &source).as_deref() != Some(during.as_str()) {
             match next.must().await? {
-                HubFrame::WantDetail(uids) => {
+                HubFrame::DetailRequest(uids) => {
                     uids.iter().for_each(|uid| {
                         next.send(&AgentFrame::Detail(
                             uid.clone(),

@@ -110,13 +110,13 @@ impl Scene {
             ..self.forged_state(SetDigest::default(), None)
         };
         vec![
-            AgentFrame::Want(uid(), sources.clone()),
-            AgentFrame::Want(self.my_rule.clone(), sources.clone()),
+            AgentFrame::ContentRequest(uid(), sources.clone()),
+            AgentFrame::ContentRequest(self.my_rule.clone(), sources.clone()),
             AgentFrame::Detail(uid(), Vec::new(), true),
             AgentFrame::Detail(uid(), wrong, true),
             AgentFrame::Detail(self.my_rule.clone(), pairs, true),
             AgentFrame::Report(vec![self.forged_state(SetDigest::default(), None)]),
-            AgentFrame::Want(uid(), sources),
+            AgentFrame::ContentRequest(uid(), sources),
             AgentFrame::Ack(1, refusals),
             AgentFrame::Report(vec![gone]),
             AgentFrame::Detail(uid(), Vec::new(), true),

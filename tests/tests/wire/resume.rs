@@ -107,7 +107,7 @@ async fn returning_agent_gets_only_what_it_lacks() -> Result<()> {
     );
     // The rule that did not change was not asked about.
     let asked = third.record.frames.iter().any(|frame| match frame {
-        HubFrame::WantDetail(uids) => uids.contains(&untouched),
+        HubFrame::DetailRequest(uids) => uids.contains(&untouched),
         _ => false,
     });
     ensure!(!asked, "{}", third.record.sketch());

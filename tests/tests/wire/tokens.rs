@@ -9,7 +9,7 @@ use futures::future::{join_all, try_join_all};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use runnel_api::{Join, MemberCluster};
-use runnel_hub::token::{self, Declared, TokenRequest};
+use runnel_hub::token::{self, DeclaredJoin, TokenRequest};
 use runnel_proto::wire::JoinRequest;
 use runnel_tests::fleet::NAMESPACE;
 use runnel_tests::simulated::{Credentials, Line, channel};
@@ -278,7 +278,7 @@ async fn a_join_is_declared_in_git_without_a_write_to_the_hub() -> Result<()> {
         advertise: vec![stage.fleet.hub_address()],
     };
     let mark = stage.mark();
-    let Declared {
+    let DeclaredJoin {
         join_string,
         manifest,
     } = token::declare(stage.client.clone(), NAMESPACE, request.clone()).await?;

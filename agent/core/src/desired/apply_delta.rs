@@ -20,9 +20,9 @@ const DELIBERATE: usize = 10;
 
 /// The result of a batch. Without `Debug`: it contains content.
 #[derive(Default)]
-pub struct Taken {
+pub struct BatchResult {
     /// The copies to reconcile.
-    pub looks: BTreeSet<SourceRef>,
+    pub changed_copies: BTreeSet<SourceRef>,
     /// The items that are not in force, for the ack.
     pub refused: Vec<Refusal>,
     /// The payloads to keep.
@@ -35,17 +35,22 @@ pub struct Taken {
 
 impl Desired {
     /// Applies a batch. `unreadable` are its items that could not be decoded.
-    pub fn take(&mut self, batch: Batch, unreadable: Vec<Refusal>, records: &Records) -> Taken {
-        let mut taken = Taken::default();
+    pub fn take(
+        &mut self,
+        batch: Batch,
+        unreadable: Vec<Refusal>,
+        records: &Records,
+    ) -> BatchResult {
+        let mut result = BatchResult::default();
         let mut removals = vec![];
         for mut delta in batch.rules {
             let (tombstones, removal) =
                 (std::mem::take(&mut delta.tombstones), delta.removal.take());
             removals.push((delta.uid.clone(), tombstones, removal));
-            self.take_upserts(delta, removal.is_some(), records, &mut taken);
+            self.take_upserts(delta, removal.is_some(), records, &mut result);
         }
         for refusal in unreadable {
-            self.refuse(refusal, &mut taken);
+            self.refuse(refusal, &mut result);
         }
         for (uid, tombstones, removal) in removals {
             let sources = tombstones
@@ -60,17 +65,17 @@ impl Desired {
                     rule: uid.clone(),
                     source: tombstone.source,
                 };
-                self.keep_for_removal(&key, tombstone.deletion_policy, records, &mut taken);
+                self.drop_intent(&key, tombstone.deletion_policy, records, &mut result);
             }
             if let Some(policy) = removal {
-                self.remove(&uid, policy, records, &mut taken);
+                self.remove(&uid, policy, records, &mut result);
             }
         }
         // Copies that waited for a new name may not have to wait any more.
-        for rule in taken.rules.iter().filter_map(|uid| self.rules.get(uid)) {
-            taken.looks.extend(rule.orders.iter().cloned());
+        for rule in result.rules.iter().filter_map(|uid| self.rules.get(uid)) {
+            result.changed_copies.extend(rule.orders.iter().cloned());
         }
-        taken
+        result
     }
 
     fn take_upserts(
@@ -78,7 +83,7 @@ impl Desired {
         delta: RuleDelta,
         removal: bool,
         records: &Records,
-        taken: &mut Taken,
+        result: &mut BatchResult,
     ) {
         let RuleDelta {
             uid,
@@ -88,7 +93,7 @@ impl Desired {
             suspend,
             ..
         } = delta;
-        taken.rules.insert(uid.clone());
+        result.rules.insert(uid.clone());
         if removal && self.rules.get(&uid).is_none() && terms.is_none() && upserts.is_empty() {
             return;
         }
@@ -101,16 +106,16 @@ impl Desired {
         if rule.orphaned != orphaned {
             rule.orphaned = orphaned;
             self.mark_changed();
-            taken.looks.extend(self.owners().copies_of(&uid));
+            result.changed_copies.extend(self.owners().copies_of(&uid));
         }
         if let Some((terms, digest)) = terms {
-            self.set_terms(&uid, terms, digest, records, taken);
+            self.set_terms(&uid, terms, digest, records, result);
         }
         if let Some(suspend) = suspend {
-            self.set_suspended(&uid, suspend, records, taken);
+            self.set_suspended(&uid, suspend, records, result);
         }
         for intent in upserts {
-            self.upsert(&uid, intent, records, taken);
+            self.upsert(&uid, intent, records, result);
         }
     }
 
@@ -121,7 +126,7 @@ impl Desired {
         terms: Terms,
         digest: TermsDigest,
         records: &Records,
-        taken: &mut Taken,
+        result: &mut BatchResult,
     ) {
         // Removals by these terms wait until they are stored.
         self.mark_changed();
@@ -151,7 +156,7 @@ impl Desired {
             rule.terms = Some((Arc::new(terms), digest));
             rule.unconfirmed = false;
             rule.targets = targets;
-            rule.show_again_all();
+            rule.recompute_all_digests();
         }
         for (source, before) in sources.into_iter().zip(before) {
             let key = IntentKey {
@@ -166,11 +171,11 @@ impl Desired {
             for copy in before.iter().filter(|copy| !kept.contains(copy)) {
                 self.unclaim(&key, copy);
                 self.order_orphan(&key, copy, &dropped, records);
-                taken.looks.insert(copy.clone());
+                result.changed_copies.insert(copy.clone());
             }
         }
         self.order_orphans(uid, &dropped, records);
-        taken.looks.extend(self.owners().copies_of(uid));
+        result.changed_copies.extend(self.owners().copies_of(uid));
     }
 
     /// Sets whether a rule is suspended, under its current terms.
@@ -179,7 +184,7 @@ impl Desired {
         uid: &RuleUid,
         suspend: bool,
         records: &Records,
-        taken: &mut Taken,
+        result: &mut BatchResult,
     ) {
         let Some(rule) = self.rules.get_mut(uid) else {
             return;
@@ -206,7 +211,7 @@ impl Desired {
             }
             self.order_orphans(uid, &dropped, records);
         }
-        taken.looks.extend(self.owners().copies_of(uid));
+        result.changed_copies.extend(self.owners().copies_of(uid));
     }
 
     /// Orders the removal of the live copies of a rule's intents in namespaces without copies by
@@ -232,7 +237,13 @@ impl Desired {
         }
     }
 
-    fn upsert(&mut self, uid: &RuleUid, intent: Intent, records: &Records, taken: &mut Taken) {
+    fn upsert(
+        &mut self,
+        uid: &RuleUid,
+        intent: Intent,
+        records: &Records,
+        result: &mut BatchResult,
+    ) {
         let Intent {
             source,
             revision,
@@ -250,7 +261,7 @@ impl Desired {
                         reason,
                         message,
                     },
-                    taken,
+                    result,
                 );
             }
         };
@@ -258,8 +269,8 @@ impl Desired {
             rule: uid.clone(),
             source,
         };
-        self.put(&key, revision, facts, records, taken);
-        taken.payloads.push(NewPayload {
+        self.put(&key, revision, facts, records, result);
+        result.payloads.push(NewPayload {
             key,
             revision,
             payload,
@@ -273,7 +284,7 @@ impl Desired {
         revision: Revision,
         facts: Option<Facts>,
         records: &Records,
-        taken: &mut Taken,
+        result: &mut BatchResult,
     ) {
         let rule = self.rules.get(&key.rule);
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
@@ -286,23 +297,28 @@ impl Desired {
                 ..IntentState::of(revision)
             }),
         );
-        self.claim_all(key, taken);
+        self.claim_all(key, result);
         let policy = self
             .rules
             .get(&key.rule)
             .and_then(|rule| Some(rule.terms.as_ref()?.0.deletion_policy));
-        self.order_versions(key, policy.unwrap_or_default(), records, &mut taken.looks);
+        self.order_versions(
+            key,
+            policy.unwrap_or_default(),
+            records,
+            &mut result.changed_copies,
+        );
     }
 
-    fn claim_all(&mut self, key: &IntentKey, taken: &mut Taken) {
+    fn claim_all(&mut self, key: &IntentKey, result: &mut BatchResult) {
         for copy in self.owners().copies_of_intent(key) {
             self.claim(key, &copy);
-            taken.looks.insert(copy);
+            result.changed_copies.insert(copy);
         }
     }
 
     /// Records a refused item. The former state stays in force.
-    pub(super) fn refuse(&mut self, refusal: Refusal, taken: &mut Taken) {
+    pub(super) fn refuse(&mut self, refusal: Refusal, result: &mut BatchResult) {
         let key = IntentKey {
             rule: refusal.rule.clone(),
             source: refusal.source.clone(),
@@ -325,33 +341,33 @@ impl Desired {
                     ..IntentState::default()
                 }),
             );
-            self.claim_all(&key, taken);
-            taken.rules.insert(key.rule);
+            self.claim_all(&key, result);
+            result.rules.insert(key.rule);
         }
-        taken.refused.push(refusal);
+        result.refused.push(refusal);
     }
 
     /// Drops an intent and orders the removal of its copies.
-    fn keep_for_removal(
+    fn drop_intent(
         &mut self,
         key: &IntentKey,
         policy: DeletionPolicy,
         records: &Records,
-        taken: &mut Taken,
+        result: &mut BatchResult,
     ) {
         let mut copies: BTreeSet<_> = self.owners().copies_of_intent(key).into_iter().collect();
         self.rules.set_intent(key, None);
         for copy in &copies {
             self.unclaim(key, copy);
         }
-        copies.extend(records.holders(key).map(|(copy, _)| copy.clone()));
+        copies.extend(records.marked_copies(key).map(|(copy, _)| copy.clone()));
         for copy in &copies {
             self.order(key, copy, self.owners().order_for(key, copy, policy));
         }
         self.order_versions(key, policy, records, &mut copies);
-        taken.looks.append(&mut copies);
-        taken.dropped.push(key.clone());
-        taken.rules.insert(key.rule.clone());
+        result.changed_copies.append(&mut copies);
+        result.dropped.push(key.clone());
+        result.rules.insert(key.rule.clone());
     }
 
     /// Removes a whole rule. An unknown rule is reported as removed at once.
@@ -360,7 +376,7 @@ impl Desired {
         uid: &RuleUid,
         policy: DeletionPolicy,
         records: &Records,
-        taken: &mut Taken,
+        result: &mut BatchResult,
     ) {
         // A copy may have been found after the rule was forgotten: the policy hid it when its
         // removal was ordered.
@@ -390,9 +406,9 @@ impl Desired {
             self.mark_changed();
         }
         for key in keys {
-            self.keep_for_removal(&key, policy, records, taken);
+            self.drop_intent(&key, policy, records, result);
         }
-        taken.looks.extend(orders);
+        result.changed_copies.extend(orders);
         if !has_twins {
             self.mark_changed();
         }

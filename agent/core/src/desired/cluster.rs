@@ -12,7 +12,7 @@ use crate::policy::{Area, Facts, Policy, refused_by_namespace};
 
 /// Where this agent lives.
 #[derive(Clone, Debug)]
-pub struct Home {
+pub struct AgentLocation {
     /// Runnel's own namespace in the member cluster.
     pub namespace: String,
     /// Uid of the member's `kube-system` namespace.
@@ -33,7 +33,7 @@ pub struct Namespace {
 /// The member cluster: decides where a rule may have copies.
 #[derive(Clone)]
 pub struct Cluster {
-    home: Home,
+    location: AgentLocation,
     pub(super) policy: Arc<Policy>,
     pub(super) hub_cluster_uid: Option<String>,
     namespaces: BTreeMap<Arc<str>, Namespace>,
@@ -41,9 +41,9 @@ pub struct Cluster {
 
 impl Cluster {
     /// A cluster without namespaces.
-    pub(super) fn new(home: Home, policy: Arc<Policy>) -> Self {
+    pub(super) fn new(home: AgentLocation, policy: Arc<Policy>) -> Self {
         Self {
-            home,
+            location: home,
             policy,
             hub_cluster_uid: None,
             namespaces: BTreeMap::new(),
@@ -57,7 +57,7 @@ impl Cluster {
 
     /// Whether this is the hub's own cluster. Only there are sources.
     pub(super) fn is_hub(&self) -> bool {
-        self.hub_cluster_uid.as_deref() == Some(self.home.cluster_uid.as_str())
+        self.hub_cluster_uid.as_deref() == Some(self.location.cluster_uid.as_str())
     }
 
     /// Whether a namespace exists, terminating or not.
@@ -102,7 +102,7 @@ impl Cluster {
         choice.wanted_literals().any(|literal| literal == name)
             || self.namespaces.get(name).is_some_and(|namespace| {
                 !namespace.terminating
-                    && choice.includes(name, &namespace.labels, &self.home.namespace)
+                    && choice.includes(name, &namespace.labels, &self.location.namespace)
             })
     }
 
@@ -172,7 +172,7 @@ impl Cluster {
             &copy.resource,
             &copy.namespace,
             labels,
-            &self.home.namespace,
+            &self.location.namespace,
         )
     }
 
@@ -248,7 +248,7 @@ impl Cluster {
             .is_some_and(|namespace| namespace.refuses);
         let by_policy = self
             .policy
-            .denies_namespace(namespace, &self.home.namespace);
+            .denies_namespace(namespace, &self.location.namespace);
         by_policy.or_else(|| refuses.then(|| refused_by_namespace(namespace)))
     }
 

@@ -12,7 +12,7 @@ use crate::small_set::SmallSet;
 
 /// The kind of a removal, and who decided it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ordered {
+pub(super) struct OrderSource {
     pub policy: DeletionPolicy,
     /// The agent computed the removal: the copy's namespace is no longer a target. The hub counts
     /// its own removals, so the agent counts these.
@@ -21,7 +21,7 @@ pub(super) struct Ordered {
     pub generation: u64,
 }
 
-impl Ordered {
+impl OrderSource {
     /// By a message of the hub, or by a deliberate act.
     pub fn by_message(policy: DeletionPolicy) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl Ordered {
 #[derive(Clone, Default)]
 pub struct Copies {
     claims: BTreeMap<SourceRef, SmallSet<IntentKey>>,
-    orders: BTreeMap<SourceRef, BTreeMap<IntentKey, Ordered>>,
+    orders: BTreeMap<SourceRef, BTreeMap<IntentKey, OrderSource>>,
 }
 
 impl Copies {
@@ -120,7 +120,10 @@ impl Copies {
     }
 
     /// The orders for a copy, by intent.
-    pub(super) fn orders(&self, copy: &SourceRef) -> impl Iterator<Item = (&IntentKey, Ordered)> {
+    pub(super) fn orders(
+        &self,
+        copy: &SourceRef,
+    ) -> impl Iterator<Item = (&IntentKey, OrderSource)> {
         self.orders
             .get(copy)
             .into_iter()
@@ -132,12 +135,12 @@ impl Copies {
     pub(super) fn orders_mut(
         &mut self,
         copy: &SourceRef,
-    ) -> impl Iterator<Item = (&IntentKey, &mut Ordered)> {
+    ) -> impl Iterator<Item = (&IntentKey, &mut OrderSource)> {
         self.orders.get_mut(copy).into_iter().flatten()
     }
 
     /// The order of an intent for a copy.
-    pub(super) fn order_of(&self, key: &IntentKey, copy: &SourceRef) -> Option<Ordered> {
+    pub(super) fn order_of(&self, key: &IntentKey, copy: &SourceRef) -> Option<OrderSource> {
         self.orders.get(copy)?.get(key).copied()
     }
 
@@ -154,7 +157,7 @@ impl Copies {
         &self,
         copy: &SourceRef,
         live: Option<&Live>,
-    ) -> Option<(&IntentKey, Ordered)> {
+    ) -> Option<(&IntentKey, OrderSource)> {
         let orders = self.orders.get(copy)?;
         let written_by = live.and_then(Live::intent);
         let (key, order) = written_by
@@ -164,7 +167,7 @@ impl Copies {
     }
 
     /// Adds an order. Returns whether the intent had none for this copy.
-    pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) -> bool {
+    pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: OrderSource) -> bool {
         let orders = self.orders.entry(copy.clone()).or_default();
         orders.insert(key.clone(), order).is_none()
     }
@@ -185,7 +188,7 @@ impl Copies {
     /// a target.
     pub fn needs_approval(&self, key: &IntentKey, copy: &SourceRef) -> bool {
         self.order_of(key, copy)
-            .is_some_and(Ordered::needs_approval)
+            .is_some_and(OrderSource::needs_approval)
     }
 
     /// The generation that must be stored before a copy is removed for an intent.
@@ -220,7 +223,7 @@ impl Desired {
     /// Orders the removal of a copy, unless its namespace is deleted or terminating, or the policy
     /// has no watch for it. While another rule selects the copy and can have it, the order waits
     /// for the takeover.
-    pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: Ordered) {
+    pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: OrderSource) {
         if !self.cluster.has_live_namespace(&copy.namespace)
             || self.cluster.policy.area(copy).is_none()
             || !is_subdomain(&copy.name)
@@ -228,7 +231,7 @@ impl Desired {
             return;
         }
         if let Some(rule) = self.rules.get_mut(&key.rule) {
-            let order = Ordered {
+            let order = OrderSource {
                 generation: self.generation,
                 ..order
             };
@@ -280,15 +283,15 @@ impl Desired {
         };
         // What a dry run would remove waits for the hub's approval once the rule is enforced.
         let namespace_prunes = terms.is_dry_run() || !dropped.contains(&copy.namespace);
-        let order = Ordered {
+        let order = OrderSource {
             namespace_prunes,
-            ..Ordered::by_message(terms.deletion_policy)
+            ..OrderSource::by_message(terms.deletion_policy)
         };
         if terms.suspend || rule.orphaned || (rule.unconfirmed && !order.needs_approval()) {
             return;
         }
         // A removal that is ordered already continues, with the older versions beside it.
-        let goes = |known: &Ordered| !known.needs_approval() && known.policy == order.policy;
+        let goes = |known: &OrderSource| !known.needs_approval() && known.policy == order.policy;
         if self
             .copies
             .order_of(key, copy)
@@ -296,7 +299,7 @@ impl Desired {
             .is_none_or(|known| !goes(known))
         {
             self.order(key, copy, order);
-            self.order_versions_beside(key, copy, order, records);
+            self.order_other_versions(key, copy, order, records);
         }
     }
 }

@@ -25,7 +25,7 @@ impl<'a> Owners<'a> {
         let Some((key, other)) = self.winner(copy) else {
             return ordered;
         };
-        let Some(wanted) = self.wanted(copy, key, other) else {
+        let Some(wanted) = self.wanted_copy(copy, key, other) else {
             return ordered;
         };
         // A rule that can adopt the copy does, so that it is never missing. A rule that cannot does
@@ -51,7 +51,7 @@ impl<'a> Owners<'a> {
     /// first.
     pub fn idle_winner(self, copy: &SourceRef) -> Option<(RuleUid, Option<WantedCopy>)> {
         self.winner(copy)
-            .map(|(key, other)| (key.rule.clone(), self.wanted(copy, key, other)))
+            .map(|(key, other)| (key.rule.clone(), self.wanted_copy(copy, key, other)))
     }
 
     /// Returns the copies that an intent selects.
@@ -157,7 +157,7 @@ impl<'a> Owners<'a> {
         )
     }
 
-    fn wanted(
+    fn wanted_copy(
         self,
         copy: &SourceRef,
         key: &IntentKey,
@@ -253,7 +253,7 @@ impl<'a> Owners<'a> {
             Order {
                 policy: order.policy,
                 deferred,
-                asks,
+                needs_approval: asks,
                 overwrites,
                 dry_run,
             },
@@ -320,7 +320,7 @@ impl<'a> Owners<'a> {
     /// Returns claims that differ from a computation from scratch. For tests: the claims are
     /// derived from rules, intents and namespaces, and updated with each of them.
     #[cfg(test)]
-    pub fn wrong_claims(self) -> Vec<(IntentKey, SourceRef)> {
+    pub fn stale_claims(self) -> Vec<(IntentKey, SourceRef)> {
         let kept: std::collections::BTreeSet<_> = self.copies.all_claims().collect();
         let keys = self.rules.uids().flat_map(|uid| self.rules.intents_of(uid));
         let wanted = keys.flat_map(|key| {

@@ -33,17 +33,17 @@ mod versions;
 
 use std::sync::Arc;
 
-use runnel_proto::model::{RuleUid, Shown, SourceRef};
+use runnel_proto::model::{LiveDigest, RuleUid, SourceRef};
 
 use crate::copy::IntentKey;
 use crate::policy::Policy;
 
-pub use apply_delta::Taken;
-pub use cluster::{Cluster, Home, Namespace};
+pub use apply_delta::BatchResult;
+pub use cluster::{AgentLocation, Cluster, Namespace};
 pub use copies::Copies;
-use copies::Ordered;
+use copies::OrderSource;
 pub use desired_copy::Owners;
-pub use rule::{AckedRule, Shows};
+pub use rule::{AckedRule, CopyDigest};
 use rule::{IntentState, Rule};
 pub use rules::{FinishedRule, Rules, StoredRule};
 pub use tombstones::Tombstones;
@@ -60,7 +60,7 @@ pub struct Desired {
 
 impl Desired {
     /// An empty set, under a policy.
-    pub fn new(home: Home, policy: Arc<Policy>) -> Self {
+    pub fn new(home: AgentLocation, policy: Arc<Policy>) -> Self {
         Self {
             cluster: Cluster::new(home, policy),
             copies: Copies::default(),
@@ -96,11 +96,15 @@ impl Desired {
 
     /// The sum of the digests of a rule's intents, given the state of its copies; `None` if it is
     /// unknown.
-    pub fn shown(&mut self, uid: &RuleUid, shows: impl Fn(&SourceRef) -> Shows) -> Option<Shown> {
+    pub fn intents_digest(
+        &mut self,
+        uid: &RuleUid,
+        shows: impl Fn(&SourceRef) -> CopyDigest,
+    ) -> Option<LiveDigest> {
         let cluster = &self.cluster;
         self.rules
             .get_mut(uid)?
-            .shown(|rule, source| cluster.copies_of(rule, source), shows)
+            .intents_digest(|rule, source| cluster.copies_of(rule, source), shows)
     }
 
     /// The rules that own the copies.
@@ -144,14 +148,14 @@ impl Desired {
     }
 
     fn claim(&mut self, key: &IntentKey, copy: &SourceRef) {
-        self.rules.show_again(key);
+        self.rules.recompute_digest(key);
         self.copies.claim(key, copy);
         self.resolve(key, copy);
-        self.take_versions_back(key, copy);
+        self.restore_versions(key, copy);
     }
 
     fn unclaim(&mut self, key: &IntentKey, copy: &SourceRef) {
-        self.rules.show_again(key);
+        self.rules.recompute_digest(key);
         self.copies.unclaim(key, copy);
     }
 }

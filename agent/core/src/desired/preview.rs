@@ -5,7 +5,7 @@ use runnel_proto::model::{
 };
 
 use super::Desired;
-use super::apply_delta::{Taken, check_name};
+use super::apply_delta::{BatchResult, check_name};
 use crate::copy::IntentKey;
 use crate::policy::Facts;
 use crate::records::Records;
@@ -39,9 +39,9 @@ impl Desired {
                 records,
             );
         }
-        let mut taken = Taken::default();
+        let mut result = BatchResult::default();
         for intent in &asked.intents {
-            self.preview_intent(&asked.uid, intent, records, &mut taken);
+            self.preview_intent(&asked.uid, intent, records, &mut result);
         }
         if !asked.tombstones.is_empty() || asked.removal.is_some() {
             let tombstones = asked.tombstones.clone();
@@ -62,7 +62,7 @@ impl Desired {
         uid: &RuleUid,
         preview_result: &PreviewIntent,
         records: &Records,
-        taken: &mut Taken,
+        result: &mut BatchResult,
     ) {
         let (source, revision) = (
             preview_result.intent.source.clone(),
@@ -82,7 +82,7 @@ impl Desired {
                     reason,
                     message,
                 },
-                taken,
+                result,
             );
         }
         let kind = Kind::by_resource(&source.resource);
@@ -101,7 +101,7 @@ impl Desired {
             revision,
             facts,
             records,
-            taken,
+            result,
         );
     }
 }

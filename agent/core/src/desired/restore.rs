@@ -18,7 +18,7 @@ impl Owners<'_> {
     /// removed.
     pub(super) fn has_twins(self, key: &IntentKey, records: &Records) -> bool {
         let is_open = |rule: &Rule| rule.removals.has_orders(&key.source);
-        let holders = || records.holders(key).map(|(copy, _)| copy.clone());
+        let holders = || records.marked_copies(key).map(|(copy, _)| copy.clone());
         self.rules.get(&key.rule).is_some_and(is_open)
             || self
                 .copies_of_intent(key)
@@ -42,7 +42,10 @@ impl Owners<'_> {
             return false;
         };
         let is_edit = |key: &IntentKey| {
-            rule.versions().is_some() && rule.beside(key).any(|source| !sources.contains(source))
+            rule.versions().is_some()
+                && rule
+                    .other_versions(key)
+                    .any(|source| !sources.contains(source))
         };
         let mut keys = sources.iter().map(|source| IntentKey {
             rule: uid.clone(),
@@ -174,7 +177,7 @@ impl Desired {
                 continue;
             }
             if rule.removals.stored().cover(&key.source) {
-                self.rules.keep_found(key);
+                self.rules.restore_found(key);
                 continue;
             }
             if self.is_older_version(key, records, &mut looks) {
@@ -182,10 +185,10 @@ impl Desired {
             }
             // A copy in a terminating namespace exists whether its intent was removed or not.
             let stays = records
-                .holders(key)
+                .marked_copies(key)
                 .any(|(copy, _)| self.cluster.has_live_namespace(&copy.namespace));
             let Some(revision) = restored_revision(key, records).filter(|_| stays) else {
-                self.rules.keep_found(key);
+                self.rules.restore_found(key);
                 continue;
             };
             let facts = facts(key, &revision, records);
@@ -229,7 +232,7 @@ impl Desired {
         match rule.intents.get(&key.source) {
             // Also of a rule that is being removed: the hub names the removals.
             None => {
-                self.rules.keep_found(key);
+                self.rules.restore_found(key);
                 return true;
             }
             // The hub's answer is about all its copies.
@@ -247,9 +250,10 @@ impl Desired {
 
 /// Returns the policy facts of a revision, from an intact copy.
 fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Facts> {
-    let mut holders = records.holders(key);
-    let (_, live) = holders.find(|(_, live)| live.holds(&key.rule, &key.source, revision))?;
-    let digest = live.facts.digest.filter(|_| live.is_whole());
+    let mut holders = records.marked_copies(key);
+    let (_, live) =
+        holders.find(|(_, live)| live.has_revision(&key.rule, &key.source, revision))?;
+    let digest = live.facts.digest.filter(|_| live.has_full_content());
     Some(Facts {
         digest,
         ..live.facts.clone()
@@ -262,7 +266,7 @@ fn facts(key: &IntentKey, revision: &Revision, records: &Records) -> Option<Fact
 fn restored_revision(key: &IntentKey, records: &Records) -> Option<Revision> {
     let sealed = || {
         records
-            .holders(key)
+            .marked_copies(key)
             .filter_map(|(_, live)| Some((live, live.sealed.as_ref()?.revision)))
     };
     let intact: BTreeSet<_> = sealed()

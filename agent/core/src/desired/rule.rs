@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AckedIntent, ContentDigest, Revision, RuleName, RuleUid, SetDigest, Shown, SourceRef, Terms,
-    TermsDigest,
+    AckedIntent, ContentDigest, LiveDigest, Revision, RuleName, RuleUid, SetDigest, SourceRef,
+    Terms, TermsDigest,
 };
 
 use super::tombstones::Removals;
@@ -48,7 +48,7 @@ pub(super) struct IntentState {
     /// the content or with a tombstone.
     pub found: bool,
     /// The digests of its copies, if they are current.
-    pub shown: Option<Shown>,
+    pub shown: Option<LiveDigest>,
 }
 
 impl IntentState {
@@ -93,7 +93,7 @@ pub(super) struct Rule {
     /// pending.
     pub dropped: BTreeSet<Arc<str>>,
     /// The digest of all known intents, and whether there are unknown ones.
-    pub shown: (Shown, bool),
+    pub shown: (LiveDigest, bool),
 }
 
 impl Rule {
@@ -193,7 +193,7 @@ impl Rule {
     }
 
     /// The versions of the same source beside this one.
-    pub fn beside<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
+    pub fn other_versions<'a>(&'a self, key: &'a IntentKey) -> impl Iterator<Item = &'a SourceRef> {
         let plain = key.source.plain();
         let first = plain.clone();
         let same = self
@@ -205,15 +205,15 @@ impl Rule {
     }
 
     /// All digests are to be computed again.
-    pub fn show_again_all(&mut self) {
+    pub fn recompute_all_digests(&mut self) {
         self.intents
             .values_mut()
             .for_each(|intent| intent.shown = None);
-        self.shown = (Shown::default(), true);
+        self.shown = (LiveDigest::default(), true);
     }
 
     /// The digests of an intent's copies are to be computed again.
-    pub fn show_again(&mut self, source: &SourceRef) {
+    pub fn recompute_digest(&mut self, source: &SourceRef) {
         let shown = self
             .intents
             .get_mut(source)
@@ -231,7 +231,7 @@ impl Rule {
             source: source.clone(),
         };
         !self.intents.contains_key(source)
-            && (self.versions().is_none() || self.beside(&key()).next().is_none())
+            && (self.versions().is_none() || self.other_versions(&key()).next().is_none())
     }
 
     /// Renews the tombstones that are to be stored, of which there is room for so many.
@@ -259,11 +259,11 @@ impl Rule {
 
     /// The sum of the digests of the intents, given the state of their copies; `None` if it is
     /// unknown.
-    pub fn shown(
+    pub fn intents_digest(
         &mut self,
         copies_of: impl Fn(&Self, &SourceRef) -> Vec<SourceRef>,
-        shows: impl Fn(&SourceRef) -> Shows,
-    ) -> Option<Shown> {
+        shows: impl Fn(&SourceRef) -> CopyDigest,
+    ) -> Option<LiveDigest> {
         if self.shown.1 {
             let unknown = self
                 .intents
@@ -271,7 +271,7 @@ impl Rule {
                 .filter(|(_, intent)| intent.shown.is_none());
             let parts: Option<Vec<_>> = unknown
                 .map(|(source, _)| {
-                    let part = self.part(source, copies_of(self, source), &shows)?;
+                    let part = self.intent_digests(source, copies_of(self, source), &shows)?;
                     Some((source.clone(), part))
                 })
                 .collect();
@@ -288,12 +288,12 @@ impl Rule {
 
     /// Returns the digests of one intent's copies, each content once. An intent without a copy
     /// counts as it was sent.
-    fn part(
+    fn intent_digests(
         &self,
         source: &SourceRef,
         copies: Vec<SourceRef>,
-        shows: &impl Fn(&SourceRef) -> Shows,
-    ) -> Option<Shown> {
+        shows: &impl Fn(&SourceRef) -> CopyDigest,
+    ) -> Option<LiveDigest> {
         let intent = self
             .intents
             .get(source)
@@ -301,8 +301,8 @@ impl Rule {
         let mut contents = vec![];
         for copy in copies {
             match shows(&copy) {
-                Shows::Nothing => {}
-                Shows::Content(content) => contents.push(content?),
+                CopyDigest::Nothing => {}
+                CopyDigest::Content(content) => contents.push(content?),
             }
         }
         if contents.is_empty() {
@@ -315,7 +315,7 @@ impl Rule {
         }
         contents.sort_unstable();
         contents.dedup();
-        let mut part = Shown::default();
+        let mut part = LiveDigest::default();
         contents
             .into_iter()
             .for_each(|content| part.insert(source, content));
@@ -325,7 +325,7 @@ impl Rule {
 
 /// What one copy shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shows {
+pub enum CopyDigest {
     /// It is not applied: it waits for its namespace.
     Nothing,
     /// The copy is applied, with this digest; `None` if it is unknown.

@@ -43,7 +43,7 @@ pub struct Rules {
     /// change their targets.
     broad: BTreeSet<RuleUid>,
     /// Finished rules since the last call.
-    gone: Vec<FinishedRule>,
+    finished_rules: Vec<FinishedRule>,
 }
 
 impl Rules {
@@ -98,12 +98,12 @@ impl Rules {
 
     /// Records that nothing of a rule is left.
     pub(super) fn finish(&mut self, finished: FinishedRule) {
-        self.gone.push(finished);
+        self.finished_rules.push(finished);
     }
 
     /// Records that a rule is not removed any more.
     pub(super) fn reopen(&mut self, uid: &RuleUid) {
-        self.gone.retain(|gone| gone.uid != *uid);
+        self.finished_rules.retain(|gone| gone.uid != *uid);
     }
 
     /// The acked state of a rule.
@@ -164,7 +164,7 @@ impl Rules {
     }
 
     /// The rules of the same namespace of the hub, a rule itself included, and that namespace.
-    pub fn beside(&self, uid: &RuleUid) -> (String, BTreeSet<RuleUid>) {
+    pub fn rules_of_namespace(&self, uid: &RuleUid) -> (String, BTreeSet<RuleUid>) {
         let namespace = |rule: &Rule| {
             rule.terms
                 .as_ref()
@@ -191,8 +191,10 @@ impl Rules {
                 .any(|target| unseen.contains(&Some(target.clone()))),
             None => !unseen.is_empty(),
         };
-        let (kept, reported) = std::mem::take(&mut self.gone).into_iter().partition(hidden);
-        self.gone = kept;
+        let (kept, reported) = std::mem::take(&mut self.finished_rules)
+            .into_iter()
+            .partition(hidden);
+        self.finished_rules = kept;
         reported
     }
 
@@ -220,14 +222,14 @@ impl Rules {
     }
 
     /// Marks the digests of an intent's copies as outdated.
-    pub fn show_again(&mut self, key: &IntentKey) {
+    pub fn recompute_digest(&mut self, key: &IntentKey) {
         if let Some(rule) = self.get_mut(&key.rule) {
-            rule.show_again(&key.source);
+            rule.recompute_digest(&key.source);
         }
     }
 
     /// Records an intent of which only copies were found.
-    pub(super) fn keep_found(&mut self, key: &IntentKey) {
+    pub(super) fn restore_found(&mut self, key: &IntentKey) {
         self.set_intent(
             key,
             Some(IntentState {
@@ -250,7 +252,7 @@ impl Rules {
             source: source.clone(),
         });
         let deleted: Vec<_> = keys
-            .filter(|key| records.holders(key).next().is_none())
+            .filter(|key| records.marked_copies(key).next().is_none())
             .collect();
         for key in &deleted {
             self.set_intent(key, None);
@@ -273,7 +275,7 @@ impl Rules {
                 .as_ref()
                 .and_then(|(terms, _)| terms.namespaces.as_ref());
             let targets = targets.map(|_| rule.targets.clone());
-            self.gone.push(FinishedRule {
+            self.finished_rules.push(FinishedRule {
                 uid: uid.clone(),
                 rule: rule.name(uid),
                 targets,

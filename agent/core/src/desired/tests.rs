@@ -9,8 +9,8 @@ use crate::records::Records;
 
 const MANY: usize = 100;
 
-fn home() -> Home {
-    Home {
+fn home() -> AgentLocation {
+    AgentLocation {
         namespace: "runnel-system".into(),
         cluster_uid: "member".into(),
     }
@@ -48,7 +48,7 @@ fn terms(namespaces: NamespaceChoice) -> (Terms, TermsDigest) {
     (terms, TermsDigest([1; 16]))
 }
 
-fn labelled(value: &str) -> Namespace {
+fn labeled(value: &str) -> Namespace {
     Namespace {
         labels: BTreeMap::from([("env".to_owned(), value.to_owned())]),
         terminating: false,
@@ -71,7 +71,7 @@ fn prod() -> NamespaceChoice {
     }
 }
 
-fn take(desired: &mut Desired, delta: RuleDelta) -> Taken {
+fn take(desired: &mut Desired, delta: RuleDelta) -> BatchResult {
     desired.take(
         Batch {
             nonce: 1,
@@ -89,7 +89,7 @@ fn ten_thousand() -> Desired {
         Records::default(),
     );
     for n in 0..MANY {
-        desired.set_namespace(&format!("n{n:03}"), Some(labelled("prod")), &records);
+        desired.set_namespace(&format!("n{n:03}"), Some(labeled("prod")), &records);
     }
     let upserts = (0..MANY).map(|n| intent(n, 1)).collect();
     take(
@@ -122,32 +122,37 @@ fn an_event_costs_its_own_copies_and_no_more() {
         desired.copies().all().collect::<BTreeSet<_>>().len(),
         MANY * MANY + 1
     );
-    let taken = take(
+    let result = take(
         &mut desired,
         RuleDelta {
             upserts: vec![intent(7, 2)],
             ..RuleDelta::new("r".into())
         },
     );
-    assert_eq!(taken.looks.len(), MANY);
-    assert!(taken.looks.iter().all(|copy| *copy.name == *source(7).name));
+    assert_eq!(result.changed_copies.len(), MANY);
+    assert!(
+        result
+            .changed_copies
+            .iter()
+            .all(|copy| *copy.name == *source(7).name)
+    );
 
-    let looks = desired.set_namespace("n042", Some(labelled("test")), &records);
+    let looks = desired.set_namespace("n042", Some(labeled("test")), &records);
     assert_eq!(looks.len(), MANY);
     assert!(looks.iter().all(|copy| &*copy.namespace == "n042"));
     assert!(
         desired
-            .set_namespace("n042", Some(labelled("test")), &records)
+            .set_namespace("n042", Some(labeled("test")), &records)
             .is_empty()
     );
     assert!(
         desired
-            .set_namespace("unrelated", Some(labelled("test")), &records)
+            .set_namespace("unrelated", Some(labeled("test")), &records)
             .is_empty()
     );
     assert_eq!(
         desired
-            .set_namespace("elsewhere", Some(labelled("test")), &records)
+            .set_namespace("elsewhere", Some(labeled("test")), &records)
             .len(),
         1
     );
@@ -191,14 +196,14 @@ fn the_digest_follows_every_change() {
     check(&desired);
     let mut broken = intent(5, 9);
     broken.payload = Payload::from_wire(Encoding::Plain, "{".into(), 1);
-    let taken = take(
+    let result = take(
         &mut desired,
         RuleDelta {
             upserts: vec![broken],
             ..RuleDelta::new("r".into())
         },
     );
-    assert_eq!(taken.refused.len(), 1);
+    assert_eq!(result.refused.len(), 1);
     check(&desired);
 }
 
@@ -222,14 +227,14 @@ fn a_name_that_is_none_is_refused() {
     let mut desired = ten_thousand();
     let mut odd = intent(1, 1);
     odd.source = SourceRef::new("configmaps", "team", "a/../../b");
-    let taken = take(
+    let result = take(
         &mut desired,
         RuleDelta {
             upserts: vec![odd],
             ..RuleDelta::new("r".into())
         },
     );
-    assert_eq!(taken.refused[0].reason, Reason::Invalid);
+    assert_eq!(result.refused[0].reason, Reason::Invalid);
 }
 
 /// A step of a history of grants: a namespace is created, relabeled or deleted, or the terms
@@ -285,7 +290,7 @@ proptest::proptest! {
             match step {
                 Step::Namespace(name, prod) => {
                     let name = format!("n{name}");
-                    let namespace = prod.map(|prod| labelled(if prod { "prod" } else { "test" }));
+                    let namespace = prod.map(|prod| labeled(if prod { "prod" } else { "test" }));
                     desired.set_namespace(&name, namespace, &records);
                     match prod {
                         Some(prod) => drop(labels.insert(name, prod)),

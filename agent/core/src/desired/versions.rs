@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use runnel_proto::model::{DeletionPolicy, SourceRef};
 
-use super::{Desired, Ordered, Owners};
+use super::{Desired, OrderSource, Owners};
 use crate::copy::IntentKey;
 use crate::live::Live;
 use crate::records::Records;
@@ -22,7 +22,7 @@ use crate::records::Records;
 impl Owners<'_> {
     /// Whether a copy with an ordered removal stays as an older version. Nothing is removed while
     /// no newer one is in force, or by unconfirmed terms.
-    pub fn keeps(self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
+    pub fn keeps_older_version(self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
         let Some(rule) = self.rules.get(&key.rule).filter(|rule| !rule.leaving) else {
             return false;
         };
@@ -47,7 +47,7 @@ impl Owners<'_> {
             );
             self.copies.is_claimed_by(&key, &copy)
         };
-        let newest: BTreeSet<_> = rule.beside(key).filter(wanted).collect();
+        let newest: BTreeSet<_> = rule.other_versions(key).filter(wanted).collect();
         let waits = newest.iter().any(|source| {
             rule.intents
                 .get(source)
@@ -68,7 +68,7 @@ impl Owners<'_> {
         let rule = self.rules.get(&key.rule)?;
         rule.versions().filter(|_| key.source.is_version())?;
         let stands = records.live(copy).is_some_and(|live| live.number > 0);
-        if stands && rule.beside(key).next().is_some() {
+        if stands && rule.other_versions(key).next().is_some() {
             return None;
         }
         let others = records
@@ -90,23 +90,28 @@ impl Owners<'_> {
         key: &IntentKey,
         copy: &SourceRef,
         policy: DeletionPolicy,
-    ) -> Ordered {
+    ) -> OrderSource {
         let mut rule = self
             .rules
             .get(&key.rule)
             .into_iter()
             .filter(|rule| rule.versions().is_some() && !rule.leaving);
-        if rule.any(|rule| rule.beside(key).next().is_some()) {
+        if rule.any(|rule| rule.other_versions(key).next().is_some()) {
             self.version_order(key, copy, policy)
         } else {
-            Ordered::by_message(policy)
+            OrderSource::by_message(policy)
         }
     }
 
     /// Returns the order for a copy that is not the newest version: it is removed by order of the
     /// hub only if it has a successor in its namespace.
-    fn version_order(self, key: &IntentKey, copy: &SourceRef, policy: DeletionPolicy) -> Ordered {
-        let by_message = Ordered::by_message(policy);
+    fn version_order(
+        self,
+        key: &IntentKey,
+        copy: &SourceRef,
+        policy: DeletionPolicy,
+    ) -> OrderSource {
+        let by_message = OrderSource::by_message(policy);
         let Some(rule) = self.rules.get(&key.rule) else {
             return by_message;
         };
@@ -126,7 +131,7 @@ impl Owners<'_> {
                 .is_some_and(|(terms, _)| self.cluster.is_granted(terms, copy))
         };
         let stays = has_place() && granted();
-        Ordered {
+        OrderSource {
             namespace_prunes: !(goes || stays),
             ..by_message
         }
@@ -162,7 +167,7 @@ impl Desired {
             .map(|(one, copy, _)| (one.clone(), copy.clone()))
             .collect();
         let rest = rule
-            .beside(key)
+            .other_versions(key)
             .flat_map(|source| self.cluster.copies_of(rule, source));
         looks.extend(rest);
         for (one, copy) in older {
@@ -172,11 +177,11 @@ impl Desired {
     }
 
     /// Older versions beside a copy are removed with it when its namespace is no longer a target.
-    pub(super) fn order_versions_beside(
+    pub(super) fn order_other_versions(
         &mut self,
         key: &IntentKey,
         copy: &SourceRef,
-        order: Ordered,
+        order: OrderSource,
         records: &Records,
     ) {
         let Some(rule) = self
@@ -201,7 +206,7 @@ impl Desired {
     /// A copy is selected again. Older versions beside it waited because their namespace was no
     /// longer a target. It is a target again, and the number of versions to keep decides about
     /// them.
-    pub(super) fn take_versions_back(&mut self, key: &IntentKey, copy: &SourceRef) {
+    pub(super) fn restore_versions(&mut self, key: &IntentKey, copy: &SourceRef) {
         let Some(rule) = self
             .rules
             .get(&key.rule)
@@ -243,13 +248,13 @@ impl Desired {
         }
         let number = |key: &IntentKey| {
             records
-                .holders(key)
+                .marked_copies(key)
                 .map(|(_, live)| live.number)
                 .max()
                 .unwrap_or_default()
         };
         let beside: Vec<_> = rule
-            .beside(key)
+            .other_versions(key)
             .map(|source| IntentKey {
                 source: source.clone(),
                 ..key.clone()
@@ -270,7 +275,7 @@ impl Desired {
                 looks.insert(copy);
             }
             self.rules.set_intent(&older, None);
-            for (copy, _) in records.holders(&older) {
+            for (copy, _) in records.marked_copies(&older) {
                 self.order(
                     &older,
                     copy,

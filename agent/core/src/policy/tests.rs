@@ -420,7 +420,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_is_read_is_a_policy_or_an_error(text in ".{0,80}") {
+    fn any_text_is_a_policy_or_an_error(text in ".{0,80}") {
         let _ = Policy::parse(&text);
     }
 }

@@ -11,7 +11,7 @@ use super::member::Member;
 use crate::copy::{CopyError, CopyStatus, PlannedChange};
 use crate::decide::{Action, Decision, DesiredCopy, applied_status, decide, is_applied, planned};
 use crate::diff;
-use crate::job::Wrote;
+use crate::job::WriteEffect;
 use crate::queue::Key;
 use crate::records::Observed;
 
@@ -37,7 +37,7 @@ impl Member {
             self.drop_stale_orders(copy);
         }
         let Computed {
-            want,
+            desired: want,
             loss,
             depends_on_others,
         } = self.decider().compute(copy);
@@ -133,18 +133,23 @@ impl Member {
     /// used up the quota since.
     pub(super) fn decision(&mut self, copy: &SourceRef) -> (DesiredCopy, Decision, bool) {
         let decided = self.jobs.take_decision(copy);
-        let fits = |decided: &Decided| match &decided.want {
-            DesiredCopy::Copy(wanted) => self.decider().beyond_quota(copy, wanted).is_none(),
+        let fits = |decided: &Decided| match &decided.desired {
+            DesiredCopy::Copy(wanted) => self.decider().exceeded_quota(copy, wanted).is_none(),
             _ => true,
         };
-        if let Some(Decided { want, action, .. }) = decided.filter(fits) {
+        if let Some(Decided {
+            desired: want,
+            action,
+            ..
+        }) = decided.filter(fits)
+        {
             #[cfg(test)]
             self.decider().assert_current(copy, &want, &action);
             return (want, Decision::Act(action), false);
         }
         let computed = self.decider().compute(copy);
-        let decision = decide(&computed.want, self.records.observed(copy));
-        (computed.want, decision, computed.depends_on_others)
+        let decision = decide(&computed.desired, self.records.observed(copy));
+        (computed.desired, decision, computed.depends_on_others)
     }
 
     /// Records the outcome of a copy that a job has written or removed as it was decided. Returns
@@ -153,7 +158,7 @@ impl Member {
         &mut self,
         copy: &SourceRef,
         want: DesiredCopy,
-        wrote: Wrote,
+        wrote: WriteEffect,
         now: Instant,
     ) -> bool {
         let observed = self.records.observed(copy);
@@ -246,7 +251,7 @@ impl Member {
             return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))), now);
         }
         match self.history.failed.get(copy) {
-            Some(failed) if Some(&failed.about) == want.about().as_ref() => {
+            Some(failed) if Some(&failed.target) == want.target().as_ref() => {
                 let copy_error = failed.copy_error.clone();
                 self.jobs.budget.leave(copy);
                 self.jobs.queue.add(&key);
@@ -286,7 +291,7 @@ impl Member {
                 .contention
                 .clone()
                 .map_or(CopyStatus::UnderWay, CopyStatus::Failed),
-            DesiredCopy::Nothing | DesiredCopy::Kept(..) => CopyStatus::UnderWay,
+            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) => CopyStatus::UnderWay,
         };
         self.record_outcome(copy, want, Some(outcome), now);
     }
@@ -330,7 +335,7 @@ impl Member {
                     ));
                 }
                 outcomes.push((wanted.intent.rule.clone(), outcome));
-                self.desired.rules_mut().show_again(&wanted.intent);
+                self.desired.rules_mut().recompute_digest(&wanted.intent);
             }
             (DesiredCopy::Absent(key, ..), Some(removing)) => {
                 for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
@@ -339,7 +344,7 @@ impl Member {
                 outcomes.extend(self.decider().idle_winner(copy, &removing));
             }
             // The report counts the newer copies of the rule, and not its older versions.
-            (DesiredCopy::Kept(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
+            (DesiredCopy::OlderVersion(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
             (DesiredCopy::Nothing, _) | (_, None) => {}
         }
         let owner = self.decider().owner(copy, want);
@@ -359,7 +364,7 @@ fn is_news(reason: Reason) -> bool {
 fn failure(want: &DesiredCopy, copy_error: CopyError) -> CopyStatus {
     match want {
         DesiredCopy::Absent(..) => CopyStatus::Removing(Some(copy_error)),
-        DesiredCopy::Copy(_) | DesiredCopy::Kept(..) | DesiredCopy::Nothing => {
+        DesiredCopy::Copy(_) | DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => {
             CopyStatus::Failed(copy_error)
         }
     }

@@ -35,7 +35,7 @@ pub(super) struct Decider<'a> {
 /// The result of the pipeline for one copy.
 pub(super) struct Computed {
     /// The desired state.
-    pub(super) want: DesiredCopy,
+    pub(super) desired: DesiredCopy,
     /// What changes about the recorded loss of the copy.
     pub(super) loss: Loss,
     /// Whether the result depends on the records of other copies, so that it is outdated when they
@@ -47,7 +47,7 @@ impl Computed {
     /// Returns a result that depends on no other copy.
     fn alone(want: DesiredCopy, loss: Loss) -> Self {
         Self {
-            want,
+            desired: want,
             loss,
             depends_on_others: false,
         }
@@ -68,7 +68,7 @@ pub(super) enum Visibility {
 impl Decider<'_> {
     /// Returns the desired state of a copy.
     pub(super) fn desired_copy(&self, copy: &SourceRef) -> DesiredCopy {
-        self.compute(copy).want
+        self.compute(copy).desired
     }
 
     /// Runs the pipeline for a copy.
@@ -99,8 +99,12 @@ impl Decider<'_> {
                 let depends_on_others =
                     !successors.is_empty() || self.desired.rules().has_versions(&key.rule);
                 let order = self.with_successors(&successors, order);
-                let want = if self.desired.owners().keeps(&key, copy, self.records) {
-                    DesiredCopy::Kept(key, !order.deferred)
+                let want = if self
+                    .desired
+                    .owners()
+                    .keeps_older_version(&key, copy, self.records)
+                {
+                    DesiredCopy::OlderVersion(key, !order.deferred)
                 } else {
                     let order = self.with_approval(copy, &key, order);
                     DesiredCopy::Absent(key, rule, order)
@@ -134,7 +138,7 @@ impl Decider<'_> {
     /// Denies a copy that would exceed a quota.
     fn with_quota(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
         if wanted.denied.is_none() {
-            wanted.denied = self.beyond_quota(copy, &wanted);
+            wanted.denied = self.exceeded_quota(copy, &wanted);
         }
         wanted
     }
@@ -176,7 +180,7 @@ impl Decider<'_> {
         let is_applied = |(key, revision, copy): &(IntentKey, Revision, SourceRef)| {
             self.records
                 .live(copy)
-                .is_some_and(|live| live.holds(&key.rule, &key.source, revision))
+                .is_some_and(|live| live.has_revision(&key.rule, &key.source, revision))
         };
         order.deferred |= !successors.iter().all(is_applied);
         order
@@ -184,10 +188,10 @@ impl Decider<'_> {
 
     /// Ends the wait for an approval that the hub has given.
     fn with_approval(&self, copy: &SourceRef, key: &IntentKey, mut order: Order) -> Order {
-        if order.asks
+        if order.needs_approval
             && let Some(live) = self.records.live(copy)
         {
-            order.asks = !self.prunes.allows(&key.rule, copy, &live.uid);
+            order.needs_approval = !self.prunes.allows(&key.rule, copy, &live.uid);
         }
         order
     }
@@ -211,7 +215,7 @@ impl Decider<'_> {
         let order = Order {
             policy: DeletionPolicy::Delete,
             deferred: false,
-            asks: false,
+            needs_approval: false,
             overwrites: false,
             dry_run: false,
         };
@@ -232,7 +236,7 @@ impl Decider<'_> {
             DesiredCopy::Copy(wanted) => {
                 wanted.denied.is_some() || !self.desired.cluster().has_namespace(&copy.namespace)
             }
-            DesiredCopy::Nothing | DesiredCopy::Kept(..) | DesiredCopy::Absent(..) => false,
+            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) | DesiredCopy::Absent(..) => false,
         };
         let unknown = self.watches.namespaces_unknown();
         let watch = self.watches.of(copy).filter(|_| !is_settled);
@@ -288,7 +292,7 @@ impl Decider<'_> {
                     && wanted.denied.is_none()
                     && wanted.revision.is_some()
             }
-            DesiredCopy::Nothing | DesiredCopy::Kept(..) | DesiredCopy::Absent(..) => false,
+            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) | DesiredCopy::Absent(..) => false,
         };
         self.watches.namespaces_unknown().is_none()
             && !self.desired.cluster().has_namespace(name)
@@ -319,7 +323,7 @@ impl Decider<'_> {
         };
         let revision = wanted.revision?;
         before
-            .holds(&wanted.intent.rule, &wanted.intent.source, &revision)
+            .has_revision(&wanted.intent.rule, &wanted.intent.source, &revision)
             .then_some((wanted.intent, revision))
     }
 
@@ -327,7 +331,7 @@ impl Decider<'_> {
     /// show counts as one of the rule that is to have the copy, and so does our copy that has lost
     /// its seal.
     pub(super) fn owner(&self, copy: &SourceRef, want: &DesiredCopy) -> Option<RuleUid> {
-        let wanting = || want.about().map(|(intent, _)| intent.rule);
+        let wanting = || want.target().map(|(intent, _)| intent.rule);
         match self.records.live(copy) {
             Some(live) if live.ownership == Ownership::Ours => {
                 live.intent().map(|intent| intent.rule).or_else(wanting)

@@ -12,7 +12,7 @@ use crate::audit::{Audit, Written};
 use crate::contention::Contentions;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{DesiredCopy, WantedCopy};
-use crate::job::Wrote;
+use crate::job::WriteEffect;
 use crate::records::Observed;
 use crate::report::Report;
 
@@ -35,14 +35,14 @@ fn is_contended(outcome: Option<&CopyStatus>) -> bool {
 
 /// A failure of one copy, and the intent and revision that failed.
 pub(super) struct Failed {
-    pub(super) about: (IntentKey, Option<Revision>),
+    pub(super) target: (IntentKey, Option<Revision>),
     pub(super) copy_error: CopyError,
 }
 
 /// The difference between one version of a live object and the desired revision at that time.
-pub(super) struct Compared {
+pub(super) struct CachedDiff {
     pub(super) version: Arc<str>,
-    pub(super) about: (IntentKey, Option<Revision>),
+    pub(super) target: (IntentKey, Option<Revision>),
     pub(super) copy_error: CopyError,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct CopyHistory {
     /// The recent corrections.
     pub(super) contentions: Contentions,
     /// Drifted copies that are not corrected, with their differences.
-    compared: BTreeMap<SourceRef, Compared>,
+    compared: BTreeMap<SourceRef, CachedDiff>,
     /// Copies that were deleted or lost their marks, and are not corrected; with their last intent
     /// and revision.
     lost: BTreeMap<SourceRef, (IntentKey, Revision)>,
@@ -95,7 +95,7 @@ impl CopyHistory {
             is_current(self.rewritten.get(copy)),
         );
         let fits =
-            |compared: &&Compared| compared.about == (wanted.intent.clone(), wanted.revision);
+            |compared: &&CachedDiff| compared.target == (wanted.intent.clone(), wanted.revision);
         let compared = self.compared.get(copy).filter(fits);
         wanted.compared =
             compared.map(|compared| (compared.version.clone(), compared.copy_error.clone()));
@@ -173,7 +173,7 @@ impl CopyHistory {
     }
 
     /// Records how a copy differs from its desired revision.
-    pub(super) fn record_compared(&mut self, copy: &SourceRef, compared: Compared) {
+    pub(super) fn record_compared(&mut self, copy: &SourceRef, compared: CachedDiff) {
         self.compared.insert(copy.clone(), compared);
     }
 
@@ -181,14 +181,14 @@ impl CopyHistory {
     pub(super) fn record_write(
         &mut self,
         copy: &SourceRef,
-        wrote: Wrote,
+        wrote: WriteEffect,
         job: RunningJob,
         now: Instant,
     ) {
         // The label of an older version is no change that people look for.
         if job.rule != RuleName::default() {
             let written = Written {
-                uid: &job.about.0.rule,
+                uid: &job.target.0.rule,
                 rule: &job.rule,
                 wrote,
                 drifted: job.drift,
@@ -205,11 +205,11 @@ impl CopyHistory {
             }
         }
         match wrote {
-            Wrote::Overwrote => {
+            WriteEffect::Overwrote => {
                 self.notices
                     .push(Notice::Overwritten(copy.clone(), job.rule, job.others))
             }
-            Wrote::Recreated => self.notices.push(Notice::Recreated(copy.clone(), job.rule)),
+            WriteEffect::Recreated => self.notices.push(Notice::Recreated(copy.clone(), job.rule)),
             _ => {}
         }
     }
@@ -227,7 +227,7 @@ impl CopyHistory {
         let (uid, rule) = match want {
             DesiredCopy::Copy(wanted) => (&wanted.intent.rule, &wanted.rule),
             DesiredCopy::Absent(key, rule, _) => (&key.rule, rule),
-            DesiredCopy::Kept(..) | DesiredCopy::Nothing => return,
+            DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => return,
         };
         let Some(copy_error) = error_of(outcome) else {
             return;
@@ -251,7 +251,7 @@ impl CopyHistory {
     }
 
     /// Counts the result of a job. `drift`: the job corrected a copy that was correct before.
-    pub(super) fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
+    pub(super) fn count(&mut self, wrote: Option<WriteEffect>, failed: bool, drift: bool) {
         self.totals.count(wrote, failed, drift);
     }
 

@@ -33,7 +33,7 @@ impl Reconciler {
             // The agent ignores the orders of a hub that has revoked this cluster, until the hub
             // accepts it again.
             _ if self.member.revoked => {}
-            HubFrame::WantDetail(uids) => {
+            HubFrame::DetailRequest(uids) => {
                 for uid in uids {
                     let pairs = self.member.desired.rules().pairs(&uid);
                     self.hub.send(AgentFrame::Detail(uid, pairs, true));
@@ -60,7 +60,7 @@ impl Reconciler {
             },
             // The connection handles these frames.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => {}
-            HubFrame::Authorities(_) | HubFrame::Alive => {}
+            HubFrame::Authorities(_) | HubFrame::Keepalive => {}
         }
     }
 
@@ -103,7 +103,7 @@ impl Reconciler {
             self.hub.send(AgentFrame::AckedRules(found, true));
         }
         for (uid, sources) in requests {
-            self.hub.send(AgentFrame::Want(uid, sources));
+            self.hub.send(AgentFrame::ContentRequest(uid, sources));
         }
         self.hub.send(AgentFrame::Report(due));
         // The states come first. So the hub has them when it receives that no watch is lost any

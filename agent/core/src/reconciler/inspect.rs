@@ -20,7 +20,7 @@ impl Decider<'_> {
             question: question.question,
             namespace: self.namespace_of(copy),
             states: states.map(|(rule, outcome)| state(rule, outcome)).collect(),
-            live: self.records.live(copy).map(live),
+            live: self.records.live(copy).map(live_object),
         }
     }
 
@@ -106,7 +106,7 @@ fn outcome_of(outcome: &CopyStatus) -> (CopyOutcome, Option<(Reason, String)>) {
     (outcome, copy_error)
 }
 
-fn live(live: &Live) -> LiveObject {
+fn live_object(live: &Live) -> LiveObject {
     let sealed = live.sealed.as_ref();
     LiveObject {
         ours: live.ownership == Ownership::Ours,

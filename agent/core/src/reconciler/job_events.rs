@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use runnel_proto::model::{Reason, RuleName, SourceRef};
 
-use super::history::{Compared, Failed};
+use super::history::{CachedDiff, Failed};
 use super::jobs::RunningJob;
 use super::member::Member;
 use crate::backoff::RECHECK;
 use crate::copy::CopyStatus;
 use crate::decide::{Action, Decision, DesiredCopy};
-use crate::job::{Done, Job, Recreate, Work, Wrote};
+use crate::job::{Done, Job, Recreate, Work, WriteEffect};
 use crate::live::Live;
 use crate::queue::Key;
 use crate::records::{Observed, Usage};
@@ -26,7 +26,7 @@ enum Idle {
 impl Member {
     /// Returns the next job, if there is room for one.
     pub(super) fn next_job(&mut self, now: Instant) -> Option<Job> {
-        for copy in self.history.contentions.take_calm(now) {
+        for copy in self.history.contentions.take_ended(now) {
             self.reconcile_copy(&copy, now);
         }
         loop {
@@ -60,7 +60,7 @@ impl Member {
             return Err(Idle::Settled);
         }
         let (want, decision, depends_on_others) = self.decision(copy);
-        let about = want.about().ok_or(Idle::Settled)?;
+        let about = want.target().ok_or(Idle::Settled)?;
         let reread = self.jobs.reread.remove(copy);
         let work = match decision {
             _ if reread => Work::Read,
@@ -106,13 +106,13 @@ impl Member {
         let rule = match &want {
             DesiredCopy::Copy(wanted) => wanted.rule.clone(),
             DesiredCopy::Absent(_, rule, _) => rule.clone(),
-            DesiredCopy::Kept(..) | DesiredCopy::Nothing => RuleName::default(),
+            DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => RuleName::default(),
         };
         let drift = drifted.is_some();
         let job = RunningJob {
             want: (!depends_on_others).then_some(want),
             epoch: self.jobs.epoch,
-            about,
+            target: about,
             received: vec![],
             drift,
             others,
@@ -154,20 +154,24 @@ impl Member {
             .take()
             .zip(done.wrote.filter(|_| done.copy_error.is_none()));
         if job.removes {
-            self.desired.removal_ended(&job.about.0);
+            self.desired.removal_ended(&job.target.0);
         }
         if let Some(learned) = done.learned {
             self.payloads.learn(learned);
         }
         if let Some((version, copy_error)) = done.compared.map(|compared| *compared) {
-            let compared = Compared {
+            let compared = CachedDiff {
                 version,
-                about: job.about.clone(),
+                target: job.target.clone(),
                 copy_error,
             };
             self.history.record_compared(copy, compared);
         }
-        if matches!(done.wrote, Some(Wrote::Deleted | Wrote::Recreated)) || done.deleted {
+        if matches!(
+            done.wrote,
+            Some(WriteEffect::Deleted | WriteEffect::Recreated)
+        ) || done.deleted
+        {
             self.jobs.deletes.done(now);
         }
         self.history
@@ -191,7 +195,7 @@ impl Member {
                 self.history.failed.insert(
                     copy.clone(),
                     Failed {
-                        about: job.about,
+                        target: job.target,
                         copy_error,
                     },
                 );
@@ -229,7 +233,7 @@ impl Member {
             self.jobs.reread.insert(copy.clone());
         }
         let before = self.records.live(copy).cloned();
-        self.records.shown(copy, observed, passed);
+        self.records.record_result(copy, observed, passed);
         if is_read && let Some(about) = self.decider().rewritten(copy, before.as_ref()) {
             self.history.record_rewritten(copy, about);
         }
@@ -240,7 +244,7 @@ impl Member {
         };
         if before.as_ref().is_some_and(|before| !is_same(before)) {
             // Another object of the same name may now wait to be overwritten.
-            self.report.touch(&job.about.0.rule);
+            self.report.touch(&job.target.0.rule);
         }
     }
 }

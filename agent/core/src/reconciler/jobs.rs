@@ -23,7 +23,7 @@ const DECISIONS_LIMIT: usize = 4096;
 
 /// The decision about a queued copy.
 pub(super) struct Decided {
-    pub(super) want: DesiredCopy,
+    pub(super) desired: DesiredCopy,
     pub(super) action: Action,
     /// The number of the last wide event before the decision.
     epoch: u64,
@@ -35,7 +35,7 @@ pub(super) struct RunningJob {
     pub(super) want: Option<DesiredCopy>,
     /// The number of the last wide event before the job.
     pub(super) epoch: u64,
-    pub(super) about: (IntentKey, Option<Revision>),
+    pub(super) target: (IntentKey, Option<Revision>),
     /// The versions that the watch has delivered since the job began; `None` for a deletion.
     pub(super) received: Vec<Option<Arc<str>>>,
     /// Whether the job corrects a copy that was correct before.
@@ -126,7 +126,7 @@ impl Jobs {
         if self.decisions.len() < DECISIONS_LIMIT && self.queue.contains(&key) {
             let epoch = self.epoch;
             let decided = Decided {
-                want,
+                desired: want,
                 action,
                 epoch,
             };
@@ -338,7 +338,7 @@ impl Jobs {
         self.running
             .values()
             .filter(|job| job.removes)
-            .map(|job| job.about.0.clone())
+            .map(|job| job.target.0.clone())
             .collect()
     }
 }

@@ -48,9 +48,9 @@ impl Member {
     pub(super) fn new(setup: Setup) -> Self {
         let limits = Limits {
             policy: setup.policy.clone(),
-            home: setup.home.namespace.as_str().into(),
+            location: setup.location.namespace.as_str().into(),
         };
-        let mut desired = Desired::new(setup.home, setup.policy.clone());
+        let mut desired = Desired::new(setup.location, setup.policy.clone());
         if let Some(uid) = &setup.hub_cluster_uid {
             desired.set_hub_cluster(uid);
         }

@@ -46,8 +46,8 @@ use runnel_proto::model::{AgentFrame, Counts, Hello, HubFrame, Refusal, RuleName
 
 use crate::audit::AuditLines;
 use crate::copy::{CopyError, NewPayload};
-use crate::desired::{Home, Namespace, StoredRule};
-use crate::job::{Done, Job, Work, Wrote};
+use crate::desired::{AgentLocation, Namespace, StoredRule};
+use crate::job::{Done, Job, Work, WriteEffect};
 use crate::live::Live;
 use crate::policy::{Area, Policy};
 use crate::queue::Key;
@@ -70,7 +70,7 @@ pub enum Event {
     /// The content of an intact copy in a list.
     Content(NewPayload),
     /// The object with this uid has lost our label or was deleted.
-    CopyGone(SourceRef, Arc<str>),
+    CopyDeleted(SourceRef, Arc<str>),
     /// The list of an area's copies is complete.
     CopiesComplete(Area),
     /// The agent has no permission to watch an area.
@@ -85,7 +85,7 @@ pub enum Event {
     /// A namespace exists, or has changed.
     Namespace(Arc<str>, Namespace),
     /// A namespace was deleted.
-    NamespaceGone(Arc<str>),
+    NamespaceDeleted(Arc<str>),
     /// The list of namespaces is complete.
     NamespacesComplete,
     /// A stream to the hub is open.
@@ -105,7 +105,7 @@ impl Event {
     /// about the copies that they reconcile.
     fn is_wide(&self) -> bool {
         match self {
-            Self::Copy(..) | Self::Content(_) | Self::CopyGone(..) | Self::Done(_) => false,
+            Self::Copy(..) | Self::Content(_) | Self::CopyDeleted(..) | Self::Done(_) => false,
             Self::Hub(frame, _) => matches!(
                 frame,
                 HubFrame::SnapshotBegin(_) | HubFrame::Batch(_) | HubFrame::SnapshotEnd(_)
@@ -142,7 +142,7 @@ pub enum Notice {
 /// The initial state of a reconciler.
 pub struct Setup {
     /// The namespace and cluster of the agent.
-    pub home: Home,
+    pub location: AgentLocation,
     /// The agent's first frame on each stream.
     pub hello: Hello,
     /// The terms from the store.
@@ -180,24 +180,24 @@ pub struct Totals {
 
 impl Totals {
     /// Counts the result of a job. `drift`: the job corrected a copy that was correct before.
-    fn count(&mut self, wrote: Option<Wrote>, failed: bool, drift: bool) {
+    fn count(&mut self, wrote: Option<WriteEffect>, failed: bool, drift: bool) {
         self.failed += u64::from(failed);
         match wrote {
             Some(
-                wrote @ (Wrote::Created
-                | Wrote::Changed
-                | Wrote::Adopted
-                | Wrote::Overwrote
-                | Wrote::Recreated),
+                wrote @ (WriteEffect::Created
+                | WriteEffect::Changed
+                | WriteEffect::Adopted
+                | WriteEffect::Overwrote
+                | WriteEffect::Recreated),
             ) => {
                 self.written += 1;
-                self.adopted += u64::from(wrote == Wrote::Adopted);
-                self.overwritten += u64::from(wrote == Wrote::Overwrote);
-                self.recreated += u64::from(wrote == Wrote::Recreated);
+                self.adopted += u64::from(wrote == WriteEffect::Adopted);
+                self.overwritten += u64::from(wrote == WriteEffect::Overwrote);
+                self.recreated += u64::from(wrote == WriteEffect::Recreated);
                 self.drift_corrected += u64::from(drift && !failed);
             }
-            Some(Wrote::Equal) => self.equal += 1,
-            Some(Wrote::Deleted | Wrote::Retained) => self.removed += 1,
+            Some(WriteEffect::Equal) => self.equal += 1,
+            Some(WriteEffect::Deleted | WriteEffect::Retained) => self.removed += 1,
             None => {}
         }
     }
@@ -235,9 +235,9 @@ impl Reconciler {
         match event {
             Event::Policy(policy) => member.set_policy(policy, now),
             Event::CopiesListed(area) => member.copies_listed(&area),
-            Event::Copy(copy, live) => member.copy_seen(&copy, live, now),
+            Event::Copy(copy, live) => member.handle_copy_event(&copy, live, now),
             Event::Content(seen) => member.payloads.offer(seen),
-            Event::CopyGone(copy, uid) => member.copy_gone(&copy, &uid, now),
+            Event::CopyDeleted(copy, uid) => member.handle_copy_deletion(&copy, &uid, now),
             Event::CopiesComplete(area) => member.copies_complete(&area, now),
             Event::CopiesForbidden(area, copy_error) => {
                 let is_news = member.watches.forbid(&area, copy_error);
@@ -249,11 +249,13 @@ impl Reconciler {
             }
             Event::WatchResumed(scope) => {
                 member.watches.resume(&scope);
-                member.prove_again();
+                member.report_all_if_complete();
             }
             Event::NamespacesListed => member.watches.begin_namespaces(),
-            Event::Namespace(name, namespace) => member.namespace_seen(&name, namespace, now),
-            Event::NamespaceGone(name) => member.set_namespace(&name, None, now),
+            Event::Namespace(name, namespace) => {
+                member.handle_namespace_event(&name, namespace, now)
+            }
+            Event::NamespaceDeleted(name) => member.set_namespace(&name, None, now),
             Event::NamespacesComplete => member.namespaces_complete(now),
             Event::HubConnected => self.connected(now),
             Event::Hub(frame, refused) => self.frame(frame, refused, now),
@@ -309,7 +311,7 @@ impl Reconciler {
     }
 
     /// Whether the terms must be stored.
-    pub fn wants_store(&self) -> bool {
+    pub fn needs_store(&self) -> bool {
         self.member.store.is_stale(&self.member.desired)
     }
 

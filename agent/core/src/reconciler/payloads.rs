@@ -10,17 +10,17 @@ use crate::job::ContentSource;
 use crate::records::Records;
 
 /// Delay after which missing content is requested again: the hub may have just started.
-const ASK_AGAIN: Duration = Duration::from_secs(15);
+const CONTENT_RETRY: Duration = Duration::from_secs(15);
 
 /// The payloads of the copies, and the requests for missing ones.
 pub(super) struct Payloads {
     cache: PayloadCache,
     /// Intents whose content only the hub has.
-    wanting: BTreeSet<IntentKey>,
+    missing_content: BTreeSet<IntentKey>,
     /// Those of them whose content is requested next.
-    ask: BTreeSet<IntentKey>,
+    content_requests: BTreeSet<IntentKey>,
     /// The time of the next request for all missing content.
-    ask_again: Option<Instant>,
+    retry_at: Option<Instant>,
 }
 
 impl Default for Payloads {
@@ -34,15 +34,15 @@ impl Payloads {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             cache: PayloadCache::new(limit),
-            wanting: BTreeSet::new(),
-            ask: BTreeSet::new(),
-            ask_again: None,
+            missing_content: BTreeSet::new(),
+            content_requests: BTreeSet::new(),
+            retry_at: None,
         }
     }
 
     /// Stores a payload of the hub, and ends the request for it.
     pub(super) fn insert(&mut self, new: NewPayload) {
-        self.wanting.remove(&new.key);
+        self.missing_content.remove(&new.key);
         self.cache.insert(new.key, new.revision, new.payload);
     }
 
@@ -59,7 +59,7 @@ impl Payloads {
 
     /// Drops the payload of a deleted intent, and the request for it.
     pub(super) fn remove(&mut self, key: &IntentKey) {
-        self.wanting.remove(key);
+        self.missing_content.remove(key);
         self.cache.remove(key);
     }
 
@@ -81,7 +81,7 @@ impl Payloads {
         revision: &Revision,
         records: &Records,
     ) -> bool {
-        self.cache.has(intent, revision) || records.twin(copy, intent, revision).is_some()
+        self.cache.has(intent, revision) || records.intact_twin(copy, intent, revision).is_some()
     }
 
     /// Returns the source of a copy's content, unless only the hub has it.
@@ -94,7 +94,7 @@ impl Payloads {
     ) -> Option<ContentSource> {
         let payload: Option<Payload> = self.cache.get(intent, revision);
         let twin = || {
-            let twin = records.twin(copy, intent, revision)?;
+            let twin = records.intact_twin(copy, intent, revision)?;
             Some(ContentSource::Twin(twin.clone()))
         };
         payload.map(ContentSource::Payload).or_else(twin)
@@ -102,25 +102,25 @@ impl Payloads {
 
     /// Requests the content of an intent.
     pub(super) fn request(&mut self, intent: &IntentKey) {
-        if self.wanting.insert(intent.clone()) {
-            self.ask.insert(intent.clone());
+        if self.missing_content.insert(intent.clone()) {
+            self.content_requests.insert(intent.clone());
         }
     }
 
     /// Requests all missing content again, in a new stream.
     pub(super) fn request_again(&mut self) {
-        self.ask_again = None;
+        self.retry_at = None;
     }
 
     /// Returns the sources whose content must be requested now, by rule.
     pub(super) fn take_requests(&mut self, now: Instant) -> BTreeMap<RuleUid, Vec<SourceRef>> {
-        if self.ask_again.is_none_or(|at| at <= now) {
-            self.ask.clone_from(&self.wanting);
-            self.ask_again = Some(now + ASK_AGAIN);
+        if self.retry_at.is_none_or(|at| at <= now) {
+            self.content_requests.clone_from(&self.missing_content);
+            self.retry_at = Some(now + CONTENT_RETRY);
         }
         let mut wants: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for key in std::mem::take(&mut self.ask) {
-            if self.wanting.contains(&key) {
+        for key in std::mem::take(&mut self.content_requests) {
+            if self.missing_content.contains(&key) {
                 wants.entry(key.rule).or_default().push(key.source);
             }
         }
@@ -129,6 +129,6 @@ impl Payloads {
 
     /// Returns when missing content must be requested again.
     pub(super) fn next_request(&self) -> Option<Instant> {
-        self.ask_again.filter(|_| !self.wanting.is_empty())
+        self.retry_at.filter(|_| !self.missing_content.is_empty())
     }
 }

@@ -14,10 +14,10 @@ use super::decider::Decider;
 use super::member::Member;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{
-    Action, Decision, DesiredCopy, TargetNamespace, WantedCopy, decide, is_of_this_intent,
+    Action, Decision, DesiredCopy, TargetNamespace, WantedCopy, decide, is_sealed_for,
 };
 use crate::job::{
-    ContentSource, CopyKnowledge, Decided, DesiredObject, Item, Open, PreviewJob, Recreate,
+    ContentSource, Decided, DesiredObject, Item, Open, PreviewInput, PreviewJob, Recreate,
 };
 use crate::live::{Live, Ownership};
 use crate::preview::preview;
@@ -142,7 +142,7 @@ impl Preview<'_> {
         let (asked, uid) = (self.asked, &self.asked.uid);
         let blocked = records.live(&copy).and_then(|live| sealed_for(live, uid));
         let outcome = |source: SourceRef, outcome: Decided| {
-            Some((source, CopyKnowledge::Decided(outcome), vec![]))
+            Some((source, PreviewInput::Decided(outcome), vec![]))
         };
         let want = self.decider.desired_copy(&copy);
         let (source, known, after) = match want {
@@ -170,11 +170,11 @@ impl Preview<'_> {
                 let known = if asked.dry_run {
                     open(want, observed, [0; 32], (true, None), None)
                 } else {
-                    CopyKnowledge::Decided(preview(&want, &observed, false)?)
+                    PreviewInput::Decided(preview(&want, &observed, false)?)
                 };
                 Some((source, known, after))
             }
-            DesiredCopy::Kept(key, _) if key.rule == *uid => {
+            DesiredCopy::OlderVersion(key, _) if key.rule == *uid => {
                 outcome(key.source, (PreviewOutcome::Unchanged, None))
             }
             // Another rule has the copy. The preview shows the same as the status of this rule
@@ -194,12 +194,12 @@ impl Preview<'_> {
             },
         }?;
         let is_blocked =
-            blocked.is_some_and(|source| asked.holds_all || asked.blocked.contains(&source));
+            blocked.is_some_and(|source| asked.blocks_all || asked.blocked.contains(&source));
         let known = match known {
-            CopyKnowledge::Decided((PreviewOutcome::Unchanged | PreviewOutcome::Noop, None))
+            PreviewInput::Decided((PreviewOutcome::Unchanged | PreviewOutcome::Noop, None))
                 if is_blocked =>
             {
-                CopyKnowledge::Decided((PreviewOutcome::Blocked, None))
+                PreviewInput::Decided((PreviewOutcome::Blocked, None))
             }
             other => other,
         };
@@ -228,7 +228,7 @@ impl Preview<'_> {
         copy: &SourceRef,
         wanted: WantedCopy,
         diffs: &mut usize,
-    ) -> Option<CopyKnowledge> {
+    ) -> Option<PreviewInput> {
         let asked = self.asked;
         let preview_intent = self.intents.get(&wanted.intent.source).copied();
         let watched = self.decider.watches.of(copy);
@@ -242,7 +242,7 @@ impl Preview<'_> {
             .and_then(|watched| watched.forbidden.clone())
             .filter(|_| !settled)
         {
-            return Some(CopyKnowledge::Decided((
+            return Some(PreviewInput::Decided((
                 PreviewOutcome::Refused,
                 Some(copy_error),
             )));
@@ -255,7 +255,7 @@ impl Preview<'_> {
         let body = preview_intent
             .filter(|_| asked.dry_run)
             .and_then(|intent| self.preview_body(copy, &wanted, intent));
-        let is_of_intent = is_of_this_intent(&wanted, &observed);
+        let is_of_intent = is_sealed_for(&wanted, &observed);
         let want = DesiredCopy::Copy(Box::new(wanted));
         let is_idle = |observed: &Observed| matches!(decide(&want, observed), Decision::Noop(_));
         let changes = || matches!(decide(&want, &observed), Decision::Act(Action::Change(_)));
@@ -269,7 +269,7 @@ impl Preview<'_> {
             || (is_ours && ((!asked.dry_run && digests.is_none()) || is_idle(&observed)))
             || (!is_ours && is_idle(&Observed::Unknown))
         {
-            return preview(&want, &observed, false).map(CopyKnowledge::Decided);
+            return preview(&want, &observed, false).map(PreviewInput::Decided);
         }
         let fields = preview_intent.map_or([0; 32], |intent| intent.fields);
         Some(open(want, observed, fields, (asked.dry_run, body), digests))
@@ -318,7 +318,7 @@ fn refused_item(refused: &Refusal) -> Item {
     Item {
         copy,
         source,
-        known: CopyKnowledge::Decided((PreviewOutcome::Refused, Some(copy_error))),
+        known: PreviewInput::Decided((PreviewOutcome::Refused, Some(copy_error))),
         after: vec![],
     }
 }
@@ -329,9 +329,9 @@ fn open(
     fields: [u8; 32],
     (dry_run, body): (bool, Option<DesiredObject>),
     digests: Option<Arc<FieldDigests>>,
-) -> CopyKnowledge {
-    CopyKnowledge::Open(Box::new(Open {
-        want,
+) -> PreviewInput {
+    PreviewInput::Open(Box::new(Open {
+        desired: want,
         observed,
         fields,
         dry_run,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ring::digest::{Context, SHA256};
 use runnel_proto::model::{
-    AskedDigest, NAMESPACES_LIMIT, NamespacePrunes, RuleState, RuleUid, SourceRef,
+    NAMESPACES_LIMIT, NamespacePrunes, PruneDigest, RuleState, RuleUid, SourceRef,
 };
 
 use crate::records::Records;
@@ -26,9 +26,9 @@ pub struct PruneApprovals {
     /// The approved objects: the copy, the rule and the uid of the object.
     allowed: BTreeMap<SourceRef, (RuleUid, Arc<str>)>,
     /// The last unused approval for each rule, while it does not match the waiting copies.
-    offers: BTreeMap<RuleUid, AskedDigest>,
+    offers: BTreeMap<RuleUid, PruneDigest>,
     /// The last digest that was reported to the hub for each rule.
-    reported: BTreeMap<RuleUid, AskedDigest>,
+    reported: BTreeMap<RuleUid, PruneDigest>,
 }
 
 impl PruneApprovals {
@@ -40,7 +40,7 @@ impl PruneApprovals {
     }
 
     /// Records the digest that is reported to the hub. An approval of another digest becomes void.
-    pub fn report(&mut self, rule: &RuleUid, digest: Option<AskedDigest>) {
+    pub fn report(&mut self, rule: &RuleUid, digest: Option<PruneDigest>) {
         if self
             .offers
             .get(rule)
@@ -64,7 +64,7 @@ impl PruneApprovals {
 
     /// Stores an approval of the hub if it is for the last reported digest, and returns whether it
     /// is.
-    pub fn offer(&mut self, rule: &RuleUid, digest: AskedDigest) -> bool {
+    pub fn offer(&mut self, rule: &RuleUid, digest: PruneDigest) -> bool {
         let is_current = self.reported.get(rule) == Some(&digest);
         if is_current {
             self.offers.insert(rule.clone(), digest);
@@ -105,7 +105,7 @@ impl PruneApprovals {
 }
 
 /// Returns the digest of exactly these objects of a rule.
-pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> AskedDigest {
+pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> PruneDigest {
     let mut context = Context::new(&SHA256);
     let mut add = |text: &str| {
         context.update(text.as_bytes());
@@ -119,7 +119,7 @@ pub fn digest_of(rule: &RuleUid, objects: &BTreeMap<SourceRef, Arc<str>>) -> Ask
     }
     let mut short = [0; 16];
     short.copy_from_slice(&context.finish().as_ref()[..16]);
-    AskedDigest(short)
+    PruneDigest(short)
 }
 
 /// Returns the copies of a rule that wait for an approval, with their uids.

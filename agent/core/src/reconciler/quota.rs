@@ -28,7 +28,11 @@ impl Decider<'_> {
     }
 
     /// Returns the error if a copy would exceed a quota.
-    pub(super) fn beyond_quota(&self, copy: &SourceRef, wanted: &WantedCopy) -> Option<CopyError> {
+    pub(super) fn exceeded_quota(
+        &self,
+        copy: &SourceRef,
+        wanted: &WantedCopy,
+    ) -> Option<CopyError> {
         let adds = self.growth(copy, &wanted.intent);
         if adds == Usage::default() {
             return None;
@@ -38,15 +42,15 @@ impl Decider<'_> {
                 .jobs
                 .running
                 .iter()
-                .filter(|(other, run)| *other != copy && of(&run.about.0.rule));
+                .filter(|(other, run)| *other != copy && of(&run.target.0.rule));
             // A watch may show a copy before its write has ended. The records then contain the copy
             // already.
             let adds = others.filter(|(_, run)| run.adds != Usage::default());
-            adds.map(|(other, run)| self.growth(other, &run.about.0))
+            adds.map(|(other, run)| self.growth(other, &run.target.0))
                 .fold(Usage::default(), Usage::plus)
         };
         let total = self.records.total().plus(running(&|_| true));
-        let policy = beyond(
+        let policy = exceeded_limit(
             total,
             adds,
             Some(self.jobs.limits.policy.max_copies),
@@ -65,13 +69,13 @@ impl Decider<'_> {
         if max_copies.is_none() && max_bytes.is_none() {
             return None;
         }
-        let (namespace, rules) = self.desired.rules().beside(&wanted.intent.rule);
+        let (namespace, rules) = self.desired.rules().rules_of_namespace(&wanted.intent.rule);
         let used = rules
             .iter()
             .map(|rule| self.records.usage(rule))
             .fold(Usage::default(), Usage::plus);
         let used = used.plus(running(&|rule| rules.contains(rule)));
-        let (field, limit) = beyond(used, adds, max_copies, max_bytes)?;
+        let (field, limit) = exceeded_limit(used, adds, max_copies, max_bytes)?;
         Some(denied(format!(
             "the rules of {namespace} are granted {limit} in this cluster ({field} of the DistributionGrant), and have that \
              many: an administrator of the hub can raise it"
@@ -80,12 +84,12 @@ impl Decider<'_> {
 
     /// Whether a copy waits because of a quota.
     pub(super) fn waits_for_quota(&self, copy: &SourceRef, want: &DesiredCopy) -> bool {
-        matches!(want, DesiredCopy::Copy(wanted) if wanted.denied.is_some() && self.beyond_quota(copy, wanted).is_some())
+        matches!(want, DesiredCopy::Copy(wanted) if wanted.denied.is_some() && self.exceeded_quota(copy, wanted).is_some())
     }
 }
 
 /// Returns the limit that would be exceeded, with its field.
-fn beyond(
+fn exceeded_limit(
     used: Usage,
     adds: Usage,
     copies: Option<u64>,

@@ -6,7 +6,7 @@ use runnel_proto::model::{Batch, Proof, ProofKey, Refusal, RuleState, RuleUid, S
 use super::member::Member;
 use super::prunes;
 use crate::copy::CopyStatus;
-use crate::desired::{Desired, Shows};
+use crate::desired::{CopyDigest, Desired};
 use crate::records::Records;
 use crate::report::Report;
 
@@ -71,24 +71,24 @@ impl Member {
                 self.apply_approval(&delta.uid, now);
             }
         }
-        let taken = self.desired.take(batch, unreadable, &self.records);
-        for new in taken.payloads {
+        let result = self.desired.take(batch, unreadable, &self.records);
+        for new in result.payloads {
             self.payloads.insert(new);
         }
-        for key in &taken.dropped {
+        for key in &result.dropped {
             self.payloads.remove(key);
         }
-        for uid in &taken.rules {
+        for uid in &result.rules {
             self.history.audit.ordered(uid, now);
         }
-        for copy in &taken.looks {
+        for copy in &result.changed_copies {
             self.reconcile_now(copy, now);
         }
-        for uid in &taken.rules {
+        for uid in &result.rules {
             self.apply_approval(uid, now);
             self.report.touch(uid);
         }
-        taken.refused
+        result.refused
     }
 
     /// Removes the copies that the hub has approved, if exactly these copies wait. Terms that the
@@ -211,10 +211,10 @@ impl RuleStates<'_> {
         let (report, records) = (self.report, self.records);
         let shows = |copy: &SourceRef| match report.outcome(copy, uid) {
             Some(CopyStatus::Applied) => {
-                Shows::Content(records.live(copy).and_then(|live| live.facts.digest))
+                CopyDigest::Content(records.live(copy).and_then(|live| live.facts.digest))
             }
-            _ => Shows::Nothing,
+            _ => CopyDigest::Nothing,
         };
-        Some(key.proof(uid, self.desired.shown(uid, shows)?))
+        Some(key.proof(uid, self.desired.intents_digest(uid, shows)?))
     }
 }

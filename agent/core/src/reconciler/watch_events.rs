@@ -22,9 +22,9 @@ impl Member {
     }
 
     /// Handles an object that a watch shows.
-    pub(super) fn copy_seen(&mut self, copy: &SourceRef, live: Live, now: Instant) {
+    pub(super) fn handle_copy_event(&mut self, copy: &SourceRef, live: Live, now: Instant) {
         let is_stranger =
-            !self.desired.copies().contains(copy) && self.records.is_stranger(copy, &live);
+            !self.desired.copies().contains(copy) && self.records.is_foreign(copy, &live);
         let Some(is_listed) = self.watches.shown(copy, !is_stranger) else {
             return;
         };
@@ -38,7 +38,7 @@ impl Member {
             return;
         }
         let known = |live: &Live| (live.uid.clone(), live.facts.digest);
-        let (stood, stands) = (before.as_ref().map(known), known(&live));
+        let (former_key, current_key) = (before.as_ref().map(known), known(&live));
         let is_news = if is_listed {
             self.records.listed(copy, live)
         } else {
@@ -52,7 +52,7 @@ impl Member {
         }
         self.find(copy, now);
         self.reconcile_watched(copy, now);
-        if stood.is_some_and(|stood| stood != stands) {
+        if former_key.is_some_and(|former_key| former_key != current_key) {
             // Another object may now wait to be overwritten, with the same message. The proof
             // covers other content.
             self.report.touch_copy(copy);
@@ -85,7 +85,7 @@ impl Member {
     }
 
     /// Handles an object that a watch does not show any more.
-    pub(super) fn copy_gone(&mut self, copy: &SourceRef, uid: &str, now: Instant) {
+    pub(super) fn handle_copy_deletion(&mut self, copy: &SourceRef, uid: &str, now: Instant) {
         self.jobs.record_event(copy, None);
         if self.records.unwatched(copy, uid) {
             self.reconcile_watched(copy, now);
@@ -113,7 +113,8 @@ impl Member {
                 self.jobs.record_event(&copy, None);
                 continue;
             }
-            if self.records.shown_in_list(&copy) && self.desired.copies().contains(&copy) {
+            if self.records.is_confirmed_since_list(&copy) && self.desired.copies().contains(&copy)
+            {
                 // The list may be older than a read or write meanwhile.
                 self.jobs.reread.insert(copy.clone());
             } else {
@@ -128,7 +129,7 @@ impl Member {
             self.reconcile_area(area, now);
         }
         if listed.was_lost {
-            self.prove_again();
+            self.report_all_if_complete();
         }
     }
 
@@ -163,7 +164,12 @@ impl Member {
     }
 
     /// Handles a namespace that exists.
-    pub(super) fn namespace_seen(&mut self, name: &Arc<str>, namespace: Namespace, now: Instant) {
+    pub(super) fn handle_namespace_event(
+        &mut self,
+        name: &Arc<str>,
+        namespace: Namespace,
+        now: Instant,
+    ) {
         self.watches.namespace_shown(name);
         self.jobs.namespace_failed.remove(name);
         self.set_namespace(name, Some(namespace), now);
@@ -204,7 +210,7 @@ impl Member {
             self.reconcile_all(now);
         }
         if listed.was_lost {
-            self.prove_again();
+            self.report_all_if_complete();
         }
     }
 
@@ -254,7 +260,7 @@ impl Member {
     }
 
     /// Reports all rules when no watch is lost any more. The agent proves nothing before.
-    pub(super) fn prove_again(&mut self) {
+    pub(super) fn report_all_if_complete(&mut self) {
         if self.watches.lost().is_empty() {
             self.report.report_all(self.desired.rules().uids().cloned());
         }

@@ -58,7 +58,7 @@ pub struct Facts<'a> {
 
 /// Whether the history token of a member can be from this hub.
 pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergence> {
-    if !knows(facts.line, history_token) {
+    if !contains(facts.line, history_token) {
         let by = history_token.by();
         let issued_at = i64::try_from(history_token.issued_at)
             .ok()
@@ -86,7 +86,7 @@ pub fn judge(facts: &Facts<'_>, history_token: &HistoryToken) -> Option<Divergen
 }
 
 /// Whether this history includes the token.
-fn knows(line: &LeaderHistory, history_token: &HistoryToken) -> bool {
+fn contains(line: &LeaderHistory, history_token: &HistoryToken) -> bool {
     match line
         .terms()
         .find(|leader_term| history_token.is_of(leader_term))

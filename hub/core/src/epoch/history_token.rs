@@ -9,7 +9,7 @@ use super::leader_history::LeaderTerm;
 /// The version of the form, which is sealed too.
 const FORM: u8 = 1;
 const SEAL: usize = 16;
-const WORDS: usize = 1 + 8 * 7;
+const SEALED_BYTES: usize = 1 + 8 * 7;
 
 /// The recipient of a history token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,28 +82,28 @@ impl HistoryToken {
 
     /// The wire format.
     pub fn seal(&self, key: &RevisionKey) -> Bytes {
-        let mut words = Vec::with_capacity(WORDS + SEAL);
-        words.push(FORM);
+        let mut bytes = Vec::with_capacity(SEALED_BYTES + SEAL);
+        bytes.push(FORM);
         let numbers = [self.term, self.version, self.issued_at].map(u64::to_be_bytes);
         for part in [self.to.member, self.to.cluster, self.epoch, self.random]
             .iter()
             .chain(&numbers)
         {
-            words.extend_from_slice(part);
+            bytes.extend_from_slice(part);
         }
-        words.extend_from_slice(&key.seal(&words));
-        words.into()
+        bytes.extend_from_slice(&key.seal(&bytes));
+        bytes.into()
     }
 
     /// Reads what [`HistoryToken::seal`] wrote; `None`, if that was not done with this key.
     pub fn open(bytes: &[u8], key: &RevisionKey) -> Option<Self> {
-        let (words, seal) = bytes.split_at_checked(WORDS)?;
+        let (bytes, seal) = bytes.split_at_checked(SEALED_BYTES)?;
         // A client that guesses seals gets the result only after it has opened a whole stream, so
         // that the time of this comparison reveals nothing.
-        if words.first() != Some(&FORM) || key.seal(words).as_slice() != seal {
+        if bytes.first() != Some(&FORM) || key.seal(bytes).as_slice() != seal {
             return None;
         }
-        let mut parts = words[1..]
+        let mut parts = bytes[1..]
             .chunks_exact(8)
             .map(|part| <[u8; 8]>::try_from(part).unwrap_or_default());
         let mut next = || parts.next().unwrap_or_default();

@@ -10,9 +10,9 @@ use crate::index::version_number;
 pub const LEADER_HISTORY: &str = "runnel.dev/line";
 /// Number of stored entries, the newest ones. After a restore, the hub can distinguish lost tokens
 /// from old ones for as many changes of the leader.
-pub(super) const KEPT: usize = 256;
+pub(super) const MAX_ENTRIES: usize = 256;
 /// The value of `last` if the Lease was deleted, so that the version is unknown.
-const GONE: u64 = u64::MAX;
+const DELETED_VERSION: u64 = u64::MAX;
 /// An abbreviation for the epoch of the entry before.
 const SAME_EPOCH: &str = "=";
 
@@ -113,13 +113,19 @@ impl LeaderHistory {
     /// Reads the annotation of a Lease.
     pub fn of(lease: &Lease) -> Option<Self> {
         let message = lease.metadata.annotations.as_ref()?.get(LEADER_HISTORY)?;
-        let line = Self::parse(message).within(lease.metadata.uid.as_deref().unwrap_or_default());
+        let line =
+            Self::parse(message).with_lease_uid(lease.metadata.uid.as_deref().unwrap_or_default());
         (!line.terms.is_empty()).then_some(line)
     }
 
     /// Returns the history after a process has taken the Lease of a holder at this version; `None`:
     /// the Lease was deleted. The epoch is empty if this write creates the Lease.
-    pub fn taken(self, found: Option<&Lease>, (epoch, term): (&str, u64), random: &str) -> Self {
+    pub fn with_new_term(
+        self,
+        found: Option<&Lease>,
+        (epoch, term): (&str, u64),
+        random: &str,
+    ) -> Self {
         let mut history = self.ended(found);
         let epoch = short_epoch(epoch);
         history.terms.push(LeaderTerm {
@@ -128,7 +134,7 @@ impl LeaderHistory {
             random: random.to_owned(),
             last: None,
         });
-        while history.terms.len() > KEPT {
+        while history.terms.len() > MAX_ENTRIES {
             let oldest = history.terms.remove(0);
             // Versions only rise: the next leader has a higher version than the one whose Lease was
             // deleted.
@@ -136,7 +142,7 @@ impl LeaderHistory {
             let known = [oldest.last, next]
                 .into_iter()
                 .flatten()
-                .find(|last| *last != GONE);
+                .find(|last| *last != DELETED_VERSION);
             history.dropped = history.dropped.max(known.unwrap_or_default());
         }
         history
@@ -149,7 +155,7 @@ impl LeaderHistory {
         if let Some(newest) = self.terms.last_mut().filter(|newest| newest.last.is_none()) {
             // After the Lease was deleted, the last version of its holder is unknown. All of that
             // holder's tokens count as known.
-            newest.last = Some(version.unwrap_or(GONE));
+            newest.last = Some(version.unwrap_or(DELETED_VERSION));
         }
         self
     }
@@ -160,7 +166,7 @@ impl LeaderHistory {
     }
 
     /// Returns the history for a Lease that exists now. Its creator did not know its uid.
-    pub fn within(mut self, epoch: &str) -> Self {
+    pub fn with_lease_uid(mut self, epoch: &str) -> Self {
         if let Some(newest) = self
             .terms
             .last_mut()
@@ -183,7 +189,7 @@ impl LeaderHistory {
 
     /// Returns the newer half of the possible entries; the older ones will be dropped.
     pub fn newer(&self) -> impl Iterator<Item = &LeaderTerm> {
-        self.terms.iter().rev().take(KEPT / 2)
+        self.terms.iter().rev().take(MAX_ENTRIES / 2)
     }
 }
 

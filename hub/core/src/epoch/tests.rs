@@ -40,10 +40,11 @@ impl Hub {
     /// A process takes the Lease with the history from its annotation.
     fn take(&mut self, process: u64) {
         self.term += 1;
-        let taken =
-            self.line
-                .clone()
-                .taken(Some(&self.lease()), (EPOCH, self.term), &random(process));
+        let taken = self.line.clone().with_new_term(
+            Some(&self.lease()),
+            (EPOCH, self.term),
+            &random(process),
+        );
         self.line = LeaderHistory::parse(&taken.to_string());
         self.renew();
         self.since = self.now;
@@ -95,7 +96,7 @@ fn history_token_opens_only_with_its_key() {
 }
 
 #[test]
-fn restored_hub_is_noticed_whatever_its_versions() {
+fn restored_hub_is_detected_with_any_version() {
     let mut hub = Hub::default();
     hub.take(1);
     hub.renew();
@@ -188,7 +189,7 @@ fn approval_of_one_member_or_cluster_serves_no_other() {
 }
 
 #[test]
-fn message_names_what_was_seen_and_the_confirming_command() {
+fn divergence_message_has_cause_and_command() {
     let issued_at = jiff::Timestamp::from_second(1_800_000_000).unwrap();
     let by = || "7-00000000000000aa".to_owned();
     let all = [
@@ -230,8 +231,8 @@ fn missing_or_malformed_lease_is_no_divergence() {
     let remade = hub
         .line
         .clone()
-        .taken(None, ("", 1), &random(2))
-        .within("ffffffff-0000-4000-8000-000000000002");
+        .with_new_term(None, ("", 1), &random(2))
+        .with_lease_uid("ffffffff-0000-4000-8000-000000000002");
     let facts = Facts {
         line: &LeaderHistory::parse(&remade.to_string()),
         since: 0,
@@ -251,7 +252,7 @@ fn absence_over_many_leader_changes_is_no_divergence() {
     let mut hub = Hub::default();
     hub.take(0);
     let mut issued = vec![hub.issue(to())];
-    for process in 1..3 * leader_history::KEPT as u64 {
+    for process in 1..3 * leader_history::MAX_ENTRIES as u64 {
         hub.take(process);
         if process % 7 == 0 {
             issued.push(hub.issue(to()));
@@ -278,7 +279,7 @@ fn absence_over_many_leader_changes_is_no_divergence() {
         hub.issue(to())
     }];
     let mut restored = backup;
-    for process in 10_000..10_000 + leader_history::KEPT as u64 - 1 {
+    for process in 10_000..10_000 + leader_history::MAX_ENTRIES as u64 - 1 {
         restored.take(process);
         assert!(
             lost.iter()
@@ -296,11 +297,11 @@ fn lease_deleted_once_is_no_divergence_after_changes() {
     let line = hub
         .line
         .clone()
-        .taken(None, ("", 1), &random(2))
-        .within("ffffffff-0000-4000-8000-000000000002");
+        .with_new_term(None, ("", 1), &random(2))
+        .with_lease_uid("ffffffff-0000-4000-8000-000000000002");
     hub.line = LeaderHistory::parse(&line.to_string());
     hub.renew();
-    for process in 3..2 * leader_history::KEPT as u64 {
+    for process in 3..2 * leader_history::MAX_ENTRIES as u64 {
         hub.take(process);
         assert_eq!(hub.judge(&issued, to()), None, "after {process} changes");
     }

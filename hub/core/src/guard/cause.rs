@@ -20,7 +20,7 @@ pub enum CauseKind {
     /// A namespace on the hub is being deleted.
     NamespaceDeleted,
     /// The CRD of its kind is being deleted.
-    DefinitionDeleted,
+    CrdDeleted,
     /// Sources of a namespace were deleted while the hub was away.
     Missed,
     /// A rule was edited.
@@ -70,7 +70,7 @@ impl CauseKind {
                 format!("{} was deleted", list(subjects))
             }
             CauseKind::NamespaceDeleted => format!("{} on the hub was deleted", named("namespace")),
-            CauseKind::DefinitionDeleted => format!("{} was deleted", named("CRD")),
+            CauseKind::CrdDeleted => format!("{} was deleted", named("CRD")),
             CauseKind::Missed => format!(
                 "sources in {} were deleted while the hub was away",
                 named("namespace")

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 #[cfg(test)]
 use std::sync::Arc;
 
-use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
+use runnel_proto::model::{ClusterName, PruneDigest, SourceRef};
 
 use super::{Item, items_of};
 
@@ -49,7 +49,7 @@ impl GuardDecision {
     }
 
     /// Returns the approved removals in a cluster of copies whose namespace is no longer a target.
-    pub fn prune(&self, cluster: &ClusterName) -> Option<AskedDigest> {
+    pub fn prune(&self, cluster: &ClusterName) -> Option<PruneDigest> {
         prunes_in(&self.passed, cluster).find_map(|item| match item {
             Item::Prune(_, digest) => Some(*digest),
             _ => None,
@@ -97,7 +97,7 @@ fn prunes_in<'a>(
     items: &'a BTreeSet<Item>,
     cluster: &'a ClusterName,
 ) -> impl Iterator<Item = &'a Item> {
-    let from = Item::Prune(cluster.clone(), AskedDigest([0; 16]));
+    let from = Item::Prune(cluster.clone(), PruneDigest([0; 16]));
     items
         .range(from..)
         .take_while(move |item| item.cluster() == Some(cluster))

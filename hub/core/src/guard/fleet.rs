@@ -19,7 +19,7 @@ pub struct FleetTerms {
     /// The limit of each member cluster.
     pub member: Limit,
     /// Whether deliberate deletes are under the limits, too.
-    pub holds_deliberate: bool,
+    pub limits_deliberate_deletes: bool,
     /// The digests that its annotation approves.
     pub approve: Option<String>,
 }
@@ -43,7 +43,7 @@ impl FleetTerms {
         Self {
             fleet: limit(removal.fleet.count, removal.fleet.percent),
             member: limit(removal.member.count, removal.member.percent),
-            holds_deliberate: removal.deliberate == Deliberate::Hold,
+            limits_deliberate_deletes: removal.deliberate == Deliberate::Hold,
             approve: annotations
                 .and_then(|all| all.get(runnel_api::APPROVE))
                 .cloned(),
@@ -53,7 +53,7 @@ impl FleetTerms {
 
 /// The removals of one cause in one rule.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct RuleRemovals {
     /// The rule.
     pub uid: RuleUid,
     /// The cause.
@@ -66,7 +66,7 @@ pub struct Part {
     pub joins: bool,
 }
 
-impl Part {
+impl RuleRemovals {
     fn copies(&self) -> u64 {
         sum(&self.copies)
     }
@@ -219,7 +219,7 @@ impl FleetGuard {
     /// no other cause: it may never go.
     pub fn exceeding(
         &mut self,
-        parts: &[Part],
+        parts: &[RuleRemovals],
         totals: &dyn Totals,
         now: Instant,
     ) -> BTreeSet<Cause> {
@@ -233,7 +233,7 @@ impl FleetGuard {
             };
             sums.add(&passed.uid, &passed.copies);
         }
-        let mut causes: BTreeMap<&Cause, (Sums<'_>, Vec<&Part>)> = BTreeMap::new();
+        let mut causes: BTreeMap<&Cause, (Sums<'_>, Vec<&RuleRemovals>)> = BTreeMap::new();
         for part in parts {
             let (sums, parts) = causes.entry(&part.cause).or_insert_with(|| {
                 let sums = approved.remove(&part.cause).unwrap_or_default();
@@ -242,7 +242,8 @@ impl FleetGuard {
             sums.add(&part.uid, &part.copies);
             parts.push(part);
         }
-        let exceeds = |part: &Part, sums: &Sums<'_>| self.exceeds(part, &before, sums, totals);
+        let exceeds =
+            |part: &RuleRemovals, sums: &Sums<'_>| self.exceeds(part, &before, sums, totals);
         let mut over: BTreeSet<Cause> = causes
             .values()
             .flat_map(|(sums, parts)| parts.iter().filter(|part| exceeds(part, sums)))
@@ -260,7 +261,7 @@ impl FleetGuard {
 
     fn exceeds(
         &self,
-        part: &Part,
+        part: &RuleRemovals,
         before: &Sums<'_>,
         sums: &Sums<'_>,
         totals: &dyn Totals,

@@ -2,7 +2,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
+use runnel_proto::model::{ClusterName, PruneDigest, SourceRef};
 
 /// The unit of a removal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ pub enum Item {
     /// The copies of a source that the rule does not select any more.
     Source(SourceRef),
     /// The copies in namespaces of a cluster that are no longer targets, as its agent named them.
-    Prune(ClusterName, AskedDigest),
+    Prune(ClusterName, PruneDigest),
 }
 
 impl Item {

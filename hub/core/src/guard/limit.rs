@@ -27,7 +27,7 @@ impl Limit {
 
     /// This limit, where nothing may be above `ceiling`.
     #[must_use]
-    pub fn under(self, ceiling: Limit) -> Self {
+    pub fn capped_at(self, ceiling: Limit) -> Self {
         Self {
             count: self.count.min(ceiling.count),
             percent: self.percent.min(ceiling.percent),
@@ -58,7 +58,7 @@ mod tests {
             percent: 100,
         };
         assert!(generous.allows(1000, || 1000));
-        let capped = generous.under(Limit {
+        let capped = generous.capped_at(Limit {
             count: 20,
             percent: 5,
         });

@@ -33,13 +33,13 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_api::PendingApproval;
 use runnel_api::conditions::whole_seconds;
-use runnel_proto::model::{AskedDigest, ClusterName, SourceRef};
+use runnel_proto::model::{ClusterName, PruneDigest, SourceRef};
 
 pub use cause::{Cause, CauseKind};
 pub use decision::GuardDecision;
 use digest::digest_of;
 pub use digest::digest_of_all;
-pub use fleet::{FleetGuard, FleetTerms, Part, Totals};
+pub use fleet::{FleetGuard, FleetTerms, RuleRemovals, Totals};
 pub use item::Item;
 pub use limit::Limit;
 pub use terminating::TerminatingScopes;
@@ -49,7 +49,7 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 /// Removals are judged after this time without further ones.
 pub const DELAY: Duration = Duration::from_secs(1);
 /// More literal names than this, taken out of lists by one edit, are no deliberate delete.
-const NAMED_AT_ONCE: usize = 10;
+const MAX_DELIBERATE_NAMES: usize = 10;
 /// Limit of remembered passed removals of one rule. Others are judged again.
 const REMEMBERED: usize = 20_000;
 /// Number of remembered digests of a changing set.
@@ -78,7 +78,7 @@ pub struct RemovalGuard {
     carried: bool,
     /// The clusters that were not connected when that ended: they may have a part of it.
     awaited: BTreeSet<ClusterName>,
-    /// Whether an item was opened since the last judgement.
+    /// Whether an item was opened since the last judgment.
     is_news: bool,
     /// A blocked item is selected again, or approved.
     undone: bool,
@@ -161,7 +161,7 @@ impl RemovalGuard {
     }
 
     /// An item is selected, perhaps again.
-    pub fn keep(&mut self, item: &Item) {
+    pub fn record_selected(&mut self, item: &Item) {
         self.open.remove(item);
         if self.causes.remove(item).is_some() {
             self.undone = true;
@@ -184,7 +184,7 @@ impl RemovalGuard {
     }
 
     /// All items of the rule are selected again.
-    pub fn keep_wanted(&mut self, is_wanted: impl Fn(&Item) -> bool) {
+    pub fn keep_selected(&mut self, is_wanted: impl Fn(&Item) -> bool) {
         let all = self
             .decision
             .passed
@@ -192,12 +192,12 @@ impl RemovalGuard {
             .chain(&self.decision.blocked)
             .chain(self.open.keys());
         let back: Vec<_> = all.filter(|item| is_wanted(item)).cloned().collect();
-        back.iter().for_each(|item| self.keep(item));
+        back.iter().for_each(|item| self.record_selected(item));
     }
 
     /// The hub sends nothing to this cluster any more: its items need no decision.
     pub fn forget(&mut self, gone: &ClusterName) {
-        self.keep_wanted(|item| item.cluster() == Some(gone));
+        self.keep_selected(|item| item.cluster() == Some(gone));
     }
 
     /// Whether something is blocked in just this cluster.
@@ -208,7 +208,7 @@ impl RemovalGuard {
     }
 
     /// Judges passed items again that are not removed yet.
-    pub fn judge_again(&mut self) {
+    pub fn rejudge_passed(&mut self) {
         if !self.decision.passed.is_empty() {
             Arc::make_mut(&mut self.decision).passed.clear();
         }
@@ -229,7 +229,7 @@ impl RemovalGuard {
     }
 
     /// Whether an item was opened since the last call.
-    pub fn take_news(&mut self) -> bool {
+    pub fn take_opened(&mut self) -> bool {
         std::mem::take(&mut self.is_news)
     }
 
@@ -273,8 +273,8 @@ impl RemovalGuard {
     }
 
     /// Sets the requested removals in former target namespaces, by cluster.
-    pub fn set_prunes(&mut self, prunes: &BTreeMap<ClusterName, AskedDigest>, cause: &Cause) {
-        self.keep_wanted(|item| match item {
+    pub fn set_prunes(&mut self, prunes: &BTreeMap<ClusterName, PruneDigest>, cause: &Cause) {
+        self.keep_selected(|item| match item {
             Item::Prune(cluster, digest) => prunes.get(cluster) != Some(digest),
             _ => false,
         });
@@ -284,7 +284,7 @@ impl RemovalGuard {
     }
 
     /// Whether a cluster's agent reports another set of copies than the decided one.
-    pub fn prune_differs(&self, cluster: &ClusterName, digest: Option<AskedDigest>) -> bool {
+    pub fn prune_differs(&self, cluster: &ClusterName, digest: Option<PruneDigest>) -> bool {
         let mut known = self.decision.prunes_in(cluster).chain(self.open.keys());
         let known = known.find_map(|item| match item {
             Item::Prune(name, digest) if name == cluster => Some(*digest),
@@ -294,14 +294,14 @@ impl RemovalGuard {
     }
 
     /// A cluster's agent asks again although its removals passed.
-    pub fn prune_again(&mut self, cluster: &ClusterName) {
+    pub fn rejudge_prune(&mut self, cluster: &ClusterName) {
         let passed: Vec<_> = self
             .decision
             .prunes_in(cluster)
             .filter(|item| self.decision.passes(item))
             .cloned()
             .collect();
-        passed.iter().for_each(|item| self.keep(item));
+        passed.iter().for_each(|item| self.record_selected(item));
     }
 
     /// Removes the deliberate deletes from the open items; `refine` determines the actual cause.
@@ -312,7 +312,7 @@ impl RemovalGuard {
         let is_named = |cause: &&Cause| cause.kind == CauseKind::Named;
         let named = self.open.values().filter(is_named).count();
         for (item, cause) in &mut self.open {
-            if cause.kind == CauseKind::Named && named > NAMED_AT_ONCE {
+            if cause.kind == CauseKind::Named && named > MAX_DELIBERATE_NAMES {
                 cause.kind = CauseKind::RuleEdited;
             } else if let Some(refined) = refine(item, cause) {
                 *cause = refined;
@@ -330,13 +330,13 @@ impl RemovalGuard {
         self.open.keys()
     }
 
-    /// Whether something open waits for the next judgement of the fleet.
+    /// Whether something open waits for the next judgment of the fleet.
     pub fn waits(&self) -> bool {
         !self.open.is_empty()
     }
 
-    /// Puts off the deletion of the rule until the next judgement of the fleet.
-    pub fn put_back(&mut self, item: Item, cause: Cause) {
+    /// Puts off the deletion of the rule until the next judgment of the fleet.
+    pub fn defer_deletion(&mut self, item: Item, cause: Cause) {
         self.open.insert(item, cause);
     }
 

@@ -32,14 +32,14 @@ impl TerminatingScopes {
 
     /// Sets whether the definition of a kind of rules is being deleted; `None`: it is missing. Its
     /// rules were not deleted one by one.
-    pub fn set_definition(&mut self, name: &str, is_terminating: Option<bool>) {
+    pub fn set_crd(&mut self, name: &str, is_terminating: Option<bool>) {
         set(&mut self.definitions, name, is_terminating.unwrap_or(true));
     }
 
     /// Sets the definitions. `None`: they cannot be read, and the former state stays.
-    pub fn set_definitions(&mut self, all: Option<BTreeMap<String, bool>>) {
+    pub fn set_crds(&mut self, all: Option<BTreeMap<String, bool>>) {
         for (name, is_terminating) in all.into_iter().flatten() {
-            self.set_definition(&name, Some(is_terminating));
+            self.set_crd(&name, Some(is_terminating));
         }
     }
 

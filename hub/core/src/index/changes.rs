@@ -9,7 +9,7 @@ use crate::plan::{NamedTerms, RulePlan, TargetClusters};
 
 impl RuleEntry {
     /// Whether the rule selects the item.
-    fn wants(&self, item: &Item) -> bool {
+    fn selects(&self, item: &Item) -> bool {
         let plan = |cluster: &ClusterName| self.cluster_plans.plan(cluster, &self.plan);
         match item {
             Item::Rule => !self.rule.deleting,
@@ -19,12 +19,12 @@ impl RuleEntry {
                 .clusters
                 .get(cluster)
                 .is_some_and(|terms| terms.grants_kind(kind)),
-            Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.wants(intent)),
+            Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.selects(intent)),
             Item::Name(intent) => self
                 .cluster_plans
                 .plans(&self.plan)
-                .any(|(_, plan)| plan.wants(intent)),
-            Item::Source(source) => self.plan.wants(source),
+                .any(|(_, plan)| plan.selects(intent)),
+            Item::Source(source) => self.plan.selects(source),
             // Requests of agents are handled where they are judged.
             Item::Prune(..) => false,
         }
@@ -36,9 +36,9 @@ impl RuleEntry {
     }
 
     /// Blocks the removal of every item that the rule selects.
-    pub(super) fn keep_wanted(&mut self) {
+    pub(super) fn keep_selected(&mut self) {
         let mut guard = std::mem::take(&mut self.guard);
-        guard.keep_wanted(|item| self.wants(item));
+        guard.keep_selected(|item| self.selects(item));
         self.guard = guard;
     }
 
@@ -54,10 +54,10 @@ impl RuleEntry {
             intent.plain(),
             assignment.terms.grants_kind(&intent.resource),
         );
-        if assignment.is_unknown(intent) || (sent && assignment.plan.wants(intent)) {
+        if assignment.is_unknown(intent) || (sent && assignment.plan.selects(intent)) {
             return None;
         }
-        Some(if !self.plan.wants(&source) {
+        Some(if !self.plan.selects(&source) {
             Item::Source(source)
         } else if !sent {
             Item::Kind(cluster.clone(), intent.resource.clone())
@@ -86,15 +86,15 @@ pub(super) fn record_changes(
     match now {
         DeletionPolicy::Retain => entry.guard.reopen(),
         DeletionPolicy::Delete if before == Some(DeletionPolicy::Retain) => {
-            entry.guard.judge_again()
+            entry.guard.rejudge_passed()
         }
         DeletionPolicy::Delete => {}
     }
-    entry.keep_wanted();
+    entry.keep_selected();
     if entry.rule.deleting {
         entry.guard.remove(Item::Rule, CauseKind::Deleted.of(""))
     } else {
-        entry.guard.keep(&Item::Rule)
+        entry.guard.record_selected(&Item::Rule)
     }
     let Some(former) = former else {
         return entry.guard.is_open();
@@ -104,8 +104,8 @@ pub(super) fn record_changes(
     let named = CauseKind::Named.of(name);
     for source in former
         .plan
-        .wanted()
-        .filter(|source| !entry.plan.wants(source))
+        .all_selected()
+        .filter(|source| !entry.plan.selects(source))
     {
         let cause = if entry.plan.refused.contains_key(source) {
             CauseKind::Deleted.of("")
@@ -117,7 +117,7 @@ pub(super) fn record_changes(
         entry.guard.remove(Item::Source(source.clone()), cause);
     }
     let (now, before) = (entry.rule.clone(), &former.rule);
-    record_goes(&former.target_clusters, entry, takes_part, |cluster| {
+    record_unselected(&former.target_clusters, entry, takes_part, |cluster| {
         if now.has_dropped_cluster(before, cluster) {
             named.clone()
         } else {
@@ -141,7 +141,7 @@ pub(super) fn record_changes(
 }
 
 /// Reports deselected items and their clusters to the guard.
-pub(super) fn record_goes(
+pub(super) fn record_unselected(
     former: &TargetClusters,
     entry: &mut RuleEntry,
     takes_part: impl Fn(&ClusterName) -> bool,
@@ -194,10 +194,10 @@ fn record_names(
     }
     // With versioned names, another version of the copy is an edit.
     let other = |intent: &&SourceRef| {
-        !now.wants(intent)
+        !now.selects(intent)
             && !now.is_unknown(intent)
             && !entry.is_version(intent)
-            && entry.plan.wants(&intent.plain())
+            && entry.plan.selects(&intent.plain())
     };
     let gone: Vec<_> = before.intents.keys().filter(other).cloned().collect();
     for intent in gone {
@@ -232,7 +232,7 @@ pub(super) fn record_choice(
     if !takes_part {
         entry.guard.forget(cluster);
     }
-    entry.keep_wanted();
+    entry.keep_selected();
 }
 
 #[cfg(test)]

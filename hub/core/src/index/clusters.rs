@@ -50,7 +50,7 @@ impl Cluster {
     }
 
     /// Whether rules may choose the cluster.
-    pub fn takes_part(&self) -> bool {
+    pub fn is_eligible(&self) -> bool {
         self.accepted && !self.leaving
     }
 
@@ -61,7 +61,7 @@ impl Cluster {
 
     /// Whether a rule selects the cluster.
     pub fn is_chosen_by(&self, rule: &Rule, name: &ClusterName) -> bool {
-        self.takes_part() && rule.chooses(name, &self.labels)
+        self.is_eligible() && rule.chooses(name, &self.labels)
     }
 }
 
@@ -103,14 +103,14 @@ impl Clusters {
 
     /// Whether the hub serves this cluster: it exists, with this uid, and is accepted. Any other
     /// cluster is sent nothing, not even a removal.
-    pub fn talks_to(&self, name: &ClusterName, uid: &str) -> bool {
+    pub fn serves_cluster(&self, name: &ClusterName, uid: &str) -> bool {
         self.get(name)
             .is_some_and(|known| known.accepted && known.uid == uid)
     }
 
     /// Whether rules may choose a cluster.
-    pub(super) fn takes_part(&self, name: &ClusterName) -> bool {
-        self.get(name).is_some_and(Cluster::takes_part)
+    pub(super) fn is_eligible(&self, name: &ClusterName) -> bool {
+        self.get(name).is_some_and(Cluster::is_eligible)
     }
 
     /// Whether a rule selects a cluster.
@@ -170,7 +170,7 @@ impl Index {
         let change = ClusterChange {
             name: &name,
             cluster: Some(&cluster),
-            judges_leaving: self.fleet_guard.terms.holds_deliberate,
+            judges_leaving: self.fleet_guard.terms.limits_deliberate_deletes,
             is_reborn: former.is_none_or(|former| {
                 former.uid != cluster.uid || former.leaving != cluster.leaving
             }),

@@ -5,7 +5,7 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
 
 use super::RuleEntry;
 use super::clusters::Clusters;
-use super::holdings::Holdings;
+use super::holdings::ReportedCopiesFn;
 use super::rule_lookup::Selection;
 use super::rules::Rules;
 use crate::guard::Item;
@@ -17,7 +17,7 @@ pub(super) struct CopyCounter<'a> {
     pub(super) rules: &'a Rules,
     pub(super) clusters: &'a Clusters,
     pub(super) selection: &'a Selection,
-    pub(super) holdings: Holdings<'a>,
+    pub(super) reported_copies: ReportedCopiesFn<'a>,
 }
 
 impl CopyCounter<'_> {
@@ -47,7 +47,7 @@ impl CopyCounter<'_> {
                 Item::Cluster(cluster) => drop(clusters.insert(cluster)),
                 Item::Kind(cluster, kind) => {
                     let of_kind = |source: &&SourceRef| source.resource == *kind;
-                    let intents: Vec<_> = entry.plan.wanted().filter(of_kind).collect();
+                    let intents: Vec<_> = entry.plan.all_selected().filter(of_kind).collect();
                     here.entry(cluster).or_insert_with(Vec::new).extend(intents);
                 }
                 Item::Copy(cluster, intent) => {
@@ -55,8 +55,8 @@ impl CopyCounter<'_> {
                 }
                 Item::Name(intent) | Item::Source(intent) => everywhere.push(intent),
                 Item::Prune(cluster, digest) => {
-                    let asked =
-                        (self.holdings)(&entry.rule.uid, cluster).and_then(|acked| acked.prunes);
+                    let asked = (self.reported_copies)(&entry.rule.uid, cluster)
+                        .and_then(|acked| acked.prunes);
                     let copies = asked
                         .filter(|asked| asked.digest == *digest)
                         .map_or(0, |asked| asked.objects.into());
@@ -67,7 +67,7 @@ impl CopyCounter<'_> {
         // Where the rule has copies, the copies of its sources would be removed as soon as the rule
         // selects the cluster again.
         let holds = |cluster: &ClusterName| {
-            (self.holdings)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0)
+            (self.reported_copies)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0)
         };
         let there = self
             .clusters
@@ -82,7 +82,7 @@ impl CopyCounter<'_> {
             .filter(|intent| self.is_contested(entry, intent))
             .collect();
         let intents = there.map(|cluster| {
-            let stay = |intent: &&&SourceRef| self.is_wanted_by_another(entry, cluster, intent);
+            let stay = |intent: &&&SourceRef| self.is_sent_by_another_rule(entry, cluster, intent);
             let own = here.get(cluster).into_iter().flatten();
             let go = everywhere.len() + own.clone().count()
                 - contested.iter().chain(own).filter(stay).count();
@@ -123,17 +123,17 @@ impl CopyCounter<'_> {
             .keys()
             .chain(outside)
             .filter_map(|cluster| {
-                let copies = (self.holdings)(&entry.rule.uid, cluster)?.copies;
+                let copies = (self.reported_copies)(&entry.rule.uid, cluster)?.copies;
                 let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
                 let intents = leaving.saturating_add(plan.sources() as u64);
-                Some(copies.min(most(&entry.rule, intents).unwrap_or(u64::MAX)))
+                Some(copies.min(max_copies(&entry.rule, intents).unwrap_or(u64::MAX)))
             });
         let message: Vec<_> = message.filter(|copies| *copies > 0).collect();
         let (all, largest) = message.iter().fold((0u64, 0), |(all, largest), copies| {
             (all.saturating_add(*copies), largest.max(*copies))
         });
         let others = all.saturating_sub(largest);
-        if most(&entry.rule, 0).is_none() && message.len() > 1 {
+        if max_copies(&entry.rule, 0).is_none() && message.len() > 1 {
             others.saturating_mul(2).min(all)
         } else {
             all
@@ -142,7 +142,7 @@ impl CopyCounter<'_> {
 
     /// Returns the number of copies in a cluster that are removed with the rule.
     fn copies(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
-        let all = match (self.holdings)(&entry.rule.uid, cluster) {
+        let all = match (self.reported_copies)(&entry.rule.uid, cluster) {
             Some(holding) => holding.copies,
             None if self.may_have(cluster) => {
                 targets(&entry.rule).saturating_mul(entry.plan.sources() as u64)
@@ -153,8 +153,8 @@ impl CopyCounter<'_> {
             return all;
         };
         let stay = plan
-            .wanted()
-            .filter(|intent| self.is_wanted_by_another(entry, cluster, intent))
+            .all_selected()
+            .filter(|intent| self.is_sent_by_another_rule(entry, cluster, intent))
             .count();
         all.saturating_sub(
             self.copies_of_one(entry, cluster)
@@ -163,7 +163,7 @@ impl CopyCounter<'_> {
     }
 
     fn copies_of_one(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
-        match (self.holdings)(&entry.rule.uid, cluster) {
+        match (self.reported_copies)(&entry.rule.uid, cluster) {
             Some(holding) if holding.intents > 0 => holding.copies.div_ceil(holding.intents),
             // The agent may have applied more than it has reported.
             Some(_) => targets(&entry.rule),
@@ -186,7 +186,7 @@ impl CopyCounter<'_> {
     }
 
     /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
-    fn is_wanted_by_another(
+    fn is_sent_by_another_rule(
         &self,
         entry: &RuleEntry,
         cluster: &ClusterName,
@@ -231,7 +231,7 @@ fn targets(rule: &Rule) -> u64 {
 }
 
 /// The most copies that a rule can have of so many intents in one cluster; `None`, if it does not name its namespaces.
-fn most(rule: &Rule, intents: u64) -> Option<u64> {
+fn max_copies(rule: &Rule, intents: u64) -> Option<u64> {
     let choice = rule.terms.namespaces.as_ref();
     let names_all = choice.is_none_or(|choice| {
         choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal)

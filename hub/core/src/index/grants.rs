@@ -13,7 +13,7 @@ use crate::plan::{GrantChange, RuleGrant};
 
 /// A hub namespace in its watch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct SeenNamespace {
+pub struct HubNamespace {
     /// Its labels, by which grants may choose.
     pub labels: BTreeMap<String, String>,
     /// Whether it is terminating: its objects were not deleted one by one.
@@ -21,18 +21,18 @@ pub struct SeenNamespace {
 }
 
 /// Deleted namespaces that are remembered, besides the existing ones.
-const GONE: usize = 1000;
+const MAX_DELETED_NAMESPACES: usize = 1000;
 
 impl Index {
     /// Sets a namespace of the hub; `None`: it is deleted. Its objects may be deleted only later,
     /// so it counts as terminating until it exists again.
-    pub fn set_seen_namespace(&mut self, name: &str, seen: Option<SeenNamespace>) -> Effect {
+    pub fn set_hub_namespace_state(&mut self, name: &str, seen: Option<HubNamespace>) -> Effect {
         let terminating = &mut self.fleet_guard.terminating;
         terminating.set_namespace(name, seen.as_ref().is_none_or(|seen| seen.terminating));
         let grants = &mut self.targets.grants;
         let change = grants.set_namespace(name, seen.map(|seen| seen.labels));
         if let Some(known) = grants.namespaces()
-            && terminating.namespaces() > known + GONE
+            && terminating.namespaces() > known + MAX_DELETED_NAMESPACES
         {
             terminating.retain_namespaces(|name| grants.has_namespace(name));
         }
@@ -40,7 +40,10 @@ impl Index {
     }
 
     /// Sets all namespaces of the hub; `None`: they cannot be read.
-    pub fn set_seen_namespaces(&mut self, all: Option<BTreeMap<String, SeenNamespace>>) -> Effect {
+    pub fn set_hub_namespace_states(
+        &mut self,
+        all: Option<BTreeMap<String, HubNamespace>>,
+    ) -> Effect {
         for (name, seen) in all.iter().flatten() {
             let terminating = &mut self.fleet_guard.terminating;
             terminating.set_namespace(name, seen.terminating);
@@ -91,7 +94,7 @@ impl Index {
 
     /// Lets all concerned rules follow at once, if no other task does.
     pub(super) fn follow_here(&mut self, mut effect: Effect) -> Effect {
-        while !self.planner.rendering.is_aside()
+        while !self.planner.rendering.defers_rendering()
             && let Some(uid) = effect.follow.pop_first()
         {
             effect.merge(self.follow(&uid));

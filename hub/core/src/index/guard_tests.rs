@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use runnel_api::PendingApproval;
-use runnel_proto::model::{Asked, AskedDigest, ClusterName, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, PruneDigest, PruneRequest, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Cluster, Directive, Effect, Holding, Index, ScopeState, SeenNamespace};
+use super::{Cluster, Directive, Effect, HubNamespace, Index, ReportedCopies, ScopeState};
 use crate::guard::{Cause, CauseKind, DELAY, FleetTerms, Item, Limit, RemovalGuard, WINDOW};
 use crate::now::Now;
 use crate::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
@@ -19,7 +19,7 @@ const MEMBERS: [&str; 2] = ["member-1", "member-2"];
 /// A hub with two members, and the reports of their agents.
 struct World {
     index: Index,
-    holdings: BTreeMap<(RuleUid, ClusterName), Holding>,
+    reported_copies: BTreeMap<(RuleUid, ClusterName), ReportedCopies>,
     now: Now,
 }
 
@@ -92,10 +92,10 @@ impl World {
             index.set_cluster(name.into(), cluster("prod"));
         }
         index.set_grants(Some(BTreeMap::from([("everything".to_owned(), grant())])));
-        let team = ("team".to_owned(), SeenNamespace::default());
-        index.set_seen_namespaces(Some(BTreeMap::from([
+        let team = ("team".to_owned(), HubNamespace::default());
+        index.set_hub_namespace_states(Some(BTreeMap::from([
             team,
-            ("other".to_owned(), SeenNamespace::default()),
+            ("other".to_owned(), HubNamespace::default()),
         ])));
         let now = Now {
             instant: Instant::now(),
@@ -103,7 +103,7 @@ impl World {
         };
         Self {
             index,
-            holdings: BTreeMap::new(),
+            reported_copies: BTreeMap::new(),
             now,
         }
     }
@@ -117,18 +117,19 @@ impl World {
                 .set_source(source, BTreeMap::new(), Some(content()));
         }
         for member in MEMBERS {
-            self.set_holding(name, member, sources);
+            self.set_reported_copies(name, member, sources);
         }
         self.index.reset_removal_guards();
     }
 
-    fn set_holding(&mut self, rule: &str, member: &str, copies: u64) {
-        let holding = Holding {
+    fn set_reported_copies(&mut self, rule: &str, member: &str, copies: u64) {
+        let holding = ReportedCopies {
             copies,
             intents: copies,
-            ..Holding::default()
+            ..ReportedCopies::default()
         };
-        self.holdings.insert((rule.into(), member.into()), holding);
+        self.reported_copies
+            .insert((rule.into(), member.into()), holding);
     }
 
     /// Adds rules with one source each.
@@ -140,7 +141,7 @@ impl World {
     fn judge(&mut self, effect: Effect) {
         let World {
             index,
-            holdings,
+            reported_copies: holdings,
             now,
         } = self;
         let holding = |uid: &RuleUid, cluster: &ClusterName| {
@@ -155,7 +156,7 @@ impl World {
         self.now.wall += time;
         let World {
             index,
-            holdings,
+            reported_copies: holdings,
             now,
         } = self;
         let holding = |uid: &RuleUid, cluster: &ClusterName| {
@@ -166,7 +167,9 @@ impl World {
 
     fn planned(&self, rule: &str) -> BTreeMap<ClusterName, u64> {
         let holding = |uid: &RuleUid, cluster: &ClusterName| {
-            self.holdings.get(&(uid.clone(), cluster.clone())).copied()
+            self.reported_copies
+                .get(&(uid.clone(), cluster.clone()))
+                .copied()
         };
         self.index.planned_removals(&rule.into(), &holding)
     }
@@ -199,7 +202,7 @@ impl World {
             );
             unwanted
                 && self
-                    .holdings
+                    .reported_copies
                     .get(&(uid.clone(), name.into()))
                     .is_some_and(|acked| acked.copies > 0)
         };
@@ -321,7 +324,7 @@ fn delete_of_a_namespace_or_a_definition_is_blocked() {
                 .index
                 .fleet_guard_mut()
                 .terminating
-                .set_definition(name, Some(true));
+                .set_crd(name, Some(true));
         }
         for number in 0..30 {
             effect.merge(
@@ -332,11 +335,11 @@ fn delete_of_a_namespace_or_a_definition_is_blocked() {
         }
         if is_namespace {
             // The watch of namespaces may be a moment late.
-            let terminating = Some(SeenNamespace {
+            let terminating = Some(HubNamespace {
                 terminating: true,
-                ..SeenNamespace::default()
+                ..HubNamespace::default()
             });
-            effect.merge(world.index.set_seen_namespace("team", terminating));
+            effect.merge(world.index.set_hub_namespace_state("team", terminating));
         }
         world.judge(effect);
         assert_eq!(world.leaving(), 0);
@@ -360,19 +363,19 @@ fn rule_without_own_copies_never_waits() {
     world.add("shadowed", "team", 12);
     MEMBERS
         .iter()
-        .for_each(|member| world.set_holding("shadowed", member, 0));
+        .for_each(|member| world.set_reported_copies("shadowed", member, 0));
     world
         .index
         .fleet_guard_mut()
         .terminating
         .set_namespace("team", true);
     world.change(|index| index.set_rule(rule("shadowed", "team", &gone)));
-    assert!(world.index.rules().may_go(&"shadowed".into()));
+    assert!(world.index.rules().is_removal_allowed(&"shadowed".into()));
     assert_eq!(world.pending(), []);
 }
 
 #[test]
-fn delete_of_a_rule_is_free_whatever_strangers_delete() {
+fn rule_delete_passes_despite_deletes_of_others() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let mut world = World::new();
     world.add("mine", "team", 12);
@@ -380,22 +383,22 @@ fn delete_of_a_rule_is_free_whatever_strangers_delete() {
     let names: Vec<_> = (0..30).map(|number| format!("theirs-{number}")).collect();
     world.delete_sources("other", &names);
     world.change(|index| index.set_rule(rule("mine", "team", &gone)));
-    assert!(world.index.rules().may_go(&"mine".into()));
+    assert!(world.index.rules().is_removal_allowed(&"mine".into()));
     assert_eq!(world.pending(), []);
 }
 
 #[test]
-fn deliberate_deletes_are_limited_where_the_fleet_says_hold() {
+fn deliberate_deletes_are_limited_if_the_fleet_requires_it() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     let mut world = World::new();
     world.add("big", "team", 40);
     let terms = FleetTerms {
-        holds_deliberate: true,
+        limits_deliberate_deletes: true,
         ..FleetTerms::default()
     };
     world.change(|index| index.set_fleet_terms(terms));
     world.change(|index| index.set_rule(rule("big", "team", &gone)));
-    assert!(!world.index.rules().may_go(&"big".into()));
+    assert!(!world.index.rules().is_removal_allowed(&"big".into()));
     let leaving = Cluster {
         leaving: true,
         ..cluster("prod")
@@ -403,7 +406,7 @@ fn deliberate_deletes_are_limited_where_the_fleet_says_hold() {
     let mut world = World::new();
     world.add("big", "team", 40);
     let terms = FleetTerms {
-        holds_deliberate: true,
+        limits_deliberate_deletes: true,
         ..FleetTerms::default()
     };
     world.change(|index| index.set_fleet_terms(terms));
@@ -420,7 +423,7 @@ fn deliberate_deletes_are_limited_where_the_fleet_says_hold() {
 }
 
 #[test]
-fn approval_is_good_for_the_set_that_was_shown_and_once() {
+fn approval_applies_once_to_the_shown_set() {
     let mut world = World::new();
     world.add("one", "team", 12);
     let none = json!({"clusters": {"selector": {"matchLabels": {"env": "none"}}}});
@@ -468,22 +471,22 @@ fn removal_joining_a_blocked_cause_needs_approval_again() {
 fn small_removal_does_not_join_what_is_blocked_of_others() {
     let mut world = World::new();
     let asked = |copies| {
-        Some(Asked {
+        Some(PruneRequest {
             objects: copies,
-            digest: AskedDigest([7; 16]),
+            digest: PruneDigest([7; 16]),
         })
     };
     for name in ["large", "small"] {
         world.add(name, "team", 20);
     }
     let mut prune = |name: &str, copies: u32| {
-        let holding = Holding {
+        let holding = ReportedCopies {
             copies: 20,
             intents: 20,
             prunes: asked(copies),
         };
         world
-            .holdings
+            .reported_copies
             .insert((name.into(), MEMBERS[0].into()), holding);
         world.judge(Effect {
             judge: BTreeSet::from([name.into()]),
@@ -512,22 +515,22 @@ fn small_removal_does_not_join_what_is_blocked_of_others() {
 fn prunes_of_agents_count_with_other_removals() {
     let mut world = World::new();
     world.add("one", "team", 50);
-    let asked = |copies| Asked {
+    let asked = |copies| PruneRequest {
         objects: copies,
-        digest: AskedDigest([7; 16]),
+        digest: PruneDigest([7; 16]),
     };
     let prune = |world: &mut World, copies: u32| {
         for member in MEMBERS {
-            let holding = Holding {
+            let holding = ReportedCopies {
                 copies: 50,
                 intents: 50,
                 prunes: Some(asked(copies)).filter(|_| copies > 0),
             };
             world
-                .holdings
+                .reported_copies
                 .insert(("one".into(), member.into()), holding);
         }
-        let reported = world.holdings[&("one".into(), MEMBERS[0].into())].prunes;
+        let reported = world.reported_copies[&("one".into(), MEMBERS[0].into())].prunes;
         let guard = &world.index.rules().get(&"one".into()).unwrap().guard;
         let differs = guard.prune_differs(&MEMBERS[0].into(), reported.map(|asked| asked.digest));
         assert!(differs);
@@ -545,7 +548,7 @@ fn prunes_of_agents_count_with_other_removals() {
         assignment.prune()
     };
     prune(&mut world, 5);
-    assert_eq!(named(&world), Some(AskedDigest([7; 16])));
+    assert_eq!(named(&world), Some(PruneDigest([7; 16])));
     prune(&mut world, 0);
     assert_eq!(named(&world), None);
     prune(&mut world, 9);
@@ -573,7 +576,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     next.index.reset_removal_guards();
     next.now.wall += Duration::from_secs(90);
     for member in MEMBERS {
-        next.set_holding("one", member, 5);
+        next.set_reported_copies("one", member, 5);
         next.change(|index| index.orphaned_cluster(&"one".into(), &member.into()));
         assert_eq!(next.leaving(), 0);
         assert_eq!(
@@ -585,7 +588,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     }
     MEMBERS
         .iter()
-        .for_each(|member| next.set_holding("one", member, 12));
+        .for_each(|member| next.set_reported_copies("one", member, 12));
     // The set is complete again, so it can be approved before every agent has reconnected.
     let mut approved = rule("one", "team", &none);
     approved.removal.approve = Some(blocked.digest.clone());
@@ -595,7 +598,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
     let mut changed = World::new();
     changed.index.set_rule(edited);
     changed.index.reset_removal_guards();
-    changed.set_holding("one", MEMBERS[0], 12);
+    changed.set_reported_copies("one", MEMBERS[0], 12);
     changed.change(|index| index.orphaned_cluster(&"one".into(), &MEMBERS[0].into()));
     assert_eq!(changed.approval("one"), Some(&blocked));
     changed.change(|index| {
@@ -619,7 +622,7 @@ fn new_leader_blocks_what_the_former_one_blocked() {
             .settle_guard(&"one".into(), &BTreeSet::from(["member-2".into()]))
     });
     assert_eq!(late.pending(), []);
-    late.set_holding("one", "member-2", 5);
+    late.set_reported_copies("one", "member-2", 5);
     late.change(|index| index.orphaned_cluster(&"one".into(), &"member-2".into()));
     assert_eq!((late.leaving(), late.pending().len()), (0, 1));
 }
@@ -650,7 +653,9 @@ fn dry_run_counts_removals_that_are_judged_once_it_is_enforced() {
 fn removal_where_the_cluster_is_away_is_judged_when_it_is_back() {
     let mut world = World::new();
     world.add("one", "team", 4);
-    world.holdings.remove(&("one".into(), "member-2".into()));
+    world
+        .reported_copies
+        .remove(&("one".into(), "member-2".into()));
     let none = json!({"clusters": {"selector": {"matchLabels": {"env": "none"}}}});
     world.change(|index| index.set_rule(rule("one", "team", &none)));
     let is_unwanted = |world: &World| {
@@ -661,7 +666,7 @@ fn removal_where_the_cluster_is_away_is_judged_when_it_is_back() {
     };
     assert_eq!(world.leaving(), 1);
     assert!(!is_unwanted(&world), "nobody knows what is there");
-    world.set_holding("one", "member-2", 400);
+    world.set_reported_copies("one", "member-2", 400);
     world.change(|index| index.orphaned_cluster(&"one".into(), &"member-2".into()));
     assert!(!is_unwanted(&world) && world.pending().len() == 1);
 }

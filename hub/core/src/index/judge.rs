@@ -6,36 +6,37 @@ use std::sync::Arc;
 
 use kube_core::CustomResourceExt;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
-use runnel_proto::model::{AskedDigest, ClusterName, DeletionPolicy, RuleName, RuleUid};
+use runnel_proto::model::{ClusterName, DeletionPolicy, PruneDigest, RuleName, RuleUid};
 
 use super::clusters::Clusters;
 use super::copy_counter::CopyCounter;
-use super::holdings::Holdings;
+use super::holdings::ReportedCopiesFn;
 use super::rule_lookup::Selection;
-use super::rules::{Before, Rules};
+use super::rules::{FormerDecisions, Rules};
 use super::{Effect, Index, RuleEntry};
 use crate::guard::{
-    Cause, CauseKind, FleetGuard, FleetTerms, Item, Limit, Part, RemovalGuard, Totals, approves,
+    Cause, CauseKind, FleetGuard, FleetTerms, Item, Limit, RemovalGuard, RuleRemovals, Totals,
+    approves,
 };
 use crate::now::Now;
 
-/// One judgement.
+/// One judgment.
 struct Judge<'a> {
     rules: &'a mut Rules,
     fleet: &'a mut FleetGuard,
     clusters: &'a Clusters,
     selection: &'a Selection,
-    holdings: Holdings<'a>,
+    reported_copies: ReportedCopiesFn<'a>,
     now: Now,
-    before: Before,
+    before: FormerDecisions,
 }
 
 impl<'a> Judge<'a> {
     /// Judges the removals of these rules, and all removals that are due. Returns the decisions before.
-    fn judge(mut self, uids: &BTreeSet<RuleUid>) -> Before {
+    fn judge(mut self, uids: &BTreeSet<RuleUid>) -> FormerDecisions {
         let mut undone = false;
         for uid in uids {
-            undone |= self.sort_out(uid);
+            undone |= self.classify_removals(uid);
         }
         if std::mem::take(&mut undone) {
             // The others may be below the limits, and so may everything that was blocked only with
@@ -62,11 +63,11 @@ impl<'a> Judge<'a> {
             rules: self.rules,
             clusters: self.clusters,
             selection: self.selection,
-            holdings: self.holdings,
+            reported_copies: self.reported_copies,
         }
     }
 
-    fn sort_out(&mut self, uid: &RuleUid) -> bool {
+    fn classify_removals(&mut self, uid: &RuleUid) -> bool {
         let Some(mut guard) = self.take_guard(uid) else {
             return false;
         };
@@ -83,7 +84,7 @@ impl<'a> Judge<'a> {
             }
             return false;
         }
-        let prunes = prunes(entry, self.holdings);
+        let prunes = prunes(entry, self.reported_copies);
         let targets = CauseKind::TargetNamespaces.of(entry.rule.terms.rule.to_string());
         guard.set_prunes(&prunes, &targets);
         let approved = guard.approve(entry.rule.removal.approve.as_deref(), false);
@@ -97,13 +98,13 @@ impl<'a> Judge<'a> {
             let copies = self.counter().count(entry, [&Item::Rule].into_iter());
             let is_removal = copies.values().any(|copies| *copies > 0);
             if is_removal && !entry.rule.is_origin_known && !guard.decision().passes(&Item::Rule) {
-                guard.put_back(Item::Rule, CauseKind::Deleted.of(""));
+                guard.defer_deletion(Item::Rule, CauseKind::Deleted.of(""));
             } else {
                 deliberate.insert(Item::Rule);
             }
         }
         guard.pass(deliberate);
-        let (undone, is_news) = (guard.take_undone(), guard.take_news());
+        let (undone, is_news) = (guard.take_undone(), guard.take_opened());
         if guard.waits() {
             self.fleet.wait(uid, is_news, self.now.instant);
         }
@@ -113,7 +114,7 @@ impl<'a> Judge<'a> {
         undone
     }
 
-    /// Takes a rule's guard out for a judgement, which puts it back: a clone would copy all that is blocked.
+    /// Takes a rule's guard out for a judgment, which puts it back: a clone would copy all that is blocked.
     fn take_guard(&mut self, uid: &RuleUid) -> Option<RemovalGuard> {
         self.rules
             .get_mut(uid)
@@ -139,7 +140,7 @@ impl<'a> Judge<'a> {
             }
             if entry.guard.waits() && !is_preview(entry) {
                 self.fleet
-                    .wait(uid, entry.guard.take_news(), self.now.instant);
+                    .wait(uid, entry.guard.take_opened(), self.now.instant);
             }
         }
     }
@@ -161,11 +162,11 @@ impl<'a> Judge<'a> {
             Item::Source(source) => &source.namespace,
             _ => "",
         };
-        let holds = self.fleet.terms.holds_deliberate;
+        let holds = self.fleet.terms.limits_deliberate_deletes;
         if terminating.has_namespace(namespace) {
             Some(CauseKind::NamespaceDeleted.of(namespace))
-        } else if *item == Item::Rule && terminating.has_definition(definition_of(rule)) {
-            Some(CauseKind::DefinitionDeleted.of(definition_of(rule)))
+        } else if *item == Item::Rule && terminating.has_definition(crd_of(rule)) {
+            Some(CauseKind::CrdDeleted.of(crd_of(rule)))
         } else if holds || (*item == Item::Rule && entry.rule.removal.on_rule_delete) {
             Some(CauseKind::LimitedDeletion.of(deleted))
         } else {
@@ -195,7 +196,7 @@ impl<'a> Judge<'a> {
             for (cause, items) in guard.take_open() {
                 let copies = self.counter().count(entry, items.iter());
                 let joins = joins || cause.kind == CauseKind::Carried;
-                parts.push(Part {
+                parts.push(RuleRemovals {
                     uid: uid.clone(),
                     cause,
                     items,
@@ -235,7 +236,7 @@ impl<'a> Judge<'a> {
     }
 
     /// The causes that are above a limit.
-    fn exceeding(&mut self, parts: &[Part]) -> BTreeSet<Cause> {
+    fn exceeding(&mut self, parts: &[RuleRemovals]) -> BTreeSet<Cause> {
         let mut fleet = std::mem::take(self.fleet);
         let totals = FleetTotals {
             counter: self.counter(),
@@ -249,12 +250,13 @@ impl<'a> Judge<'a> {
         over
     }
 
-    fn decide(&mut self, part: Part, is_blocked: bool) {
+    fn decide(&mut self, part: RuleRemovals, is_blocked: bool) {
         // The copies of a cluster that has not connected to this process are unknown. A removal
         // that passes by an estimate is judged again when the cluster is back.
         let is_away = |item: &Item| {
             let silent = |cluster: &ClusterName| {
-                (self.holdings)(&part.uid, cluster).is_none() && self.counter().may_have(cluster)
+                (self.reported_copies)(&part.uid, cluster).is_none()
+                    && self.counter().may_have(cluster)
             };
             item.cluster().is_some_and(silent)
         };
@@ -345,16 +347,21 @@ impl Index {
     /// Judges the items that these rules no longer select. Deliberate deletes and approved sets
     /// pass at once. All other items wait, and are judged together when the fleet's guard is due
     /// ([`crate::guard::FleetGuard::due`]).
-    pub fn judge(&mut self, uids: &BTreeSet<RuleUid>, holdings: Holdings<'_>, now: Now) -> Effect {
+    pub fn judge(
+        &mut self,
+        uids: &BTreeSet<RuleUid>,
+        holdings: ReportedCopiesFn<'_>,
+        now: Now,
+    ) -> Effect {
         let clusters = &self.targets.clusters;
         let judge = Judge {
             rules: &mut self.planner.rules,
             fleet: &mut self.fleet_guard,
             clusters,
             selection: &self.planner.selection,
-            holdings,
+            reported_copies: holdings,
             now,
-            before: Before::new(),
+            before: FormerDecisions::new(),
         };
         let before = judge.judge(uids);
         self.planner.rules.record_decisions(before, clusters)
@@ -364,14 +371,14 @@ impl Index {
     pub fn planned_removals(
         &self,
         uid: &RuleUid,
-        holdings: Holdings<'_>,
+        holdings: ReportedCopiesFn<'_>,
     ) -> BTreeMap<ClusterName, u64> {
         let entry = self.rules().get(uid).filter(|entry| is_preview(entry));
         let counter = CopyCounter {
             rules: self.rules(),
             clusters: self.clusters(),
             selection: &self.planner.selection,
-            holdings,
+            reported_copies: holdings,
         };
         entry
             .map(|entry| counter.count(entry, entry.guard.open()))
@@ -380,7 +387,7 @@ impl Index {
 }
 
 /// The definition of the kind of a rule.
-fn definition_of(rule: &RuleName) -> &'static str {
+fn crd_of(rule: &RuleName) -> &'static str {
     if rule.is_cluster_scoped() {
         ClusterDistributionRule::crd_name()
     } else {
@@ -395,7 +402,7 @@ fn is_preview(entry: &RuleEntry) -> bool {
 
 /// The removals from namespaces that are no longer targets, in the clusters of the rule. Elsewhere
 /// the whole cluster is judged.
-fn prunes(entry: &RuleEntry, holdings: Holdings<'_>) -> BTreeMap<ClusterName, AskedDigest> {
+fn prunes(entry: &RuleEntry, holdings: ReportedCopiesFn<'_>) -> BTreeMap<ClusterName, PruneDigest> {
     if entry.rule.deleting {
         return BTreeMap::new();
     }
@@ -426,7 +433,7 @@ impl Totals for FleetTotals<'_> {
     fn limit(&self, uid: &RuleUid) -> Limit {
         let of_rule = self.counter.rules.get(uid);
         let limit = of_rule.map_or(Limit::default(), |entry| entry.rule.removal.limit);
-        self.ceiling.map_or(limit, |most| limit.under(most))
+        self.ceiling.map_or(limit, |most| limit.capped_at(most))
     }
 
     fn of_rule(&self, uid: &RuleUid) -> u64 {
@@ -438,8 +445,9 @@ impl Totals for FleetTotals<'_> {
         if let Some(known) = self.members.borrow().get(cluster) {
             return *known;
         }
-        let copies =
-            |uid: &RuleUid| (self.counter.holdings)(uid, cluster).map_or(0, |acked| acked.copies);
+        let copies = |uid: &RuleUid| {
+            (self.counter.reported_copies)(uid, cluster).map_or(0, |acked| acked.copies)
+        };
         let all = match &self.all_rules {
             Some(all) => all.iter().map(copies).fold(0, u64::saturating_add),
             None => self

@@ -31,8 +31,6 @@
 mod changes;
 mod clusters;
 mod copy_counter;
-#[cfg(test)]
-mod going_tests;
 mod grants;
 #[cfg(test)]
 mod guard_tests;
@@ -46,6 +44,8 @@ mod rendering;
 mod rendering_tests;
 mod rollouts;
 mod rule_context;
+#[cfg(test)]
+mod rule_deletion_tests;
 mod rule_lookup;
 mod rules;
 #[cfg(test)]
@@ -68,14 +68,14 @@ use crate::plan::{
 };
 use crate::rollout::Gate;
 pub use clusters::{Cluster, Clusters};
-pub use grants::SeenNamespace;
-pub use holdings::{Holding, Holdings, PendingCause};
+pub use grants::HubNamespace;
+pub use holdings::{PendingCause, ReportedCopies, ReportedCopiesFn};
 pub use planner::Planner;
 pub use render_jobs::{RenderJob, Rendered};
-use rendering::Unrendered;
+use rendering::RenderBacklog;
 use rollouts::RolloutTarget;
-pub use rollouts::{CompletedStates, Former, StoredState};
-pub use rule_context::Around;
+pub use rollouts::{CompletedStates, RollbackPlan, StoredState};
+pub use rule_context::RuleSnapshot;
 pub use rules::Rules;
 pub use sources::{Sources, version_number};
 pub use targets::{ChangedObject, Targets};
@@ -155,12 +155,12 @@ pub struct RuleEntry {
     /// The clusters that may get the target, if the rule has a rollout.
     pub gate: Option<Gate>,
     /// Changes that wait to be rendered.
-    unrendered: Unrendered,
+    unrendered: RenderBacklog,
     version: u64,
     /// The name of the current target, computed at the first use after a change.
     target: OnceLock<RolloutTarget>,
     /// The state for a rollback, if it is stored.
-    former: Former,
+    former: RollbackPlan,
 }
 
 impl RuleEntry {
@@ -220,7 +220,7 @@ impl Index {
 
     /// Defers slow work to the caller: see [`Effect::render`] and [`Effect::follow`].
     #[must_use]
-    pub fn working_aside(mut self) -> Self {
+    pub fn with_deferred_rendering(mut self) -> Self {
         self.planner.rendering.defer();
         self
     }
@@ -280,7 +280,7 @@ impl Index {
         &mut self.fleet_guard
     }
 
-    /// The directive about a rule to a served cluster ([`Clusters::talks_to`]). A pure function of
+    /// The directive about a rule to a served cluster ([`Clusters::serves_cluster`]). A pure function of
     /// rule and cluster, so it needs no session.
     pub fn directive(&self, uid: &RuleUid, name: &ClusterName) -> Directive {
         let cluster = || self.targets.clusters.get(name);
@@ -320,7 +320,7 @@ impl Index {
         }
         let leaving = cluster().is_some_and(|cluster| cluster.leaving);
         // If deliberate deletes are under the limits, removals from a leaving cluster are, too.
-        if leaving && !self.fleet_guard.terms.holds_deliberate {
+        if leaving && !self.fleet_guard.terms.limits_deliberate_deletes {
             Directive::Removed(policy)
         } else if entry.rule.terms.is_frozen() {
             Directive::Suspended(entry.share_of(name, &entry.plan, &entry.rule.terms))

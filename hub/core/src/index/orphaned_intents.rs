@@ -67,9 +67,9 @@ impl Index {
     /// A cluster has copies of a rule that does not select it, and their removal is not judged yet.
     pub fn orphaned_cluster(&mut self, uid: &RuleUid, cluster: &ClusterName) -> Effect {
         let mut effect = Effect::default();
-        let judges_leaving = self.fleet_guard.terms.holds_deliberate;
+        let judges_leaving = self.fleet_guard.terms.limits_deliberate_deletes;
         let takes_part =
-            |known: &Cluster| known.takes_part() || (judges_leaving && known.is_leaving());
+            |known: &Cluster| known.is_eligible() || (judges_leaving && known.is_leaving());
         if self.clusters().get(cluster).is_some_and(takes_part)
             && let Some(entry) = self.rules_mut().get_mut(uid)
             && !entry.target_clusters.clusters.contains_key(cluster)

@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::changes::{record_changes, record_choice};
 use super::clusters::{Cluster, ClusterChange};
-use super::rendering::{Rendering, Unrendered, has_content, set_referenced_now};
+use super::rendering::{RenderBacklog, Rendering, has_content, set_referenced_now};
 use super::rule_lookup::Selection;
 use super::rules::Rules;
 use super::targets::Targets;
@@ -30,7 +30,7 @@ pub(super) struct PlannedRule {
     pub(super) rule: Rule,
     pub(super) plan: Arc<RulePlan>,
     pub(super) cluster_plans: ClusterPlans,
-    pub(super) unrendered: Unrendered,
+    pub(super) unrendered: RenderBacklog,
 }
 
 impl Planner {
@@ -112,18 +112,18 @@ impl Planner {
         let Some(entry) = self.rules.get_mut(uid) else {
             return;
         };
-        entry.unrendered.set_at_once(source);
+        entry.unrendered.remove_source(source);
         if entry.plan.is_unchanged_by(source, selected) {
             if !entry.plan.names(source) {
                 self.selection.unselect(source, uid);
             }
             return;
         }
-        let wanted = entry.plan.wants(source);
+        let wanted = entry.plan.selects(source);
         Arc::make_mut(&mut entry.plan).set(source, selected);
-        if entry.cluster_plans.exceeds() && self.rendering.is_aside() {
+        if entry.cluster_plans.exceeds() && self.rendering.defers_rendering() {
             // Nothing of it is sent or removed until it is rendered again completely.
-            entry.unrendered.set_again();
+            entry.unrendered.mark_all();
             effect.render.insert(uid.clone());
         } else {
             entry.cluster_plans.update(
@@ -133,8 +133,8 @@ impl Planner {
                 &self.rendering.revision_hasher,
             );
         }
-        entry.keep_wanted();
-        if wanted && !entry.plan.wants(source) {
+        entry.keep_selected();
+        if wanted && !entry.plan.selects(source) {
             entry.guard.remove(Item::Source(source.clone()), cause);
         }
         if entry.guard.is_open() {
@@ -198,7 +198,7 @@ impl Planner {
         let Some(entry) = self
             .rules
             .get_mut(uid)
-            .filter(|entry| self.rendering.is_aside() && entry.cluster_plans.is_rendered())
+            .filter(|entry| self.rendering.defers_rendering() && entry.cluster_plans.is_rendered())
         else {
             return false;
         };
@@ -222,7 +222,7 @@ impl Planner {
         body: Option<&SourceState>,
         effect: &mut Effect,
     ) -> Option<bool> {
-        let aside = self.rendering.is_aside();
+        let aside = self.rendering.defers_rendering();
         let entry = self
             .rules
             .get_mut(uid)
@@ -260,7 +260,7 @@ impl Planner {
         cluster: &Cluster,
         effect: &mut Effect,
     ) -> Option<bool> {
-        let aside = self.rendering.is_aside();
+        let aside = self.rendering.defers_rendering();
         let entry = self
             .rules
             .get_mut(uid)
@@ -311,11 +311,11 @@ impl Planner {
             );
         if dealt && labels.is_none() && entry.cluster_plans.exceeds() {
             // Perhaps not any more, without this cluster.
-            if self.rendering.is_aside() {
-                entry.unrendered.set_again();
+            if self.rendering.defers_rendering() {
+                entry.unrendered.mark_all();
                 effect.render.insert(uid.clone());
             } else {
-                entry.cluster_plans.begin_again(
+                entry.cluster_plans.render_all(
                     &entry.rule,
                     &entry.plan,
                     Vec::new(),
@@ -327,7 +327,7 @@ impl Planner {
         let chosen = entry
             .target_clusters
             .set(&entry.rule, name, effective_terms, cordoned);
-        let takes_part = cluster.is_some_and(Cluster::takes_part);
+        let takes_part = cluster.is_some_and(Cluster::is_eligible);
         let leaves = change.judges_leaving && cluster.is_some_and(Cluster::is_leaving);
         if !takes_part && !leaves && entry.guard.blocks_in(name) {
             // Nothing that is blocked there needs a decision any more.
@@ -400,16 +400,16 @@ impl Planner {
             None => rule.removal.guard(),
         };
         // The clusters of a suspended rollout had no time to settle, so they are determined again.
-        let goes_on = former
+        let continues = former
             .as_ref()
             .is_some_and(|former| former.rule.terms.suspend)
             && !rule.terms.suspend;
-        let stays = |gate: &Gate| rule.rollout.is_some() && (!goes_on || gate.is_rolling_back());
+        let stays = |gate: &Gate| rule.rollout.is_some() && (!continues || gate.is_rolling_back());
         let gate = former
             .as_ref()
             .and_then(|former| former.gate.clone())
             .filter(stays);
-        let (target, former_state) = (OnceLock::new(), self.rules.completed().former(&uid));
+        let (target, former_state) = (OnceLock::new(), self.rules.completed().rollback_plan(&uid));
         let mut entry = RuleEntry {
             rule,
             plan,
@@ -422,21 +422,21 @@ impl Planner {
             target,
             former: former_state,
         };
-        let takes_part = |name: &ClusterName| targets.clusters.takes_part(name);
+        let takes_part = |name: &ClusterName| targets.clusters.is_eligible(name);
         if record_changes(former.as_ref(), &mut entry, takes_part) {
             effect.judge.insert(uid.clone());
         }
         match former {
             Some(former) if unchanged => {
                 entry.plan = former.plan;
-                self.rendering.drop_later(std::mem::replace(
+                self.rendering.drop_unlocked(std::mem::replace(
                     &mut entry.cluster_plans,
                     former.cluster_plans,
                 ));
             }
             former => former
                 .into_iter()
-                .for_each(|former| self.rendering.drop_later(former.cluster_plans)),
+                .for_each(|former| self.rendering.drop_unlocked(former.cluster_plans)),
         }
         effect.relist = self.register(entry);
         if unchanged {
@@ -533,7 +533,7 @@ impl Index {
                 rule,
                 plan,
                 cluster_plans: ClusterPlans::default(),
-                unrendered: Unrendered::default(),
+                unrendered: RenderBacklog::default(),
             });
         }
         if let Some(deleted) = self.planner.deleted_form(&rule) {
@@ -570,7 +570,7 @@ impl Index {
             effect.rules.insert(uid.clone());
             self.sources
                 .drop_unselected(former.needed_sources(), &self.planner);
-            self.planner.rendering.drop_later(former.cluster_plans);
+            self.planner.rendering.drop_unlocked(former.cluster_plans);
         }
         effect
     }

@@ -9,14 +9,14 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 use super::changes::record_choice;
 use super::clusters::Clusters;
 use super::planner::{PlannedRule, Planner};
-use super::rendering::{Unrendered, has_content, set_referenced_now};
+use super::rendering::{RenderBacklog, has_content, set_referenced_now};
 use super::sources::Sources;
 use super::targets::Targets;
 use super::watch_scopes::WatchScopes;
 use super::{Effect, Index, RuleEntry};
 use crate::plan::{NamedTerms, Rule, RulePlan};
 pub use job::{RenderJob, Rendered};
-use job::{What, Work};
+use job::{RenderedPart, Work};
 
 impl RuleEntry {
     /// Installs the rendered plan of a cluster.
@@ -73,9 +73,9 @@ impl Planner {
             rule: deleted,
             plan: former.plan.clone(),
             cluster_plans: former.cluster_plans.clone(),
-            unrendered: Unrendered {
+            unrendered: RenderBacklog {
                 outdated: former.unrendered.outdated,
-                ..Unrendered::default()
+                ..RenderBacklog::default()
             },
         })
     }
@@ -95,7 +95,7 @@ impl Planner {
             let known = self
                 .rules
                 .get(uid)
-                .filter(|former| is_rendered_alike(&former.rule, &rule));
+                .filter(|former| has_same_rendering(&former.rule, &rule));
             let known = known
                 .map(|former| former.cluster_plans.clone())
                 .unwrap_or_default();
@@ -108,7 +108,7 @@ impl Planner {
                 rule,
                 number,
                 revision_hasher,
-                work: Work::Whole {
+                work: Work::WholeRule {
                     serial,
                     plan,
                     clusters,
@@ -146,7 +146,7 @@ impl Planner {
             cluster_plans,
             sources: changed,
             clusters: chosen,
-            again: entry.unrendered.again,
+            rerender: entry.unrendered.rerender,
         };
         let job = RenderJob {
             rule: rule.clone(),
@@ -155,7 +155,7 @@ impl Planner {
             work,
         };
         (entry.unrendered.sources, entry.unrendered.clusters) = (BTreeSet::new(), BTreeSet::new());
-        entry.unrendered.again = false;
+        entry.unrendered.rerender = false;
         entry.unrendered.since = Some((number, BTreeSet::new()));
         Some(job)
     }
@@ -173,7 +173,7 @@ impl Planner {
             rendered.plan.clone(),
             std::mem::take(&mut rendered.cluster_plans),
         );
-        let mut unrendered = Unrendered::default();
+        let mut unrendered = RenderBacklog::default();
         for source in now.changed_since(&plan) {
             let body = now.body(&source);
             if has_content(body.as_ref()) {
@@ -182,7 +182,7 @@ impl Planner {
                 let plan = Arc::make_mut(&mut plan);
                 plan.set(&source, body.as_ref());
                 if cluster_plans.exceeds() {
-                    unrendered.again = true;
+                    unrendered.rerender = true;
                 } else {
                     cluster_plans.update(&rule, plan, &source, hasher);
                 }
@@ -204,9 +204,9 @@ impl Planner {
             Arc::make_mut(&mut plan).unknown.clone_from(&now.unknown);
             cluster_plans.set_unknown(&now.unknown);
             // Whether a referenced Secret is missing must be determined again.
-            unrendered.again |= rule.shape.secrets_read().next().is_some();
+            unrendered.rerender |= rule.shape.secrets_read().next().is_some();
         }
-        unrendered.again |= clusters.drop_unchosen(&rule, &plan, &mut cluster_plans, hasher)
+        unrendered.rerender |= clusters.drop_unchosen(&rule, &plan, &mut cluster_plans, hasher)
             && cluster_plans.exceeds();
         for (name, cluster) in clusters.chosen_by(&rule) {
             if cluster_plans.lacks(name, &cluster.labels) {
@@ -258,7 +258,7 @@ impl Planner {
                 // The source lost its content at once, and has it again.
                 entry.unrendered.sources.insert(source.clone());
             } else if cluster_plans.exceeds() {
-                entry.unrendered.again = true;
+                entry.unrendered.rerender = true;
             } else {
                 cluster_plans.update(&entry.rule, known, source, &self.rendering.revision_hasher);
             }
@@ -307,12 +307,12 @@ impl Planner {
             &mut entry.cluster_plans,
             &self.rendering.revision_hasher,
         );
-        entry.unrendered.again |= has_left && entry.cluster_plans.exceeds();
-        entry.keep_wanted();
+        entry.unrendered.rerender |= has_left && entry.cluster_plans.exceeds();
+        entry.keep_selected();
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
-        self.rendering.drop_later(former);
+        self.rendering.drop_unlocked(former);
         self.rules.insert(uid.clone(), entry);
         self.rules.touch(&uid, &mut effect);
         (effect, unselected)
@@ -331,7 +331,7 @@ impl Planner {
 impl Index {
     /// Renders the effect of an event at once, unless rendering is deferred.
     pub(super) fn render_here(&mut self, effect: &mut Effect) {
-        while !self.planner.rendering.is_aside()
+        while !self.planner.rendering.defers_rendering()
             && let Some(uid) = effect.render.pop_first()
         {
             if let Some(job) = self.render_job(&uid) {
@@ -350,9 +350,9 @@ impl Index {
 
     /// Installs a render result, if the rule has not changed meanwhile.
     pub fn take_rendered(&mut self, rendered: &mut Rendered) -> Effect {
-        let mut effect = match std::mem::replace(&mut rendered.what, What::Whole(0)) {
-            What::Whole(serial) => self.take_whole(rendered, serial),
-            What::Changes(sources, clusters) => {
+        let mut effect = match std::mem::replace(&mut rendered.part, RenderedPart::Whole(0)) {
+            RenderedPart::Whole(serial) => self.apply_rendered_rule(rendered, serial),
+            RenderedPart::Changes(sources, clusters) => {
                 let taken = self
                     .planner
                     .take_changes(rendered, &sources, &clusters, &self.targets);
@@ -364,7 +364,7 @@ impl Index {
         effect
     }
 
-    fn take_whole(&mut self, rendered: &mut Rendered, serial: u64) -> Effect {
+    fn apply_rendered_rule(&mut self, rendered: &mut Rendered, serial: u64) -> Effect {
         let uid = rendered.rule.uid.clone();
         let Some(rule) = self.planner.rendering.take_awaited(&uid, serial) else {
             return Effect::default();
@@ -383,6 +383,6 @@ impl Index {
 }
 
 /// Whether both rules have the same rendering.
-fn is_rendered_alike(one: &Rule, two: &Rule) -> bool {
+fn has_same_rendering(one: &Rule, two: &Rule) -> bool {
     one.shape == two.shape && one.shape.secrets_read().next().is_none()
 }

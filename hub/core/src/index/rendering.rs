@@ -15,7 +15,7 @@ use super::RuleEntry;
 use crate::plan::{ClusterPlans, RemovalTerms, RevisionHasher, Rule, RulePlan, SourceState};
 
 /// A rule as it will be once its copies are rendered.
-struct Awaited {
+struct PendingRule {
     rule: Rule,
     /// Distinguishes it from earlier and later jobs.
     serial: u64,
@@ -27,9 +27,9 @@ pub(super) struct Rendering {
     /// Computes revisions of rendered contents.
     pub(super) revision_hasher: RevisionHasher,
     /// Whether rendering is deferred.
-    aside: bool,
+    is_deferred: bool,
     /// Rules as they will be once their copies are rendered.
-    awaited: BTreeMap<RuleUid, Awaited>,
+    awaited: BTreeMap<RuleUid, PendingRule>,
     /// Counts jobs.
     last: u64,
     /// Plans to drop after the lock of the index is released.
@@ -46,12 +46,12 @@ impl Rendering {
 
     /// Defers rendering from now on.
     pub(super) fn defer(&mut self) {
-        self.aside = true;
+        self.is_deferred = true;
     }
 
     /// Whether rendering is deferred.
-    pub(super) fn is_aside(&self) -> bool {
-        self.aside
+    pub(super) fn defers_rendering(&self) -> bool {
+        self.is_deferred
     }
 
     /// The rules that are to be rendered as a whole.
@@ -80,7 +80,7 @@ impl Rendering {
     pub(super) fn await_rule(&mut self, rule: Rule) {
         let serial = self.next_number();
         let uid = rule.uid.clone();
-        self.awaited.insert(uid, Awaited { rule, serial });
+        self.awaited.insert(uid, PendingRule { rule, serial });
     }
 
     /// Takes a rule that was rendered, unless it has changed since.
@@ -115,8 +115,8 @@ impl Rendering {
     }
 
     /// Drops plans after the lock of the index is released.
-    pub(super) fn drop_later(&mut self, cluster_plans: ClusterPlans) {
-        if self.aside {
+    pub(super) fn drop_unlocked(&mut self, cluster_plans: ClusterPlans) {
+        if self.is_deferred {
             self.garbage.push(cluster_plans);
         }
     }
@@ -146,7 +146,7 @@ pub(super) fn set_referenced_now(
     cluster_plans: &mut ClusterPlans,
     secret: &SourceRef,
     body: Option<&SourceState>,
-    unrendered: &mut Unrendered,
+    unrendered: &mut RenderBacklog,
     revision_hasher: &RevisionHasher,
 ) {
     if !matches!(body, Some(SourceState::Unread)) {
@@ -164,12 +164,12 @@ pub(super) fn has_content(body: Option<&SourceState>) -> bool {
 
 /// The changes of a rule that wait to be rendered.
 #[derive(Default)]
-pub(super) struct Unrendered {
+pub(super) struct RenderBacklog {
     pub(super) sources: BTreeSet<SourceRef>,
     pub(super) clusters: BTreeSet<ClusterName>,
     /// Everything is to be rendered again: it exceeded the budget of the rule, or its references
     /// were unknown.
-    pub(super) again: bool,
+    pub(super) rerender: bool,
     /// Changes that the running job does not include, because they were rendered at once.
     pub(super) since: Option<(u64, BTreeSet<SourceRef>)>,
     /// The last job at the time when agents may have been sent newer content by another leader:
@@ -177,9 +177,9 @@ pub(super) struct Unrendered {
     pub(super) outdated: Option<u64>,
 }
 
-impl Unrendered {
+impl RenderBacklog {
     pub(super) fn is_empty(&self) -> bool {
-        self.sources.is_empty() && self.clusters.is_empty() && !self.again
+        self.sources.is_empty() && self.clusters.is_empty() && !self.rerender
     }
 
     /// Returns the changes that the job of this number does not include, if that job is running.
@@ -195,8 +195,8 @@ impl Unrendered {
     }
 
     /// All of it is to be rendered again.
-    pub(super) fn set_again(&mut self) {
-        self.again = true;
+    pub(super) fn mark_all(&mut self) {
+        self.rerender = true;
     }
 
     /// The sources that wait to be rendered.
@@ -205,7 +205,7 @@ impl Unrendered {
     }
 
     /// A source changes at once.
-    pub(super) fn set_at_once(&mut self, source: &SourceRef) {
+    pub(super) fn remove_source(&mut self, source: &SourceRef) {
         self.sources.remove(source);
         self.note(source);
     }

@@ -211,7 +211,7 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             ));
             effect
         }
-        Step::Unreadable { secret, name } => index.could_not_read(&source(*secret, *name)),
+        Step::Unreadable { secret, name } => index.record_read_failure(&source(*secret, *name)),
         Step::Gone { secret, name } => {
             index
                 .sources_mut()
@@ -325,7 +325,7 @@ proptest! {
     /// as an index that renders at once.
     #[test]
     fn rendering_aside_ends_as_rendering_at_once(steps in proptest::collection::vec(step(), 1..60)) {
-        let (mut aside, mut here) = (known(Index::default().working_aside()), known(Index::default()));
+        let (mut aside, mut here) = (known(Index::default().with_deferred_rendering()), known(Index::default()));
         let (mut render, mut job): (BTreeSet<RuleUid>, Option<RenderJob>) = (BTreeSet::new(), None);
         let (mut last, mut also_last) = (None, None);
         for (count, step) in steps.iter().enumerate() {
@@ -473,7 +473,7 @@ fn narrow(contents: u64) -> Index {
     many(
         Index::default()
             .hashing_with(RevisionHasher::default().with_budget(contents * 2048))
-            .working_aside(),
+            .with_deferred_rendering(),
         10,
     )
 }
@@ -597,7 +597,7 @@ fn deselected_sources_leave_no_memory() {
 
 #[test]
 fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
-    let mut index = many(Index::default().working_aside(), 1);
+    let mut index = many(Index::default().with_deferred_rendering(), 1);
     let directive = |index: &Index| index.directive(&"r".into(), &"c0".into());
     index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
     assert!(
@@ -645,7 +645,7 @@ fn labels_of_unselected_object_are_bounded() {
     let many: BTreeMap<String, String> = (0..50_000)
         .map(|number| (format!("a{number}"), String::new()))
         .collect();
-    let labelled = |more: &[(&str, &str)]| {
+    let labeled = |more: &[(&str, &str)]| {
         let mut all = many.clone();
         all.extend(
             more.iter()
@@ -661,14 +661,14 @@ fn labels_of_unselected_object_are_bounded() {
             .map(|known| known.labels.len())
     };
     for name in 1..=11 {
-        index.observe(&source(false, name), 1, labelled(&[]));
+        index.observe(&source(false, name), 1, labeled(&[]));
     }
     assert_eq!(
         (kept(&index, 1), kept(&index, 11)),
         (Some(50_000), Some(0)),
         "there is room for some objects"
     );
-    index.observe(&of, 1, labelled(&[("rule", "v0")]));
+    index.observe(&of, 1, labeled(&[("rule", "v0")]));
     assert_eq!(
         index.sources().get(&of).map(|known| known.labels.len()),
         Some(0),
@@ -679,11 +679,11 @@ fn labels_of_unselected_object_are_bounded() {
         index.set_rule(rule.clone()).relist,
         "the label by which it chooses was left out"
     );
-    let effect = index.observe(&of, 1, labelled(&[("rule", "v0")]));
+    let effect = index.observe(&of, 1, labeled(&[("rule", "v0")]));
     assert!(effect.read.contains(&of), "it is selected after all");
     assert!(!index.set_rule(rule).relist, "nothing is missing any more");
     // The text that is read of it is cut in the same way.
-    index.read(&of, 1, labelled(&[("rule", "v0")]), content("text"));
+    index.read(&of, 1, labeled(&[("rule", "v0")]), content("text"));
     assert_eq!(
         (
             sent(&index, "c0"),
@@ -696,6 +696,6 @@ fn labels_of_unselected_object_are_bounded() {
         .sources_mut()
         .mark_deleted(&source(false, 1), Instant::now());
     index.expire_deleted(Instant::now() + GRACE, GRACE);
-    index.observe(&source(false, 11), 2, labelled(&[]));
+    index.observe(&source(false, 11), 2, labeled(&[]));
     assert_eq!(kept(&index, 11), Some(50_000));
 }

@@ -23,12 +23,12 @@ impl RuleEntry {
     pub fn target(&self) -> &str {
         self.target
             .get_or_init(|| RolloutTarget::of(&self.rule, &self.plan))
-            .name(self.holds_content())
+            .name(self.has_content())
     }
 
     /// Whether the removal guard blocks items inside selected clusters; or did so in an earlier
     /// process, with unknown items.
-    fn holds_content(&self) -> bool {
+    fn has_content(&self) -> bool {
         let acked = self.guard.blocked();
         let is_of_content =
             |item: &Item| !matches!(item, Item::Rule | Item::Cluster(_) | Item::Prune(..));
@@ -46,7 +46,7 @@ impl RuleEntry {
         let is_let_in = || {
             self.gate
                 .as_ref()
-                .is_some_and(|gate| gate.lets_in(self.target(), cluster))
+                .is_some_and(|gate| gate.admits(self.target(), cluster))
         };
         self.rule.rollout.is_some() && (!is_let_in() || self.lacks_former())
     }
@@ -126,23 +126,23 @@ impl CompletedStates {
         }
     }
 
-    pub(super) fn former(&self, uid: &RuleUid) -> Former {
+    pub(super) fn rollback_plan(&self, uid: &RuleUid) -> RollbackPlan {
         let missing = || StoredState {
             revision: String::new(),
             state: Err(self.missing.clone()),
         };
-        Former::new(self.by_rule.get(uid).cloned().unwrap_or_else(missing))
+        RollbackPlan::new(self.by_rule.get(uid).cloned().unwrap_or_else(missing))
     }
 }
 
 /// The state of a rule during a rollback.
-pub struct Former {
+pub struct RollbackPlan {
     stored: StoredState,
     /// The plans under the current grants, computed at the first use after a change.
     plans: OnceLock<FormerPlans>,
 }
 
-impl Former {
+impl RollbackPlan {
     /// What is kept.
     pub fn new(stored: StoredState) -> Self {
         Self {
@@ -182,13 +182,13 @@ impl Former {
 
 impl RuleEntry {
     /// Returns the plans of the rollback; `None` if no state is stored.
-    pub fn former(&self) -> Option<&FormerPlans> {
+    pub fn rollback_plan(&self) -> Option<&FormerPlans> {
         self.former
             .plans(&self.rule, &self.target_clusters, &self.plan.scope)
     }
 
     /// Returns the stored state of the last completed rollout.
-    pub fn former_state(&self) -> &Former {
+    pub fn former_state(&self) -> &RollbackPlan {
         &self.former
     }
 
@@ -207,7 +207,8 @@ impl RuleEntry {
             .filter(|_| self.is_rolling_back())?
             .back_to
             .as_deref();
-        self.former().filter(|_| self.former.is_of(back_to).is_ok())
+        self.rollback_plan()
+            .filter(|_| self.former.is_of(back_to).is_ok())
     }
 
     /// Whether the current target must be rolled back to a missing state: nothing is sent.

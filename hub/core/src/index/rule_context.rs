@@ -17,13 +17,13 @@ const OTHERS: usize = 256;
 
 /// Everything that affects a rule, copied from an index. It is planned later, so that the lock of
 /// the index is short.
-pub struct Around {
+pub struct RuleSnapshot {
     part: Index,
     others: Vec<Rule>,
     former: Vec<(Rule, RemovalGuard, Option<Gate>)>,
 }
 
-impl Around {
+impl RuleSnapshot {
     /// An index of its own, with the current plans of these rules.
     pub fn plan(self) -> Index {
         let Self {
@@ -49,7 +49,7 @@ impl Index {
     /// Copies the part of the index that concerns some saved rules and one that may be unsaved:
     /// clusters, grants, current and former sources, related rules, and the rules themselves with
     /// their removal guards. Changes of the copy do not affect the index. Payloads are shared.
-    pub fn around(&self, uids: &BTreeSet<RuleUid>, rule: Option<&Rule>) -> Around {
+    pub fn around(&self, uids: &BTreeSet<RuleUid>, rule: Option<&Rule>) -> RuleSnapshot {
         let Planner {
             rules,
             selection,
@@ -64,7 +64,7 @@ impl Index {
                 rendering: Rendering::hashing_with(rendering.revision_hasher.clone()),
                 ..Planner::default()
             },
-            sources: self.sources.part(needing),
+            sources: self.sources.for_rules(needing),
             scopes: self.scopes.clone(),
             targets: self.targets.clone(),
             fleet_guard: self.fleet_guard.for_part(rules.uids().cloned().collect()),
@@ -80,7 +80,7 @@ impl Index {
             (entry.rule.clone(), entry.guard.clone(), entry.gate.clone())
         };
         let former = former.into_iter().map(of_entry).collect();
-        Around {
+        RuleSnapshot {
             part,
             others,
             former,

@@ -13,7 +13,7 @@ use crate::plan::{REFERENCED_KIND, Rule, SourceChoice};
 
 /// The property by which rules may need an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Sign {
+enum LookupKey {
     /// This name.
     Name(Arc<str>),
     /// This label.
@@ -25,27 +25,27 @@ enum Sign {
 }
 
 /// Kind, namespace (`None`: any of several) and sign of objects.
-type Mark = (Arc<str>, Option<Arc<str>>, Sign);
+type LookupScope = (Arc<str>, Option<Arc<str>>, LookupKey);
 
 /// Rules by their lookup keys.
 #[derive(Default)]
-pub(super) struct Readers {
-    rules: BTreeMap<Mark, BTreeSet<RuleUid>>,
-    marks: BTreeMap<RuleUid, BTreeSet<Mark>>,
+pub(super) struct RuleLookup {
+    rules: BTreeMap<LookupScope, BTreeSet<RuleUid>>,
+    marks: BTreeMap<RuleUid, BTreeSet<LookupScope>>,
     /// The labels by which they choose, and how many rules do by each.
     keys: BTreeMap<String, usize>,
     keys_of: BTreeMap<RuleUid, BTreeSet<String>>,
     /// The stored labels of objects: those that rules select by, and some former ones.
-    kept: BTreeSet<String>,
+    stored_labels: BTreeSet<String>,
 }
 
 /// Limit of stored labels that no rule selects by any more, so that an edited rule needs no relist.
-const FORMER: usize = 256;
+const MAX_FORMER_LABELS: usize = 256;
 
-impl Readers {
+impl RuleLookup {
     /// Whether objects are stored with this label.
-    pub(super) fn keeps(&self, key: &str) -> bool {
-        self.kept.contains(key)
+    pub(super) fn has_label_stored(&self, key: &str) -> bool {
+        self.stored_labels.contains(key)
     }
 
     /// Sets a rule. Returns whether it selects by a label that is not stored.
@@ -61,13 +61,13 @@ impl Readers {
         let mut news = false;
         for key in &keys {
             *self.keys.entry(key.clone()).or_default() += 1;
-            news |= self.kept.insert(key.clone());
+            news |= self.stored_labels.insert(key.clone());
         }
-        if self.kept.len() > self.keys.len() + FORMER {
-            self.kept = self.keys.keys().cloned().collect();
+        if self.stored_labels.len() > self.keys.len() + MAX_FORMER_LABELS {
+            self.stored_labels = self.keys.keys().cloned().collect();
         }
         self.keys_of.insert(rule.uid.clone(), keys);
-        let marks: BTreeSet<Mark> = rule
+        let marks: BTreeSet<LookupScope> = rule
             .sources
             .iter()
             .flat_map(|entry| self.marks_of(rule, entry))
@@ -108,11 +108,11 @@ impl Readers {
         source: &SourceRef,
         labels: &BTreeMap<String, String>,
     ) -> BTreeSet<RuleUid> {
-        let own = [Sign::Any, Sign::Name(source.name.clone())];
-        let keys = labels.keys().map(|key| Sign::Key(key.clone()));
+        let own = [LookupKey::Any, LookupKey::Name(source.name.clone())];
+        let keys = labels.keys().map(|key| LookupKey::Key(key.clone()));
         let labels = labels
             .iter()
-            .map(|(key, value)| Sign::Label(key.clone(), value.clone()));
+            .map(|(key, value)| LookupKey::Label(key.clone(), value.clone()));
         let signs = own.into_iter().chain(keys).chain(labels);
         let namespaces = [None, Some(source.namespace.clone())];
         let marks = signs.flat_map(|sign| {
@@ -127,7 +127,7 @@ impl Readers {
             .collect()
     }
 
-    fn marks_of(&self, rule: &Rule, entry: &SourceChoice) -> Vec<Mark> {
+    fn marks_of(&self, rule: &Rule, entry: &SourceChoice) -> Vec<LookupScope> {
         let kinds: Vec<Arc<str>> = entry
             .kinds
             .iter()
@@ -144,14 +144,14 @@ impl Readers {
                     .iter()
                     .map(|one| product(&kinds, &namespaces, &signs(one)));
                 by_each
-                    .min_by_key(|marks| self.crowd(marks))
+                    .min_by_key(|marks| self.candidate_count(marks))
                     .unwrap_or_default()
             }
         };
-        let secrets_read: Vec<Sign> = rule
+        let secrets_read: Vec<LookupKey> = rule
             .shape
             .secrets_read()
-            .map(|name| Sign::Name(name.into()))
+            .map(|name| LookupKey::Name(name.into()))
             .collect();
         if let Some(kind) = kinds.into_iter().find(|kind| **kind == *REFERENCED_KIND) {
             all.extend(product(&[kind], &namespaces, &secrets_read));
@@ -160,11 +160,11 @@ impl Readers {
     }
 
     /// Returns the number of rules for these lookup keys.
-    fn crowd(&self, marks: &[Mark]) -> usize {
-        let asked = |mark: &Mark| match mark.2 {
-            Sign::Any => usize::MAX / 2,
+    fn candidate_count(&self, marks: &[LookupScope]) -> usize {
+        let asked = |mark: &LookupScope| match mark.2 {
+            LookupKey::Any => usize::MAX / 2,
             // Objects that have this label key, with any value.
-            Sign::Key(_) => 1 + 2 * self.rules.get(mark).map_or(0, BTreeSet::len),
+            LookupKey::Key(_) => 1 + 2 * self.rules.get(mark).map_or(0, BTreeSet::len),
             _ => self.rules.get(mark).map_or(0, BTreeSet::len),
         };
         marks.iter().map(asked).fold(0, usize::saturating_add)
@@ -182,32 +182,36 @@ fn namespaces(patterns: &[Pattern]) -> Vec<Option<Arc<str>>> {
     }
 }
 
-fn names(patterns: &[Pattern]) -> Vec<Sign> {
+fn names(patterns: &[Pattern]) -> Vec<LookupKey> {
     if patterns.iter().all(Pattern::is_literal) {
         patterns
             .iter()
-            .map(|name| Sign::Name(name.as_str().into()))
+            .map(|name| LookupKey::Name(name.as_str().into()))
             .collect()
     } else {
-        vec![Sign::Any]
+        vec![LookupKey::Any]
     }
 }
 
 /// Returns the keys of which objects that meet the requirement have at least one.
-fn signs(requirement: &Requirement) -> Vec<Sign> {
+fn signs(requirement: &Requirement) -> Vec<LookupKey> {
     let key = || requirement.key.clone();
     match requirement.operator {
         Operator::In => requirement
             .values
             .iter()
-            .map(|value| Sign::Label(key(), value.clone()))
+            .map(|value| LookupKey::Label(key(), value.clone()))
             .collect(),
-        Operator::Exists => vec![Sign::Key(key())],
-        Operator::NotIn | Operator::DoesNotExist => vec![Sign::Any],
+        Operator::Exists => vec![LookupKey::Key(key())],
+        Operator::NotIn | Operator::DoesNotExist => vec![LookupKey::Any],
     }
 }
 
-fn product(kinds: &[Arc<str>], namespaces: &[Option<Arc<str>>], signs: &[Sign]) -> Vec<Mark> {
+fn product(
+    kinds: &[Arc<str>],
+    namespaces: &[Option<Arc<str>>],
+    signs: &[LookupKey],
+) -> Vec<LookupScope> {
     let mut all = Vec::with_capacity(kinds.len() * namespaces.len() * signs.len());
     for kind in kinds {
         for namespace in namespaces {
@@ -232,8 +236,8 @@ const OVERHEAD: usize = 128;
 /// The room for labels of objects that have unusually many.
 #[derive(Default)]
 pub(super) struct LabelBudget {
-    taken_by: BTreeMap<SourceRef, usize>,
-    taken: usize,
+    used_by: BTreeMap<SourceRef, usize>,
+    used: usize,
     left_out: bool,
 }
 
@@ -249,18 +253,18 @@ impl LabelBudget {
             return true;
         }
         let takes = bytes + labels.len() * OVERHEAD;
-        if self.taken + takes > ROOM {
+        if self.used + takes > ROOM {
             self.left_out = true;
             return false;
         }
-        self.taken += takes;
-        self.taken_by.insert(source.clone(), takes);
+        self.used += takes;
+        self.used_by.insert(source.clone(), takes);
         true
     }
 
     /// Releases the labels of a deleted object.
     pub fn release(&mut self, source: &SourceRef) {
-        self.taken -= self.taken_by.remove(source).unwrap_or_default();
+        self.used -= self.used_by.remove(source).unwrap_or_default();
     }
 
     /// Whether labels of some object were left out.
@@ -275,7 +279,7 @@ pub(super) struct Selection {
     /// The rules that select a source now.
     selected_by: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
     /// Rules by the objects that they can select.
-    readers: Readers,
+    readers: RuleLookup,
     /// The stored labels of objects with many labels.
     labels: LabelBudget,
 }
@@ -342,13 +346,13 @@ impl Selection {
 
     /// Returns the stored labels of an object: all, or those that rules select by if the budget is
     /// used up.
-    pub(super) fn kept_labels(
+    pub(super) fn stored_labels(
         &mut self,
         source: &SourceRef,
         mut labels: BTreeMap<String, String>,
     ) -> BTreeMap<String, String> {
         if !self.labels.admits(source, &labels) {
-            labels.retain(|key, _| self.readers.keeps(key));
+            labels.retain(|key, _| self.readers.has_label_stored(key));
         }
         labels
     }

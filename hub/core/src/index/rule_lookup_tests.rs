@@ -83,7 +83,7 @@ proptest! {
 
     #[test]
     fn every_rule_that_needs_an_object_is_found(steps in proptest::collection::vec((0..6usize, proptest::option::of(spec())), 1..20)) {
-        let (mut readers, mut naive) = (Readers::default(), BTreeMap::new());
+        let (mut readers, mut naive) = (RuleLookup::default(), BTreeMap::new());
         for (uid, spec) in steps {
             match spec.map(|spec| rule(uid, &spec)) {
                 Some(rule) => {
@@ -112,15 +112,15 @@ proptest! {
 }
 
 /// Creates many rules.
-fn many(spec: impl Fn(usize) -> Value) -> Readers {
-    let mut readers = Readers::default();
+fn many(spec: impl Fn(usize) -> Value) -> RuleLookup {
+    let mut readers = RuleLookup::default();
     for number in 0..1000 {
         readers.set(&rule(number, &spec(number)));
     }
     readers
 }
 
-fn asked(readers: &Readers, name: &str, labels: &[(&str, &str)]) -> usize {
+fn asked(readers: &RuleLookup, name: &str, labels: &[(&str, &str)]) -> usize {
     let labels = labels
         .iter()
         .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
@@ -131,7 +131,7 @@ fn asked(readers: &Readers, name: &str, labels: &[(&str, &str)]) -> usize {
 }
 
 #[test]
-fn only_rules_that_can_match_an_object_are_asked() {
+fn only_rules_that_can_match_are_checked() {
     let by = |choice: Value| {
         let mut source = json!({"resources": ["configmaps"], "namespaces": ["team"]});
         source

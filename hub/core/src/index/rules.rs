@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use runnel_api::PendingApproval;
 use runnel_proto::model::{ClusterName, RuleUid};
 
-use super::changes::record_goes;
+use super::changes::record_unselected;
 use super::clusters::Clusters;
 use super::holdings::PendingCause;
 use super::rollouts::{CompletedStates, StoredState};
@@ -17,8 +17,8 @@ use crate::guard::{Cause, CauseKind, GuardDecision, Item, digest_of_all};
 use crate::plan::{RollbackBlocker, TargetClusters, WatchScope};
 use crate::rollout::Gate;
 
-/// The decisions about rules before a judgement, to find those that changed.
-pub(super) type Before = BTreeMap<RuleUid, Arc<GuardDecision>>;
+/// The decisions about rules before a judgment, to find those that changed.
+pub(super) type FormerDecisions = BTreeMap<RuleUid, Arc<GuardDecision>>;
 
 /// Number of rules named for a cause.
 const NAMES: usize = 5;
@@ -134,9 +134,9 @@ impl Rules {
             return effect;
         };
         let former = std::mem::replace(&mut entry.target_clusters, now);
-        let takes_part = |name: &ClusterName| clusters.takes_part(name);
-        record_goes(&former, entry, takes_part, |_| cause.clone());
-        entry.keep_wanted();
+        let takes_part = |name: &ClusterName| clusters.is_eligible(name);
+        record_unselected(&former, entry, takes_part, |_| cause.clone());
+        entry.keep_selected();
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
@@ -154,7 +154,7 @@ impl Rules {
         };
         entry.cluster_plans.set_unknown(&unknown);
         Arc::make_mut(&mut entry.plan).unknown = unknown;
-        entry.keep_wanted();
+        entry.keep_selected();
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
@@ -181,7 +181,7 @@ impl Rules {
     }
 
     /// Whether the removal of a deleted rule has passed the guard.
-    pub fn may_go(&self, uid: &RuleUid) -> bool {
+    pub fn is_removal_allowed(&self, uid: &RuleUid) -> bool {
         self.get(uid)
             .is_none_or(|entry| entry.guard.decision().passes(&Item::Rule))
     }
@@ -249,14 +249,18 @@ impl Rules {
     }
 
     /// Judges removals of a cluster again, because its agent repeats the request after they passed.
-    pub fn prune_again(&mut self, uid: &RuleUid, cluster: &ClusterName) {
+    pub fn rejudge_prune(&mut self, uid: &RuleUid, cluster: &ClusterName) {
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.guard.prune_again(cluster);
+            entry.guard.rejudge_prune(cluster);
         }
     }
 
     /// Handles the report of a reconnected cluster: it has no copies of rules other than these.
-    pub fn holds_only(&mut self, cluster: &ClusterName, rules: &BTreeSet<RuleUid>) -> Effect {
+    pub fn drop_missing_rules(
+        &mut self,
+        cluster: &ClusterName,
+        rules: &BTreeSet<RuleUid>,
+    ) -> Effect {
         let mut effect = Effect::default();
         let others = self.iter_mut().filter(|(uid, _)| !rules.contains(*uid));
         for (uid, entry) in others.filter(|(_, entry)| entry.guard.blocks_in(cluster)) {
@@ -281,7 +285,11 @@ impl Rules {
     }
 
     /// Gives the rules new versions whose decision is not that of `before` any more.
-    pub(super) fn record_decisions(&mut self, before: Before, clusters: &Clusters) -> Effect {
+    pub(super) fn record_decisions(
+        &mut self,
+        before: FormerDecisions,
+        clusters: &Clusters,
+    ) -> Effect {
         let mut effect = Effect::default();
         for (uid, former) in before {
             let Some(entry) = self.get(&uid) else {
@@ -370,7 +378,7 @@ impl Rules {
     }
 
     fn renew_former(&mut self, uid: &RuleUid) -> Effect {
-        let (mut effect, former) = (Effect::default(), self.completed.former(uid));
+        let (mut effect, former) = (Effect::default(), self.completed.rollback_plan(uid));
         let Some(entry) = self.entries.get_mut(uid) else {
             return effect;
         };

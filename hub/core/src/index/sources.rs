@@ -99,8 +99,8 @@ impl Sources {
 
     /// Plans a rule from scratch.
     pub(super) fn plan(&self, rule: &Rule, scopes: &WatchScopes) -> RulePlan {
-        plan(rule, self.candidates(rule), scopes.watched(), |place| {
-            scopes.is_known(place)
+        plan(rule, self.candidates(rule), scopes.watched(), |scope| {
+            scopes.is_known(scope)
         })
     }
 
@@ -233,23 +233,23 @@ impl Sources {
 
     /// Marks the versions of a watch as stale until its next list: the watch may have been behind while another replica
     /// led, and the agents may have newer content.
-    pub fn mark_stale(&mut self, place: &WatchScope) {
+    pub fn mark_stale(&mut self, scope: &WatchScope) {
         let here = self
             .versions
             .iter_mut()
-            .filter(|(source, _)| place.holds(source));
+            .filter(|(source, _)| scope.contains(source));
         here.for_each(|(_, observed)| observed.is_stale = true);
     }
 
     /// Drops the content of all stale sources of a watch. Returns these sources, with their labels.
     fn invalidate_stale(
         &mut self,
-        place: &WatchScope,
+        scope: &WatchScope,
     ) -> Vec<(SourceRef, BTreeMap<String, String>)> {
         let here = self
             .versions
             .iter()
-            .filter(|(source, observed)| observed.is_stale && place.holds(source));
+            .filter(|(source, observed)| observed.is_stale && scope.contains(source));
         let mut invalidated = vec![];
         for (source, _) in here {
             let Some(known) = self.sources.get_mut(source) else {
@@ -273,16 +273,16 @@ impl Sources {
     }
 
     /// A watch has delivered a complete list: the other objects of its scope are deleted.
-    pub fn retain(&mut self, place: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
+    pub fn retain(&mut self, scope: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
         let from = SourceRef::new(
-            place.resource,
-            place.namespace.as_deref().unwrap_or_default(),
+            scope.resource,
+            scope.namespace.as_deref().unwrap_or_default(),
             "",
         );
         let here = self
             .sources
             .range(from..)
-            .take_while(|(key, _)| place.holds(key));
+            .take_while(|(key, _)| scope.contains(key));
         let gone: Vec<_> = here
             .filter(|(key, _)| !listed.contains(*key))
             .map(|(key, _)| key.clone())
@@ -322,7 +322,7 @@ impl Sources {
     }
 
     /// The sources that rules need, for an index of these rules alone.
-    pub(super) fn part<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> Self {
+    pub(super) fn for_rules<'a>(&self, rules: impl Iterator<Item = &'a Rule>) -> Self {
         let mut sources = BTreeMap::new();
         for rule in rules {
             for (source, known) in self
@@ -361,7 +361,7 @@ impl Index {
         version: u64,
         labels: BTreeMap<String, String>,
     ) -> Effect {
-        let labels = self.planner.selection.kept_labels(source, labels);
+        let labels = self.planner.selection.stored_labels(source, labels);
         let is_needed = |labels: &_| self.planner.needs(source, labels);
         match self.sources.observe(source, version, labels, is_needed) {
             Observation::Old => Effect::default(),
@@ -381,7 +381,7 @@ impl Index {
         labels: BTreeMap<String, String>,
         body: SourceState,
     ) -> Effect {
-        let labels = self.planner.selection.kept_labels(source, labels);
+        let labels = self.planner.selection.stored_labels(source, labels);
         if !self.sources.record_read(source, version) {
             return Effect::default();
         }
@@ -389,7 +389,7 @@ impl Index {
     }
 
     /// An object could not be read. Content that was read before stays.
-    pub fn could_not_read(&mut self, source: &SourceRef) -> Effect {
+    pub fn record_read_failure(&mut self, source: &SourceRef) -> Effect {
         let Some(labels) = self.sources.record_unreadable(source) else {
             return Effect::default();
         };
@@ -397,9 +397,9 @@ impl Index {
     }
 
     /// A watch was refused, so no list will confirm its stale objects: their content is unknown until the watch is back.
-    pub fn invalidate_stale(&mut self, place: &WatchScope) -> Effect {
+    pub fn invalidate_stale(&mut self, scope: &WatchScope) -> Effect {
         let mut effect = Effect::default();
-        for (source, labels) in self.sources.invalidate_stale(place) {
+        for (source, labels) in self.sources.invalidate_stale(scope) {
             effect.merge(self.set_source(source, labels, Some(SourceState::Unreadable)));
         }
         effect

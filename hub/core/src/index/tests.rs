@@ -3,10 +3,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use runnel_proto::model::{Asked, AskedDigest, ClusterName, Payload, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{
+    ClusterName, Payload, PruneDigest, PruneRequest, Revision, RuleUid, SourceRef,
+};
 use serde_json::json;
 
-use super::{Cluster, Directive, Holding, Index, ScopeState};
+use super::{Cluster, Directive, Index, ReportedCopies, ScopeState};
 use crate::plan::{Rule, RuleGrant, Scope, Source, SourceContent, SourceState, WatchScope, plan};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -50,7 +52,7 @@ fn body(text: &str) -> SourceState {
     SourceState::Read(Arc::new(SourceContent::new(Revision(revision), payload)))
 }
 
-fn labelled(value: &str) -> BTreeMap<String, String> {
+fn labeled(value: &str) -> BTreeMap<String, String> {
     BTreeMap::from([("rule".to_owned(), value.to_owned())])
 }
 
@@ -102,11 +104,11 @@ fn source_edit_touches_only_its_rules_and_clusters() {
     index.set_cluster("two".into(), cluster("test"));
     index.set_rule(rule("r1", "a", "x", json!({"names": ["one"]}), false));
     index.set_rule(rule("r2", "a", "y", json!({"names": ["two"]}), false));
-    let effect = index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    let effect = index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
     assert_eq!(effect.rules, BTreeSet::from(["r1".into()]));
     assert_eq!(effect.clusters, BTreeSet::from(["one".into()]));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
-    let unchanged = index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    let unchanged = index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
     assert!(unchanged.rules.is_empty() && unchanged.clusters.is_empty());
 }
 
@@ -116,8 +118,8 @@ fn source_transferred_between_rules_changes_both_at_once() {
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     index.set_rule(rule("r2", "a", "y", json!({"all": true}), false));
-    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
-    let effect = index.set_source(source("a", "s"), labelled("y"), None);
+    index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
+    let effect = index.set_source(source("a", "s"), labeled("y"), None);
     assert_eq!(effect.rules.len(), 2);
     assert_eq!(
         (wanted(&index, "r1", "one"), wanted(&index, "r2", "one")),
@@ -130,7 +132,7 @@ fn deleted_source_stays_selected_for_its_grace_period() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
     let now = Instant::now();
     index.sources_mut().mark_deleted(&source("a", "s"), now);
     assert!(
@@ -141,7 +143,7 @@ fn deleted_source_stays_selected_for_its_grace_period() {
     );
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // It exists again in time: nothing happened, and the next grace period starts again.
-    index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
+    index.set_source(source("a", "s"), labeled("x"), Some(body("2")));
     assert_eq!(index.sources().next_expiry(GRACE), None);
     assert!(
         index
@@ -159,14 +161,14 @@ fn deleted_source_stays_selected_for_its_grace_period() {
 fn rule_made_after_its_sources_waits_for_their_content() {
     let mut index = known_index();
     index.set_cluster("one".into(), cluster("prod"));
-    index.set_source(source("a", "s"), labelled("x"), None);
+    index.set_source(source("a", "s"), labeled("x"), None);
     let effect = index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     assert_eq!(effect.read, BTreeSet::from([source("a", "s")]));
     let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
     };
     assert!(assignment.is_unknown(&source("a", "s")));
-    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
 }
 
@@ -175,20 +177,20 @@ fn source_is_read_until_a_watch_shows_a_newer_version_of_it() {
     let mut index = known_index();
     let of = source("a", "s");
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    index.observe(&of, 1, labelled("x"));
+    index.observe(&of, 1, labeled("x"));
     assert!(!index.sources().is_read(&of));
-    index.read(&of, 1, labelled("x"), body("1"));
+    index.read(&of, 1, labeled("x"), body("1"));
     assert!(index.sources().is_read(&of));
-    index.observe(&of, 2, labelled("x"));
+    index.observe(&of, 2, labeled("x"));
     assert!(!index.sources().is_read(&of));
-    index.read(&of, 1, labelled("x"), body("1"));
+    index.read(&of, 1, labeled("x"), body("1"));
     assert!(
         !index.sources().is_read(&of),
         "it was read before it changed"
     );
-    index.could_not_read(&of);
+    index.record_read_failure(&of);
     assert!(!index.sources().is_read(&of));
-    index.read(&of, 2, labelled("x"), body("2"));
+    index.read(&of, 2, labeled("x"), body("2"));
     assert!(index.sources().is_read(&of));
 }
 
@@ -229,9 +231,9 @@ fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
 fn forbidden_namespace_stalls_only_its_rules() {
     let mut index = limited_index();
     let places = [
-        WatchScope::within("configmaps", "a"),
-        WatchScope::within("configmaps", "b"),
-        WatchScope::within("configmaps", "c"),
+        WatchScope::in_namespace("configmaps", "a"),
+        WatchScope::in_namespace("configmaps", "b"),
+        WatchScope::in_namespace("configmaps", "c"),
     ];
     assert_eq!(
         index.needed_scopes().into_iter().collect::<Vec<_>>(),
@@ -243,7 +245,7 @@ fn forbidden_namespace_stalls_only_its_rules() {
         places[1].clone(),
         ScopeState::Unreadable("forbidden".into()),
     );
-    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
 
     let (open, shut) = (plan_in_one(&index, "r1"), plan_in_one(&index, "r2"));
     assert_eq!(
@@ -277,8 +279,8 @@ fn rule_outside_the_hubs_namespaces_gets_a_hint() {
     let why = index
         .scopes()
         .unreadable(&index.rules().get(&"r3".into()).unwrap().plan);
-    let (place, hint) = why.first_key_value().unwrap();
-    assert_eq!(place.to_string(), "configmaps of the namespace c");
+    let (scope, hint) = why.first_key_value().unwrap();
+    assert_eq!(scope.to_string(), "configmaps of the namespace c");
     assert!(
         hint.contains("does not watch c: add it to `sourceNamespaces`"),
         "{hint}"
@@ -300,7 +302,7 @@ fn glob_means_watched_namespaces_and_others_are_unknown() {
     let scope = Scope::new(["team".to_owned(), "other".to_owned()]);
     assert_eq!(
         rule.places(&scope),
-        BTreeSet::from([WatchScope::within("configmaps", "team")])
+        BTreeSet::from([WatchScope::in_namespace("configmaps", "team")])
     );
     let none: [(&SourceRef, &Source); 0] = [];
     let planned = plan(&rule, none, &scope, |_| true);
@@ -314,14 +316,14 @@ fn namespaced_list_marks_deleted_only_in_its_namespace() {
     let mut index = limited_index();
     for namespace in ["a", "b"] {
         index.set_scope(
-            WatchScope::within("configmaps", namespace),
+            WatchScope::in_namespace("configmaps", namespace),
             ScopeState::Known,
         );
-        index.set_source(source(namespace, "s"), labelled("x"), Some(body("1")));
+        index.set_source(source(namespace, "s"), labeled("x"), Some(body("1")));
     }
     let now = Instant::now();
     index.sources_mut().retain(
-        &WatchScope::within("configmaps", "a"),
+        &WatchScope::in_namespace("configmaps", "a"),
         &BTreeSet::new(),
         now,
     );
@@ -401,17 +403,17 @@ fn approval_of_one_cluster_wakes_no_other() {
         index.set_cluster(name.into(), cluster("prod"));
     }
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
-    let asked = Asked {
+    index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
+    let asked = PruneRequest {
         objects: 1,
-        digest: AskedDigest([1; 16]),
+        digest: PruneDigest([1; 16]),
     };
     let holds = |_: &RuleUid, name: &ClusterName| {
         let prunes = Some(asked).filter(|_| name.as_str() == "one");
-        Some(Holding {
+        Some(ReportedCopies {
             copies: 2,
             prunes,
-            ..Holding::default()
+            ..ReportedCopies::default()
         })
     };
     let now = Instant::now();
@@ -428,7 +430,7 @@ fn approval_of_one_cluster_wakes_no_other() {
     };
     assert_eq!(assignment.prune(), Some(asked.digest));
     // Removals by the hub itself concern all members.
-    index.set_source(source("a", "s"), labelled("y"), Some(body("1")));
+    index.set_source(source("a", "s"), labeled("y"), Some(body("1")));
     assert!(
         index
             .judge(&only("r1"), &holds, at(now + crate::guard::DELAY))
@@ -455,20 +457,20 @@ fn a_rule_that_is_being_deleted_is_unwanted_everywhere() {
     assert_eq!(effect.clusters.len(), 2);
     let now = Instant::now();
     let holds = |_: &RuleUid, _: &ClusterName| {
-        Some(Holding {
+        Some(ReportedCopies {
             copies: 11,
             intents: 11,
-            ..Holding::default()
+            ..ReportedCopies::default()
         })
     };
     index.judge(&only("r1"), &holds, at(now));
     let (due, uid) = (index.fleet_guard().due().unwrap(), RuleUid::from("r1"));
     assert!(
-        due > now && !index.rules().may_go(&uid),
+        due > now && !index.rules().is_removal_allowed(&uid),
         "that of its namespace may be heard yet"
     );
     index.judge(&BTreeSet::new(), &holds, at(due));
-    assert!(index.rules().may_go(&uid));
+    assert!(index.rules().is_removal_allowed(&uid));
     assert!(matches!(
         index.directive(&"r1".into(), &"two".into()),
         Directive::Removed(_)
@@ -573,7 +575,7 @@ fn apply(step: &Step, index: &mut Index, naive: &mut Naive, now: Instant) {
             text,
         } => {
             let key = source(&format!("n{namespace}"), &format!("s{name}"));
-            let labels = labelled(&format!("v{value}"));
+            let labels = labeled(&format!("v{value}"));
             let read = text.map(|text| body(&text.to_string()));
             naive.deleted.remove(&key);
             naive.sources.insert(
@@ -639,7 +641,7 @@ proptest! {
             let body = index.sources().get(key).map_or(SourceState::Unread, |known| known.body.clone());
             (key.clone(), Source { labels: source.labels.clone(), body })
         }).collect();
-        let is_known = |place: &WatchScope| naive.configmaps_known && place.resource == "configmaps";
+        let is_known = |scope: &WatchScope| naive.configmaps_known && scope.resource == "configmaps";
         for (uid, rule) in &naive.rules {
             let entry = index.rules().get(uid).unwrap();
             let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);
@@ -661,31 +663,29 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
     for (name, version) in [("same", 7), ("edited", 8), ("restored", 9)] {
-        index.observe(&source("a", name), version, labelled("x"));
-        index.read(&source("a", name), version, labelled("x"), body(name));
+        index.observe(&source("a", name), version, labeled("x"));
+        index.read(&source("a", name), version, labeled("x"), body(name));
     }
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
     index
         .sources_mut()
         .mark_stale(&WatchScope::everywhere("configmaps"));
     // A late answer of a read does not confirm a stale version.
-    index.read(&source("a", "edited"), 8, labelled("x"), body("late"));
+    index.read(&source("a", "edited"), 8, labeled("x"), body("late"));
     assert_eq!(wanted(&index, "r1", "one"), Some(3));
     assert!(
         index
-            .observe(&source("a", "same"), 7, labelled("x"))
+            .observe(&source("a", "same"), 7, labeled("x"))
             .read
             .is_empty()
     );
     assert_eq!(
-        index
-            .observe(&source("a", "edited"), 12, labelled("x"))
-            .read,
+        index.observe(&source("a", "edited"), 12, labeled("x")).read,
         BTreeSet::from([source("a", "edited")])
     );
     assert_eq!(
         index
-            .observe(&source("a", "restored"), 3, labelled("x"))
+            .observe(&source("a", "restored"), 3, labeled("x"))
             .read
             .len(),
         1
@@ -702,32 +702,32 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
             && assignment.plan.intents.len() == 1
     );
     // A working watch keeps the old content until the new one is read.
-    index.read(&source("a", "edited"), 12, labelled("x"), body("new"));
-    index.observe(&source("a", "edited"), 13, labelled("x"));
+    index.read(&source("a", "edited"), 12, labeled("x"), body("new"));
+    index.observe(&source("a", "edited"), 13, labeled("x"));
     assert_eq!(wanted(&index, "r1", "one"), Some(2));
 }
 
 #[test]
 fn unwatchable_scope_is_unknown_to_a_new_leader() {
     let mut index = known_index();
-    let (place, known) = (WatchScope::everywhere("configmaps"), source("a", "known"));
+    let (scope, known) = (WatchScope::everywhere("configmaps"), source("a", "known"));
     index.set_cluster("one".into(), cluster("prod"));
     index.set_rule(rule("r1", "a", "x", json!({"all": true}), false));
-    index.observe(&known, 7, labelled("x"));
-    index.read(&known, 7, labelled("x"), body("old"));
+    index.observe(&known, 7, labeled("x"));
+    index.read(&known, 7, labeled("x"), body("old"));
     let refuse = |index: &mut Index| {
         let mut effect = index.set_scope(
-            place.clone(),
+            scope.clone(),
             ScopeState::Unreadable("forbidden".to_owned()),
         );
-        effect.merge(index.invalidate_stale(&place));
+        effect.merge(index.invalidate_stale(&scope));
         effect
     };
     // While the process leads, a refused watch removes nothing.
     refuse(&mut index);
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
     // Another process led meanwhile, and the agents may have newer content.
-    index.sources_mut().mark_stale(&place);
+    index.sources_mut().mark_stale(&scope);
     assert!(refuse(&mut index).clusters.contains(&"one".into()));
     let Directive::Assigned(assignment) = index.directive(&"r1".into(), &"one".into()) else {
         panic!("not wanted")
@@ -739,12 +739,12 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
     );
     assert!(refuse(&mut index).clusters.is_empty());
     // The watch is back.
-    index.set_scope(place.clone(), ScopeState::Known);
+    index.set_scope(scope.clone(), ScopeState::Known);
     assert_eq!(
-        index.observe(&known, 7, labelled("x")).read,
+        index.observe(&known, 7, labeled("x")).read,
         BTreeSet::from([known.clone()])
     );
-    index.read(&known, 7, labelled("x"), body("old"));
+    index.read(&known, 7, labeled("x"), body("old"));
     assert_eq!(wanted(&index, "r1", "one"), Some(1));
 }
 
@@ -770,7 +770,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     let mut in_waves = plain.clone();
     in_waves.rollout = Some(rollout);
     index.set_rule(in_waves.clone());
-    index.set_source(source("a", "s"), labelled("x"), Some(body("1")));
+    index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
     let directive = |index: &Index, cluster: &str| index.directive(&uid, &cluster.into());
     let target = |index: &Index| index.rules().get(&uid).unwrap().target().to_owned();
     let gate = |index: &Index, back_to: Option<&str>| {
@@ -809,8 +809,8 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
             state: Ok(state),
         }),
     );
-    index.set_source(source("a", "s"), labelled("x"), Some(body("2")));
-    index.set_source(source("a", "new"), labelled("x"), Some(body("2")));
+    index.set_source(source("a", "s"), labeled("x"), Some(body("2")));
+    index.set_source(source("a", "new"), labeled("x"), Some(body("2")));
     assert!(
         matches!(directive(&index, "one"), Directive::AwaitingWave(_)),
         "an edit shuts the gate"
@@ -886,7 +886,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         directive(&index, "one"),
         Directive::AwaitingWave(_)
     ));
-    index.set_source(source("a", "s"), labelled("x"), Some(body("3")));
+    index.set_source(source("a", "s"), labeled("x"), Some(body("3")));
     assert!(matches!(
         directive(&index, "one"),
         Directive::AwaitingWave(_)

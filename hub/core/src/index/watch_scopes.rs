@@ -39,17 +39,17 @@ impl WatchScopes {
     }
 
     /// Returns the state of a watch scope. A scope without a watch cannot be read.
-    pub fn state(&self, place: &WatchScope) -> ScopeState {
-        match &place.namespace {
+    pub fn state(&self, scope: &WatchScope) -> ScopeState {
+        match &scope.namespace {
             Some(namespace) if !self.watched.reads(namespace) => {
                 ScopeState::Unreadable(outside(namespace))
             }
-            _ => self.states.get(place).cloned().unwrap_or_default(),
+            _ => self.states.get(scope).cloned().unwrap_or_default(),
         }
     }
 
-    pub(super) fn is_known(&self, place: &WatchScope) -> bool {
-        self.state(place) == ScopeState::Known
+    pub(super) fn is_known(&self, scope: &WatchScope) -> bool {
+        self.state(scope) == ScopeState::Known
     }
 
     /// Whether the scope of a source is known. Sources outside of all watches are unknown.
@@ -63,7 +63,7 @@ impl WatchScopes {
     /// Returns the scopes of a rule that are not known.
     pub(super) fn unknown(&self, rule: &Rule) -> BTreeSet<WatchScope> {
         let places = rule.places(&self.watched).into_iter();
-        places.filter(|place| !self.is_known(place)).collect()
+        places.filter(|scope| !self.is_known(scope)).collect()
     }
 
     /// Returns the unreadable scopes of a plan, with the reasons.
@@ -71,8 +71,8 @@ impl WatchScopes {
         let unreadable = plan
             .unknown
             .iter()
-            .filter_map(|place| match self.state(place) {
-                ScopeState::Unreadable(why) => Some((place.clone(), why)),
+            .filter_map(|scope| match self.state(scope) {
+                ScopeState::Unreadable(why) => Some((scope.clone(), why)),
                 ScopeState::Unwatched | ScopeState::Known => None,
             });
         unreadable.collect()
@@ -87,16 +87,16 @@ fn outside(namespace: &str) -> String {
 
 impl Index {
     /// Sets the state of a watch scope. Plans that need it follow.
-    pub fn set_scope(&mut self, place: WatchScope, state: ScopeState) -> Effect {
-        if self.scopes.state(&place) == state {
+    pub fn set_scope(&mut self, scope: WatchScope, state: ScopeState) -> Effect {
+        if self.scopes.state(&scope) == state {
             return Effect::default();
         }
         let needing = self
             .rules()
             .iter()
-            .filter(|(_, entry)| entry.rule.places(self.scopes.watched()).contains(&place));
+            .filter(|(_, entry)| entry.rule.places(self.scopes.watched()).contains(&scope));
         let follow: BTreeSet<_> = needing.map(|(uid, _)| uid.clone()).collect();
-        self.scopes.states.insert(place, state);
+        self.scopes.states.insert(scope, state);
         // The reason may have changed, and is part of the status.
         self.follow_here(Effect {
             rules: follow.clone(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ring::digest;
 use runnel_proto::model::{
-    AskedDigest, ClusterName, Proof, ProofKey, SetDigest, SourceRef, Terms, TermsDigest,
+    ClusterName, Proof, ProofKey, PruneDigest, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 use super::{RulePlan, SourceContent};
@@ -158,7 +158,7 @@ impl ClusterAssignment {
     }
 
     /// Returns the approved removals of copies in namespaces that are no longer targets.
-    pub fn prune(&self) -> Option<AskedDigest> {
+    pub fn prune(&self) -> Option<PruneDigest> {
         self.judged.prune(&self.cluster)
     }
 

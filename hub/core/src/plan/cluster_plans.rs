@@ -19,7 +19,7 @@ use super::shape::NamedKey;
 use super::{Rule, RulePlan, WatchScope};
 
 /// The former plan of several clusters, and the new one.
-type Replaced = (Arc<RenderedPlan>, Arc<RenderedPlan>);
+type ReplacedPlans = (Arc<RenderedPlan>, Arc<RenderedPlan>);
 
 /// The labels of a cluster.
 pub type Labels = Arc<BTreeMap<String, String>>;
@@ -40,11 +40,11 @@ pub struct ClusterPlans {
 enum Variation {
     /// All clusters get the selection unchanged.
     #[default]
-    AsSelected,
+    Unchanged,
     /// All clusters get the same rendered plan.
-    Alike(Box<RenderedPlan>),
+    Uniform(Box<RenderedPlan>),
     /// Each cluster has its own rendered plan.
-    Each(BTreeMap<ClusterName, ClusterPlan>),
+    PerCluster(BTreeMap<ClusterName, ClusterPlan>),
 }
 
 /// The plan of one cluster.
@@ -62,11 +62,11 @@ impl ClusterPlans {
         clusters: impl Iterator<Item = (ClusterName, Labels)>,
         revision_hasher: &RevisionHasher,
     ) -> Self {
-        Self::default().again(rule, selection, clusters, revision_hasher)
+        Self::default().render(rule, selection, clusters, revision_hasher)
     }
 
     /// Renders the selection for these clusters. Reuses contents that the same rule has rendered.
-    pub fn again(
+    pub fn render(
         self,
         rule: &Rule,
         selection: &RulePlan,
@@ -85,7 +85,7 @@ impl ClusterPlans {
         let nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
         if rule.shape.differs_by_cluster() {
             let rendered_plan = Arc::new(nothing);
-            cluster_plans.variation = Variation::Each(
+            cluster_plans.variation = Variation::PerCluster(
                 clusters
                     .map(|(name, labels)| {
                         (
@@ -101,7 +101,7 @@ impl ClusterPlans {
         } else if rule.sends_as_selected() {
             return cluster_plans;
         } else {
-            cluster_plans.variation = Variation::Alike(nothing.into());
+            cluster_plans.variation = Variation::Uniform(nothing.into());
         }
         for source in selection.selected() {
             if !cluster_plans.set(rule, selection, source, revision_hasher) {
@@ -115,7 +115,7 @@ impl ClusterPlans {
     /// Creates plans from one rendered plan for all clusters.
     pub(super) fn uniform(plan: Arc<RulePlan>) -> Self {
         Self {
-            variation: Variation::Alike(RenderedPlan::restored(plan).into()),
+            variation: Variation::Uniform(RenderedPlan::restored(plan).into()),
             ..Self::default()
         }
     }
@@ -136,14 +136,14 @@ impl ClusterPlans {
             )
         });
         Self {
-            variation: Variation::Each(by_cluster.collect()),
+            variation: Variation::PerCluster(by_cluster.collect()),
             ..Self::default()
         }
     }
 
     /// Whether the copies of a rule must be rendered, because they differ from its selection.
     pub fn is_rendered(&self) -> bool {
-        !matches!(self.variation, Variation::AsSelected)
+        !matches!(self.variation, Variation::Unchanged)
     }
 
     /// A source has become something else to the rule.
@@ -155,7 +155,7 @@ impl ClusterPlans {
         revision_hasher: &RevisionHasher,
     ) {
         if self.exceeds {
-            return self.begin_again(rule, selection, Vec::new(), revision_hasher);
+            return self.render_all(rule, selection, Vec::new(), revision_hasher);
         }
         if !self.is_rendered() {
             return;
@@ -174,12 +174,12 @@ impl ClusterPlans {
         revision_hasher: &RevisionHasher,
     ) {
         if self.exceeds {
-            return self.begin_again(rule, selection, Vec::new(), revision_hasher);
+            return self.render_all(rule, selection, Vec::new(), revision_hasher);
         }
         if !self.is_rendered() {
             return;
         }
-        for source in beside(selection, secret) {
+        for source in other_secrets(selection, secret) {
             self.contents.lock().forget(source);
             if !self.set(rule, selection, source, revision_hasher) {
                 return;
@@ -198,7 +198,7 @@ impl ClusterPlans {
     ) {
         let body = selection.body(source);
         let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
-        self.each(source, body.as_ref(), |cluster, labels, _| {
+        self.set_in_each_cluster(source, body.as_ref(), |cluster, labels, _| {
             renderer.awaited(cluster, labels)
         });
     }
@@ -216,7 +216,7 @@ impl ClusterPlans {
         if self.exceeds {
             return;
         }
-        for source in beside(selection, secret) {
+        for source in other_secrets(selection, secret) {
             self.contents.lock().forget(source);
             self.set_unread(rule, selection, source, revision_hasher);
         }
@@ -226,9 +226,9 @@ impl ClusterPlans {
     /// Sets the scopes of the rule's sources that are not listed now.
     pub fn set_unknown(&mut self, unknown: &BTreeSet<WatchScope>) {
         match &mut self.variation {
-            Variation::AsSelected => {}
-            Variation::Alike(rendered_plan) => rendered_plan.set_unknown(unknown),
-            Variation::Each(by_cluster) => {
+            Variation::Unchanged => {}
+            Variation::Uniform(rendered_plan) => rendered_plan.set_unknown(unknown),
+            Variation::PerCluster(by_cluster) => {
                 let mut known: BTreeMap<*const RenderedPlan, Arc<RenderedPlan>> = BTreeMap::new();
                 let mut former = Vec::new();
                 for cluster_plan in by_cluster.values_mut() {
@@ -252,8 +252,8 @@ impl ClusterPlans {
     /// Whether something is to be rendered for a cluster with these labels.
     pub fn lacks(&self, cluster: &ClusterName, labels: &BTreeMap<String, String>) -> bool {
         match &self.variation {
-            Variation::AsSelected | Variation::Alike(_) => false,
-            Variation::Each(by_cluster) => by_cluster
+            Variation::Unchanged | Variation::Uniform(_) => false,
+            Variation::PerCluster(by_cluster) => by_cluster
                 .get(cluster)
                 .is_none_or(|cluster_plan| *cluster_plan.labels != *labels),
         }
@@ -262,8 +262,8 @@ impl ClusterPlans {
     /// Returns the clusters with plans of their own.
     pub fn clusters(&self) -> impl Iterator<Item = &ClusterName> {
         let by_cluster = match &self.variation {
-            Variation::AsSelected | Variation::Alike(_) => None,
-            Variation::Each(by_cluster) => Some(by_cluster.keys()),
+            Variation::Unchanged | Variation::Uniform(_) => None,
+            Variation::PerCluster(by_cluster) => Some(by_cluster.keys()),
         };
         by_cluster.into_iter().flatten()
     }
@@ -280,7 +280,7 @@ impl ClusterPlans {
     }
 
     /// Renders everything from the beginning, for the clusters that there are and these.
-    pub fn begin_again(
+    pub fn render_all(
         &mut self,
         rule: &Rule,
         selection: &RulePlan,
@@ -291,10 +291,10 @@ impl ClusterPlans {
         self.contents = Arc::default();
         if !self.differs_by_cluster() {
             *self =
-                std::mem::take(self).again(rule, selection, std::iter::empty(), revision_hasher);
+                std::mem::take(self).render(rule, selection, std::iter::empty(), revision_hasher);
             return;
         }
-        let Variation::Each(by_cluster) = std::mem::take(&mut self.variation) else {
+        let Variation::PerCluster(by_cluster) = std::mem::take(&mut self.variation) else {
             return;
         };
         let mut clusters: BTreeMap<_, _> = by_cluster
@@ -302,7 +302,7 @@ impl ClusterPlans {
             .map(|(name, cluster_plan)| (name, cluster_plan.labels))
             .collect();
         clusters.extend(more);
-        *self = std::mem::take(self).again(rule, selection, clusters.into_iter(), revision_hasher);
+        *self = std::mem::take(self).render(rule, selection, clusters.into_iter(), revision_hasher);
     }
 
     /// A cluster has these labels now, or (`None`) gets nothing any more. Returns whether it gets something else.
@@ -314,7 +314,7 @@ impl ClusterPlans {
         labels: Option<&BTreeMap<String, String>>,
         revision_hasher: &RevisionHasher,
     ) -> bool {
-        let Variation::Each(by_cluster) = &mut self.variation else {
+        let Variation::PerCluster(by_cluster) = &mut self.variation else {
             return false;
         };
         let Some(labels) = labels else {
@@ -327,7 +327,7 @@ impl ClusterPlans {
         let labels: Labels = Arc::new(labels.clone());
         if self.exceeds {
             let before = former.map(|former| former.rendered_plan.clone());
-            self.begin_again(
+            self.render_all(
                 rule,
                 selection,
                 vec![(cluster.clone(), labels)],
@@ -361,7 +361,7 @@ impl ClusterPlans {
                 rendered_plan,
             },
         );
-        if self.fits(revision_hasher) {
+        if self.is_within_budget(revision_hasher) {
             self.share_equal_plans();
         } else {
             self.exceed(rule, selection, revision_hasher);
@@ -387,8 +387,8 @@ impl ClusterPlans {
 
     fn cluster_plan(&self, cluster: &ClusterName) -> Option<&ClusterPlan> {
         match &self.variation {
-            Variation::AsSelected | Variation::Alike(_) => None,
-            Variation::Each(by_cluster) => by_cluster.get(cluster),
+            Variation::Unchanged | Variation::Uniform(_) => None,
+            Variation::PerCluster(by_cluster) => by_cluster.get(cluster),
         }
     }
 
@@ -399,7 +399,7 @@ impl ClusterPlans {
         selection: &'a Arc<RulePlan>,
     ) -> Option<&'a Arc<RulePlan>> {
         match &self.variation {
-            Variation::AsSelected => Some(selection),
+            Variation::Unchanged => Some(selection),
             _ => self.plan_of(cluster),
         }
     }
@@ -410,11 +410,11 @@ impl ClusterPlans {
         selection: &'a RulePlan,
     ) -> Box<dyn Iterator<Item = (Option<&'a ClusterName>, &'a RulePlan)> + 'a> {
         match &self.variation {
-            Variation::AsSelected => Box::new(std::iter::once((None, selection))),
-            Variation::Alike(rendered_plan) => {
+            Variation::Unchanged => Box::new(std::iter::once((None, selection))),
+            Variation::Uniform(rendered_plan) => {
                 Box::new(std::iter::once((None, &*rendered_plan.plan)))
             }
-            Variation::Each(by_cluster) => Box::new(
+            Variation::PerCluster(by_cluster) => Box::new(
                 by_cluster
                     .iter()
                     .map(|(name, cluster_plan)| (Some(name), &*cluster_plan.rendered_plan.plan)),
@@ -425,9 +425,9 @@ impl ClusterPlans {
     /// Returns the rendered plan of a cluster; `None` if it equals the selection.
     pub fn plan_of(&self, cluster: &ClusterName) -> Option<&Arc<RulePlan>> {
         match &self.variation {
-            Variation::AsSelected => None,
-            Variation::Alike(rendered_plan) => Some(&rendered_plan.plan),
-            Variation::Each(by_cluster) => by_cluster
+            Variation::Unchanged => None,
+            Variation::Uniform(rendered_plan) => Some(&rendered_plan.plan),
+            Variation::PerCluster(by_cluster) => by_cluster
                 .get(cluster)
                 .map(|cluster_plan| &cluster_plan.rendered_plan.plan),
         }
@@ -435,14 +435,14 @@ impl ClusterPlans {
 
     /// Whether plans may differ between clusters.
     pub fn differs_by_cluster(&self) -> bool {
-        matches!(self.variation, Variation::Each(_))
+        matches!(self.variation, Variation::PerCluster(_))
     }
 
     /// Returns the number of different plans.
     pub fn outcomes(&self) -> usize {
         match &self.variation {
-            Variation::AsSelected | Variation::Alike(_) => 1,
-            Variation::Each(by_cluster) => by_cluster
+            Variation::Unchanged | Variation::Uniform(_) => 1,
+            Variation::PerCluster(by_cluster) => by_cluster
                 .values()
                 .map(|cluster_plan| Arc::as_ptr(&cluster_plan.rendered_plan))
                 .collect::<BTreeSet<_>>()
@@ -453,9 +453,9 @@ impl ClusterPlans {
     /// Whether two send the same everywhere.
     pub fn has_equal_content(&self, other: &ClusterPlans) -> bool {
         match (&self.variation, &other.variation) {
-            (Variation::AsSelected, Variation::AsSelected) => true,
-            (Variation::Alike(one), Variation::Alike(two)) => one.has_equal_content(two),
-            (Variation::Each(one), Variation::Each(two)) => {
+            (Variation::Unchanged, Variation::Unchanged) => true,
+            (Variation::Uniform(one), Variation::Uniform(two)) => one.has_equal_content(two),
+            (Variation::PerCluster(one), Variation::PerCluster(two)) => {
                 let same = |(name, cluster_plan): (&ClusterName, &ClusterPlan)| {
                     two.get(name).is_some_and(|other| {
                         Arc::ptr_eq(&cluster_plan.rendered_plan, &other.rendered_plan)
@@ -485,7 +485,7 @@ impl ClusterPlans {
         }
         let by_cluster = self.differs_by_cluster();
         let mut within = true;
-        self.each(source, body.as_ref(), |cluster, labels, contents| {
+        self.set_in_each_cluster(source, body.as_ref(), |cluster, labels, contents| {
             // Content beyond the budget is not rendered completely.
             if !within {
                 return renderer.awaited(cluster, labels);
@@ -495,7 +495,9 @@ impl ClusterPlans {
             outcome
         });
         if within {
-            if !by_cluster || self.takes() <= revision_hasher.budget() || self.fits(revision_hasher)
+            if !by_cluster
+                || self.size_bytes() <= revision_hasher.budget()
+                || self.is_within_budget(revision_hasher)
             {
                 return true;
             }
@@ -504,11 +506,11 @@ impl ClusterPlans {
         }
         // The count may include clusters that are deleted.
         if self.contents.lock().recount() <= revision_hasher.budget() {
-            self.each(source, body.as_ref(), |cluster, labels, contents| {
+            self.set_in_each_cluster(source, body.as_ref(), |cluster, labels, contents| {
                 renderer.outcome(cluster, labels, contents)
             });
         }
-        if self.fits(revision_hasher) {
+        if self.is_within_budget(revision_hasher) {
             return true;
         }
         self.exceed(rule, selection, revision_hasher);
@@ -516,7 +518,7 @@ impl ClusterPlans {
     }
 
     /// Sets the state of a source in each cluster.
-    fn each(
+    fn set_in_each_cluster(
         &mut self,
         source: &SourceRef,
         body: Option<&super::SourceState>,
@@ -529,16 +531,16 @@ impl ClusterPlans {
         // Locked for one cluster at a time: the index may wait for it while a job renders.
         let contents = self.contents.clone();
         match &mut self.variation {
-            Variation::AsSelected => {}
-            Variation::Alike(rendered_plan) => {
+            Variation::Unchanged => {}
+            Variation::Uniform(rendered_plan) => {
                 let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents.lock());
                 rendered_plan.set(source, body, outcome);
             }
-            Variation::Each(by_cluster) => {
+            Variation::PerCluster(by_cluster) => {
                 // Clusters that shared a plan and get equal content share one again. The former
                 // plans are kept until then, because their addresses identify them.
                 let mut made_of =
-                    BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), Replaced>::new();
+                    BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), ReplacedPlans>::new();
                 let mut alone = 0;
                 for (cluster, cluster_plan) in by_cluster.iter_mut() {
                     let outcome = outcome(cluster, &cluster_plan.labels, &mut contents.lock());
@@ -571,7 +573,7 @@ impl ClusterPlans {
 
     /// Lets clusters with equal plans share one.
     fn share_equal_plans(&mut self) {
-        let Variation::Each(by_cluster) = &mut self.variation else {
+        let Variation::PerCluster(by_cluster) = &mut self.variation else {
             return;
         };
         let mut known: BTreeMap<([u8; 16], u64), Vec<Arc<RenderedPlan>>> = BTreeMap::new();
@@ -582,23 +584,23 @@ impl ClusterPlans {
             plan.render_errors
                 .iter()
                 .for_each(|(source, why)| (source, &why.message).hash(&mut rest));
-            let alike = known
+            let uniform_plans = known
                 .entry((SetDigest::to_bytes(plan.digest), rest.finish()))
                 .or_default();
-            let twin = alike.iter().find(|rendered_plan| {
+            let equal_plan = uniform_plans.iter().find(|rendered_plan| {
                 Arc::ptr_eq(rendered_plan, &cluster_plan.rendered_plan)
                     || rendered_plan.has_equal_content(&cluster_plan.rendered_plan)
             });
-            match twin {
+            match equal_plan {
                 Some(twin) => cluster_plan.rendered_plan = twin.clone(),
-                None => alike.push(cluster_plan.rendered_plan.clone()),
+                None => uniform_plans.push(cluster_plan.rendered_plan.clone()),
             }
         }
     }
 }
 
 /// Returns the other Secrets whose values may be used in copies of one.
-fn beside<'a>(
+fn other_secrets<'a>(
     selection: &'a RulePlan,
     secret: &'a SourceRef,
 ) -> impl Iterator<Item = &'a SourceRef> {

@@ -183,7 +183,7 @@ impl CompletedState {
     /// Encodes the state; `None` if it exceeds `limit` bytes.
     pub fn encode(&self, uid: &RuleUid, limit: usize) -> Option<Vec<u8>> {
         let mut encoder = zstd::stream::write::Encoder::new(
-            Capped {
+            LimitedWriter {
                 bytes: Vec::new(),
                 limit,
             },
@@ -331,19 +331,19 @@ impl RulePlan {
     /// A plan of a rule that leaves these fields of copies alone, without any source.
     fn sent(uid: &RuleUid, ignored: &BTreeSet<runnel_proto::model::FieldPath>) -> Self {
         Self {
-            shown: super::Expected::without(ignored),
+            shown: super::Expected::with_ignored(ignored),
             ..Self::of(uid, &Scope::default())
         }
     }
 }
 
 /// Collects bytes up to a limit.
-struct Capped {
+struct LimitedWriter {
     bytes: Vec<u8>,
     limit: usize,
 }
 
-impl Write for Capped {
+impl Write for LimitedWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() > self.limit {
             return Err(io::Error::other("too large"));

@@ -93,8 +93,8 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
         Some(((*field).to_owned(), value.clone()))
     });
     Ok(Content {
-        labels: kept(object, "labels"),
-        annotations: kept(object, "annotations"),
+        labels: copied_entries(object, "labels"),
+        annotations: copied_entries(object, "annotations"),
         fields: fields.collect(),
     })
 }
@@ -105,7 +105,7 @@ pub fn denied_of(object: &Value) -> Option<Content> {
     let never = |key: &str| {
         key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED
     };
-    let denied = |place| picked(object, place, |key| is_denied(key) && !never(key));
+    let denied = |scope| matching_entries(object, scope, |key| is_denied(key) && !never(key));
     let content = Content {
         labels: denied("labels"),
         annotations: denied("annotations"),
@@ -118,14 +118,18 @@ fn is_empty(value: &Value) -> bool {
     value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
 }
 
-fn kept(object: &Value, place: &str) -> BTreeMap<String, String> {
-    picked(object, place, |key| !is_denied(key))
+fn copied_entries(object: &Value, scope: &str) -> BTreeMap<String, String> {
+    matching_entries(object, scope, |key| !is_denied(key))
 }
 
-fn picked(object: &Value, place: &str, picks: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
+fn matching_entries(
+    object: &Value,
+    scope: &str,
+    picks: impl Fn(&str) -> bool,
+) -> BTreeMap<String, String> {
     let entries = object
         .get("metadata")
-        .and_then(|meta| meta.get(place))
+        .and_then(|meta| meta.get(scope))
         .and_then(Value::as_object);
     let entries = entries.into_iter().flatten().filter(|(key, _)| picks(key));
     entries

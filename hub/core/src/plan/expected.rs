@@ -6,22 +6,22 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    ContentDigest, FieldPath, Proof, ProofKey, RuleUid, Shown, SourceRef, Terms,
+    ContentDigest, FieldPath, LiveDigest, Proof, ProofKey, RuleUid, SourceRef, Terms,
 };
 
 use super::SourceContent;
 
 /// Number of cached digests of one content, by ignored fields.
-const KEPT: usize = 4;
+const CACHED_DIGESTS: usize = 4;
 
 /// The digests of one content by ignored fields. Plans change under the index lock and share
 /// contents, so each content is decoded once per set of ignored fields, for up to four sets.
 #[derive(Default)]
-pub(crate) struct Without(Mutex<Vec<Kept>>);
+pub(crate) struct IgnoredFieldDigests(Mutex<Vec<CachedDigest>>);
 
-type Kept = (Arc<BTreeSet<FieldPath>>, ContentDigest);
+type CachedDigest = (Arc<BTreeSet<FieldPath>>, ContentDigest);
 
-impl Without {
+impl IgnoredFieldDigests {
     /// Returns the digest without these fields. A failed computation is not cached.
     pub(super) fn get(
         &self,
@@ -36,7 +36,7 @@ impl Without {
             return Some(*digest);
         }
         let digest = compute()?;
-        if kept.len() >= KEPT {
+        if kept.len() >= CACHED_DIGESTS {
             kept.remove(0);
         }
         kept.push((ignored.clone(), digest));
@@ -47,18 +47,18 @@ impl Without {
 /// The sums of one plan.
 #[derive(Clone, Default)]
 pub(super) struct Expected {
-    kinds: BTreeMap<Arc<str>, Shown>,
+    kinds: BTreeMap<Arc<str>, LiveDigest>,
     /// The ignored fields of the rule.
     ignored: Arc<BTreeSet<FieldPath>>,
     /// Intents without a digest of their content.
     unknown: usize,
     /// The proof of all kinds together, computed at the first use after a change.
-    whole: OnceLock<Proof>,
+    total: OnceLock<Proof>,
 }
 
 impl Expected {
     /// Creates empty sums, with these ignored fields.
-    pub(super) fn without(ignored: &BTreeSet<FieldPath>) -> Self {
+    pub(super) fn with_ignored(ignored: &BTreeSet<FieldPath>) -> Self {
         Self {
             ignored: Arc::new(ignored.clone()),
             ..Self::default()
@@ -66,7 +66,7 @@ impl Expected {
     }
 
     /// Creates empty sums with the same ignored fields.
-    pub(super) fn begins_again(&self) -> Self {
+    pub(super) fn emptied(&self) -> Self {
         Self {
             ignored: self.ignored.clone(),
             ..Self::default()
@@ -79,7 +79,7 @@ impl Expected {
     }
 
     pub(super) fn put_in(&mut self, intent: &SourceRef, content: &SourceContent) {
-        self.whole = OnceLock::new();
+        self.total = OnceLock::new();
         match content.digest_without(&self.ignored) {
             Some(digest) => self
                 .kinds
@@ -90,8 +90,8 @@ impl Expected {
         }
     }
 
-    pub(super) fn take_out(&mut self, intent: &SourceRef, content: &SourceContent) {
-        self.whole = OnceLock::new();
+    pub(super) fn remove(&mut self, intent: &SourceRef, content: &SourceContent) {
+        self.total = OnceLock::new();
         match content.digest_without(&self.ignored) {
             Some(digest) => self
                 .kinds
@@ -108,13 +108,13 @@ impl Expected {
         if self.unknown > 0 {
             return None;
         }
-        let sum = |kinds: &mut dyn Iterator<Item = &Shown>| {
-            let mut sum = Shown::default();
+        let sum = |kinds: &mut dyn Iterator<Item = &LiveDigest>| {
+            let mut sum = LiveDigest::default();
             kinds.for_each(|shown| sum.merge(*shown));
             key.proof(rule, sum)
         };
         if self.kinds.keys().all(|kind| terms.grants_kind(kind)) {
-            return Some(*self.whole.get_or_init(|| sum(&mut self.kinds.values())));
+            return Some(*self.total.get_or_init(|| sum(&mut self.kinds.values())));
         }
         let granted = self
             .kinds
@@ -136,50 +136,48 @@ mod tests {
         SourceContent::new(Revision([revision; 16]), Payload::encode(text.into_bytes()))
     }
 
-    fn without(key: &str) -> Expected {
-        Expected::without(&BTreeSet::from([FieldPath::new(FieldMap::Data, key)]))
+    fn with_ignored(key: &str) -> Expected {
+        Expected::with_ignored(&BTreeSet::from([FieldPath::new(FieldMap::Data, key)]))
     }
 
-    fn shown(expected: &Expected) -> Option<Proof> {
+    fn proof(expected: &Expected) -> Option<Proof> {
         expected.proof(&"r".into(), &Terms::default(), &ProofKey::new([1; 32]))
     }
 
     #[test]
     fn content_is_decoded_once_per_set_of_ignored_fields() {
         let (source, mut one) = (SourceRef::new("configmaps", "a", "s"), content(1, "one"));
-        let (mut first, mut other) = (without("own"), without("own"));
+        let (mut first, mut other) = (with_ignored("own"), with_ignored("own"));
         first.put_in(&source, &one);
-        let right = shown(&first);
+        let right = proof(&first);
         assert!(right.is_some());
         // From now on the payload cannot be decoded.
         one.payload = Payload::from_wire(Encoding::Zstd, Bytes::from_static(b"none"), 4);
         assert!(one.payload.decode().is_err());
         other.put_in(&source, &one);
-        assert_eq!(shown(&other), right);
-        first.take_out(&source, &one);
+        assert_eq!(proof(&other), right);
+        first.remove(&source, &one);
         first.put_in(&source, &content(2, "two"));
-        assert!(shown(&first).is_some() && shown(&first) != right);
+        assert!(proof(&first).is_some() && proof(&first) != right);
         // Other fields are another digest.
-        let mut others = without("k");
+        let mut others = with_ignored("k");
         others.put_in(&source, &one);
-        assert_eq!(shown(&others), None, "it cannot be told");
+        assert_eq!(proof(&others), None, "it cannot be told");
     }
 
     #[test]
     fn more_sets_of_fields_than_are_kept_change_no_sum() {
         let (source, one) = (SourceRef::new("configmaps", "a", "s"), content(1, "one"));
         let names = ["k", "own", "a", "b", "c", "d", "e"];
-        let mut plans: Vec<_> = names.iter().map(|name| without(name)).collect();
+        let mut plans: Vec<_> = names.iter().map(|name| with_ignored(name)).collect();
         plans.iter_mut().for_each(|plan| plan.put_in(&source, &one));
-        assert!(one.without.0.lock().len() <= KEPT);
-        plans
-            .iter_mut()
-            .for_each(|plan| plan.take_out(&source, &one));
+        assert!(one.without.0.lock().len() <= CACHED_DIGESTS);
+        plans.iter_mut().for_each(|plan| plan.remove(&source, &one));
         for mut plan in plans {
-            let mut fresh = plan.begins_again();
+            let mut fresh = plan.emptied();
             fresh.put_in(&source, &content(2, "two"));
             plan.put_in(&source, &content(2, "two"));
-            assert_eq!(shown(&plan), shown(&fresh));
+            assert_eq!(proof(&plan), proof(&fresh));
         }
     }
 }

@@ -44,7 +44,7 @@ impl RuleGrant {
     }
 
     /// Whether the labels of the hub's namespaces matter to it.
-    pub fn asks_for_labels(&self) -> bool {
+    pub fn needs_labels(&self) -> bool {
         self.rules
             .as_ref()
             .is_some_and(|choice| choice.selector.is_some())
@@ -95,11 +95,11 @@ impl GrantChange {
 }
 
 /// The grants of one rule.
-pub enum Granted<'a> {
+pub enum RuleGrants<'a> {
     /// Everything: it is a rule of the whole cluster.
     All,
     /// These grants apply.
-    These(Vec<&'a RuleGrant>),
+    Granted(Vec<&'a RuleGrant>),
     /// The grants are unknown.
     Unknown,
 }
@@ -177,17 +177,17 @@ impl Grants {
     }
 
     /// The grants of a rule, in any cluster.
-    pub fn of(&self, rule: &Rule) -> Granted<'_> {
+    pub fn of(&self, rule: &Rule) -> RuleGrants<'_> {
         if rule.terms.rule.is_cluster_scoped() {
-            return Granted::All;
+            return RuleGrants::All;
         }
         self.of_namespace(&rule.terms.rule.namespace, rule.runnel_namespace())
     }
 
     /// The grants of the DistributionRules of a namespace, in any cluster.
-    pub fn of_namespace(&self, namespace: &str, runnel_namespace: &str) -> Granted<'_> {
+    pub fn of_namespace(&self, namespace: &str, runnel_namespace: &str) -> RuleGrants<'_> {
         let Some(grants) = &self.all else {
-            return Granted::Unknown;
+            return RuleGrants::Unknown;
         };
         let labels = self.namespaces.as_ref().map(|known| known.get(namespace));
         // A namespace with unknown labels may match.
@@ -197,11 +197,11 @@ impl Grants {
         if unknown
             && grants
                 .values()
-                .any(|grant| grant.asks_for_labels() && !is_for(&grant))
+                .any(|grant| grant.needs_labels() && !is_for(&grant))
         {
-            return Granted::Unknown;
+            return RuleGrants::Unknown;
         }
-        Granted::These(grants.values().filter(is_for).collect())
+        RuleGrants::Granted(grants.values().filter(is_for).collect())
     }
 }
 
@@ -296,13 +296,13 @@ impl TargetClusters {
 /// Resolves the terms of one rule. Clusters with the same grants share their terms.
 pub struct TermsResolver<'a> {
     rule: &'a Rule,
-    granted: Granted<'a>,
+    granted: RuleGrants<'a>,
     resolved: BTreeMap<Vec<usize>, EffectiveTerms>,
 }
 
 impl<'a> TermsResolver<'a> {
     /// For a rule to which this is granted.
-    pub fn new(rule: &'a Rule, granted: Granted<'a>) -> Self {
+    pub fn new(rule: &'a Rule, granted: RuleGrants<'a>) -> Self {
         Self {
             rule,
             granted,
@@ -312,7 +312,7 @@ impl<'a> TermsResolver<'a> {
 
     /// Whether the grants are unknown.
     pub fn are_unknown(&self) -> bool {
-        matches!(self.granted, Granted::Unknown)
+        matches!(self.granted, RuleGrants::Unknown)
     }
 
     /// The rule's lot in a cluster that it chooses.
@@ -322,25 +322,25 @@ impl<'a> TermsResolver<'a> {
         labels: &BTreeMap<String, String>,
     ) -> EffectiveTerms {
         let grants = match &self.granted {
-            Granted::All => return EffectiveTerms::Terms(self.rule.terms.clone()),
-            Granted::Unknown => return EffectiveTerms::Unknown,
-            Granted::These(grants) => grants,
+            RuleGrants::All => return EffectiveTerms::Terms(self.rule.terms.clone()),
+            RuleGrants::Unknown => return EffectiveTerms::Unknown,
+            RuleGrants::Granted(grants) => grants,
         };
-        let speaks = |(_, grant): &(usize, &&RuleGrant)| grant.clusters.chooses(cluster, labels);
-        let speaking: Vec<_> = grants
+        let applies = |(_, grant): &(usize, &&RuleGrant)| grant.clusters.chooses(cluster, labels);
+        let applicable: Vec<_> = grants
             .iter()
             .enumerate()
-            .filter(speaks)
+            .filter(applies)
             .map(|(number, _)| number)
             .collect();
-        if let Some(effective_terms) = self.resolved.get(&speaking) {
+        if let Some(effective_terms) = self.resolved.get(&applicable) {
             return effective_terms.clone();
         }
         let effective_terms = effective_terms(
             self.rule,
-            speaking.iter().map(|number| &grants[*number].grant),
+            applicable.iter().map(|number| &grants[*number].grant),
         );
-        self.resolved.insert(speaking, effective_terms.clone());
+        self.resolved.insert(applicable, effective_terms.clone());
         effective_terms
     }
 }
@@ -357,7 +357,7 @@ fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> 
     if counting.is_empty() {
         return EffectiveTerms::NotGranted;
     }
-    let whole = || counting.iter().filter(|grant| grant.is_whole());
+    let whole = || counting.iter().filter(|grant| grant.is_unlimited());
     if sent
         .iter()
         .all(|resource| whole().any(|grant| grant.is_of_kind(resource)))

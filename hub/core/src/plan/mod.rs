@@ -55,9 +55,9 @@ pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
 pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
-use expected::{Expected, Without};
+use expected::{Expected, IgnoredFieldDigests};
 pub use grants::{
-    EffectiveTerms, GrantChange, Granted, Grants, RuleGrant, TargetClusters, TermsResolver,
+    EffectiveTerms, GrantChange, Grants, RuleGrant, RuleGrants, TargetClusters, TermsResolver,
 };
 pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
@@ -79,7 +79,7 @@ pub struct SourceContent {
     /// The digest that agents compute after they have applied the content.
     pub digest: Option<ContentDigest>,
     /// The digests without ignored fields, by rules.
-    pub(crate) without: Without,
+    pub(crate) without: IgnoredFieldDigests,
 }
 
 impl SourceContent {
@@ -94,7 +94,7 @@ impl SourceContent {
             payload,
             denied: None,
             digest,
-            without: Without::default(),
+            without: IgnoredFieldDigests::default(),
         }
     }
 
@@ -106,7 +106,7 @@ impl SourceContent {
             payload: Payload::encode(canonical),
             denied: None,
             digest,
-            without: Without::default(),
+            without: IgnoredFieldDigests::default(),
         }
     }
 
@@ -187,7 +187,7 @@ pub struct RulePlan {
 impl RulePlan {
     /// A plan without any source.
     pub fn empty(rule: &Rule) -> Self {
-        let shown = Expected::without(&rule.terms.ignore_fields);
+        let shown = Expected::with_ignored(&rule.terms.ignore_fields);
         Self {
             shown,
             ..Self::of(&rule.uid, &Scope::default())
@@ -224,11 +224,12 @@ impl RulePlan {
 
     /// Whether it is unknown if this object exists.
     fn is_unseen(&self, source: &SourceRef) -> bool {
-        !self.scope.reads(&source.namespace) || self.unknown.iter().any(|place| place.holds(source))
+        !self.scope.reads(&source.namespace)
+            || self.unknown.iter().any(|scope| scope.contains(source))
     }
 
     /// Returns every selected source, with known or unknown content.
-    pub fn wanted(&self) -> impl Iterator<Item = &SourceRef> {
+    pub fn all_selected(&self) -> impl Iterator<Item = &SourceRef> {
         let never_read = self
             .unreadable
             .iter()
@@ -237,7 +238,7 @@ impl RulePlan {
     }
 
     /// Whether the source is selected, with known or unknown content.
-    pub fn wants(&self, source: &SourceRef) -> bool {
+    pub fn selects(&self, source: &SourceRef) -> bool {
         self.intents.contains_key(source)
             || self.unread.contains(source)
             || self.unreadable.contains(source)
@@ -256,7 +257,7 @@ impl RulePlan {
     /// the number of sources, also while sessions share the plan as it was.
     pub fn set(&mut self, source: &SourceRef, selected: Option<&SourceState>) {
         let before = self.digest;
-        self.take_out(source);
+        self.remove_content(source);
         self.note(source, selected);
         if let Some(SourceState::Read(content) | SourceState::Stale(content)) = selected {
             self.put_in(source.clone(), content.clone());
@@ -291,20 +292,20 @@ impl RulePlan {
         self.intents.insert(intent, content);
     }
 
-    fn take_out(&mut self, intent: &SourceRef) {
+    fn remove_content(&mut self, intent: &SourceRef) {
         if let Some(content) = self.intents.remove(intent) {
             self.digest.remove(intent, &content.revision);
             self.digests
                 .entry(intent.resource.clone())
                 .or_default()
                 .remove(intent, &content.revision);
-            self.shown.take_out(intent, &content);
+            self.shown.remove(intent, &content);
         }
     }
 
     /// Whether the plan contains a source, for any reason.
     pub fn names(&self, source: &SourceRef) -> bool {
-        self.wants(source)
+        self.selects(source)
             || self.refused.contains_key(source)
             || self.secret_refs.contains_key(source)
     }
@@ -403,7 +404,7 @@ pub fn plan<'a>(
     plan.unknown = rule
         .places(scope)
         .into_iter()
-        .filter(|place| !is_known(place))
+        .filter(|scope| !is_known(scope))
         .collect();
     plan.scope = scope.clone();
     for (reference, source) in sources {
@@ -472,7 +473,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_differs_from_an_earlier_plan_was_touched_since(
+        fn changed_entries_have_a_newer_version(
             steps in proptest::collection::vec((0..8u8, proptest::option::of(0..3u8)), 1..40),
         ) {
             let source = |number: u8| SourceRef::new("configmaps", "team", &number.to_string());

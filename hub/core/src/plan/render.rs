@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef};
 
 use super::rendered_plan::RenderOutcome;
-use super::shape::{About, NotRendered, Reads};
+use super::shape::{ShapeError, TemplateContext, TemplateInputs};
 use super::{RenderError, Rule, RulePlan, SecretRefs, SourceContent, SourceState};
 
 /// The default limit of rendered content of one rule, in bytes.
@@ -57,16 +57,16 @@ impl Default for RevisionHasher {
 /// The contents that were rendered, for as long as some plan has them: equal ones are one.
 #[derive(Default)]
 pub(super) struct Contents {
-    sources: BTreeMap<SourceRef, OfSource>,
+    sources: BTreeMap<SourceRef, SourceContents>,
     /// The bytes that are rendered, or were for clusters that have left since the last count.
     bytes: u64,
 }
 
 /// The rendered contents of one source in one version.
-struct OfSource {
+struct SourceContents {
     of: Arc<SourceContent>,
     /// The cluster properties that the rule uses.
-    reads: Reads,
+    reads: TemplateInputs,
     /// The positions of the named keys that it has.
     keys: Vec<usize>,
     /// Rendered contents by those properties.
@@ -198,7 +198,7 @@ impl<'a> Renderer<'a> {
             return None;
         }
         Some(
-            match self.rule.shape.name(About {
+            match self.rule.shape.name(TemplateContext {
                 source: self.source,
                 cluster,
                 labels,
@@ -225,7 +225,7 @@ impl<'a> Renderer<'a> {
         if self.rule.shape.leaves_content() {
             return Some(self.copy(name, content.clone()));
         }
-        let about = About {
+        let about = TemplateContext {
             source: self.source,
             cluster,
             labels,
@@ -237,7 +237,7 @@ impl<'a> Renderer<'a> {
         let known = of.rendered.get(read.as_str()).cloned();
         let rendered = match known {
             Some(Rendered::AsSource) => Ok(content.clone()),
-            Some(Rendered::Failed(why)) => Err(NotRendered::Failed(why)),
+            Some(Rendered::Failed(why)) => Err(ShapeError::Failed(why)),
             Some(Rendered::Content(known)) => match known.upgrade() {
                 Some(content) => Ok(content),
                 None => self.render(content, (of, bytes), read, about),
@@ -246,8 +246,8 @@ impl<'a> Renderer<'a> {
         };
         Some(match rendered {
             Ok(content) => self.copy(name, content),
-            Err(NotRendered::Awaited) => RenderOutcome::Copy(name, None),
-            Err(NotRendered::Failed(why)) => RenderOutcome::Failed(Some(name), why),
+            Err(ShapeError::Awaited) => RenderOutcome::Copy(name, None),
+            Err(ShapeError::Failed(why)) => RenderOutcome::Failed(Some(name), why),
         })
     }
 
@@ -267,14 +267,14 @@ impl<'a> Renderer<'a> {
         &self,
         content: &Arc<SourceContent>,
         contents: &'c mut Contents,
-    ) -> Option<(&'c mut OfSource, &'c mut u64)> {
+    ) -> Option<(&'c mut SourceContents, &'c mut u64)> {
         if contents
             .sources
             .get(self.source)
             .is_none_or(|known| !known.of.is(content))
         {
             let (plain, _) = self.decoded(content)?;
-            let fresh = OfSource {
+            let fresh = SourceContents {
                 of: content.clone(),
                 reads: self.rule.shape.reads(self.source, plain),
                 keys: self.rule.shape.found_keys(plain),
@@ -291,12 +291,12 @@ impl<'a> Renderer<'a> {
     fn render(
         &self,
         content: &Arc<SourceContent>,
-        (of, bytes): (&mut OfSource, &mut u64),
+        (of, bytes): (&mut SourceContents, &mut u64),
         read: String,
-        about: About<'_>,
-    ) -> Result<Arc<SourceContent>, NotRendered> {
+        about: TemplateContext<'_>,
+    ) -> Result<Arc<SourceContent>, ShapeError> {
         let Some((plain, denied)) = self.decoded(content) else {
-            return Err(NotRendered::Awaited);
+            return Err(ShapeError::Awaited);
         };
         let (rendered, result) =
             match self
@@ -320,9 +320,9 @@ impl<'a> Renderer<'a> {
                     });
                     (Rendered::Content(Arc::downgrade(&content)), Ok(content))
                 }
-                Err(NotRendered::Awaited) => return Err(NotRendered::Awaited),
-                Err(NotRendered::Failed(why)) => {
-                    (Rendered::Failed(why.clone()), Err(NotRendered::Failed(why)))
+                Err(ShapeError::Awaited) => return Err(ShapeError::Awaited),
+                Err(ShapeError::Failed(why)) => {
+                    (Rendered::Failed(why.clone()), Err(ShapeError::Failed(why)))
                 }
             };
         of.rendered.insert(read.into(), rendered);

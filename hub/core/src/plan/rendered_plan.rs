@@ -79,13 +79,13 @@ pub struct RenderedPlan {
     /// The sources of each copy.
     wanted: CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     /// Whether the copies of all sources meet in the same namespaces.
-    meet: bool,
+    may_collide: bool,
 }
 
 impl RenderedPlan {
     /// Creates an empty plan for a selection.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
-        let (unknown, shown) = (selection.unknown.clone(), selection.shown.begins_again());
+        let (unknown, shown) = (selection.unknown.clone(), selection.shown.emptied());
         let plan = RulePlan {
             unknown,
             shown,
@@ -95,7 +95,7 @@ impl RenderedPlan {
             plan: plan.into(),
             outcomes: CowSortedMap::default(),
             wanted: CowSortedMap::default(),
-            meet,
+            may_collide: meet,
         }
     }
 
@@ -105,7 +105,7 @@ impl RenderedPlan {
             plan,
             outcomes: CowSortedMap::default(),
             wanted: CowSortedMap::default(),
-            meet: false,
+            may_collide: false,
         }
     }
 
@@ -130,7 +130,7 @@ impl RenderedPlan {
             plan,
             outcomes,
             wanted,
-            meet,
+            may_collide: meet,
         } = self;
         let plan = Arc::make_mut(plan);
         let before = plan.digest;
@@ -144,7 +144,7 @@ impl RenderedPlan {
             if let Some(others) = wanted.get_mut(&copy) {
                 others.remove(source);
             }
-            plan.take_out(&intent);
+            plan.remove_content(&intent);
             touched.insert(intent);
             copies.insert(copy);
         }
@@ -196,7 +196,7 @@ fn settle(
         };
         let Some(name) = outcome.name() else { continue };
         let intent = source.as_copy(name);
-        plan.take_out(&intent);
+        plan.remove_content(&intent);
         plan.render_errors.remove(source);
         match (outcome, sources.iter().find(|other| *other != source)) {
             (RenderOutcome::Failed(_, why), _) => {

@@ -27,7 +27,7 @@ impl WatchScope {
     }
 
     /// A kind in one namespace.
-    pub fn within(resource: &'static str, namespace: &str) -> Self {
+    pub fn in_namespace(resource: &'static str, namespace: &str) -> Self {
         Self {
             resource,
             namespace: Some(namespace.into()),
@@ -35,7 +35,7 @@ impl WatchScope {
     }
 
     /// Whether the scope contains the source.
-    pub fn holds(&self, source: &SourceRef) -> bool {
+    pub fn contains(&self, source: &SourceRef) -> bool {
         self.resource == &*source.resource
             && self
                 .namespace
@@ -86,7 +86,7 @@ impl Scope {
     pub fn place(&self, resource: &'static str, namespace: &str) -> WatchScope {
         match self {
             Self::Everywhere => WatchScope::everywhere(resource),
-            Self::Only(_) => WatchScope::within(resource, namespace),
+            Self::Only(_) => WatchScope::in_namespace(resource, namespace),
         }
     }
 
@@ -96,7 +96,7 @@ impl Scope {
             Self::Everywhere => vec![WatchScope::everywhere(resource)],
             Self::Only(names) => names
                 .iter()
-                .map(|name| WatchScope::within(resource, name))
+                .map(|name| WatchScope::in_namespace(resource, name))
                 .collect(),
         }
     }

@@ -8,7 +8,7 @@ use runnel_proto::model::{
     PreviewIntent, PreviewRequest, SourceRef, Terms, Tombstone,
 };
 
-use super::{Holdings, PreviewIndex};
+use super::{PreviewIndex, ReportedCopiesFn};
 use crate::index::{Cluster, Directive, RuleEntry};
 use crate::plan::{ClusterAssignment, SourceContent};
 
@@ -27,7 +27,7 @@ const BEHIND: &str = "it waits for its wave in the current rollout: what that ch
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterEligibility {
     /// Its agent can be queried.
-    Asked,
+    Eligible,
     /// The cluster is not accepted.
     NotAccepted,
     /// The cluster is leaving.
@@ -45,7 +45,7 @@ pub struct ClusterQuestion {
     /// The cluster.
     pub cluster: ClusterName,
     /// The eligibility.
-    pub standing: ClusterEligibility,
+    pub eligibility: ClusterEligibility,
     /// The message; may be empty.
     pub message: String,
     /// The wave of a rollout; 0: none.
@@ -54,7 +54,7 @@ pub struct ClusterQuestion {
 
 impl PreviewIndex {
     /// The clusters that the rule has, or had, to do with.
-    pub fn clusters(&self, holdings: Holdings<'_>) -> Vec<ClusterQuestion> {
+    pub fn clusters(&self, holdings: ReportedCopiesFn<'_>) -> Vec<ClusterQuestion> {
         let Some(entry) = self.index.rules().get(&self.focus.uid) else {
             return vec![];
         };
@@ -82,11 +82,11 @@ impl PreviewIndex {
             .iter()
             .filter(|(name, cluster)| concerned(name, cluster));
         let ask = |(name, cluster): (&ClusterName, &Cluster)| {
-            let (standing, message) = self.standing(entry, name, cluster);
+            let (standing, message) = self.eligibility(entry, name, cluster);
             let wave = waves.get(name).copied().unwrap_or_default();
             ClusterQuestion {
                 cluster: name.clone(),
-                standing,
+                eligibility: standing,
                 message: message.to_owned(),
                 wave,
             }
@@ -94,7 +94,7 @@ impl PreviewIndex {
         all.map(ask).collect()
     }
 
-    fn standing(
+    fn eligibility(
         &self,
         entry: &RuleEntry,
         name: &ClusterName,
@@ -133,32 +133,32 @@ impl PreviewIndex {
                 if entry.target_clusters.not_granted.contains(name) =>
             {
                 (
-                    ClusterEligibility::Asked,
+                    ClusterEligibility::Eligible,
                     "no DistributionGrant allows the rule to send there any more",
                 )
             }
             Directive::Removed(_) | Directive::RemovalBlocked if entry.rule.deleting => {
-                (ClusterEligibility::Asked, "")
+                (ClusterEligibility::Eligible, "")
             }
             Directive::Removed(_) | Directive::RemovalBlocked => (
-                ClusterEligibility::Asked,
+                ClusterEligibility::Eligible,
                 "spec.clusters does not choose it any more",
             ),
             Directive::Cordoned(_) => (
-                ClusterEligibility::Asked,
+                ClusterEligibility::Eligible,
                 "it is cordoned: it keeps what it has and gets nothing new",
             ),
             Directive::AwaitingWave(_) if entry.is_rolling_back() => (
-                ClusterEligibility::Asked,
+                ClusterEligibility::Eligible,
                 "its rollout is rolled back: this is what a new change would do",
             ),
             Directive::Assigned(_) | Directive::AwaitingWave(_)
                 if self.focus.behind.contains(name) =>
             {
-                (ClusterEligibility::Asked, BEHIND)
+                (ClusterEligibility::Eligible, BEHIND)
             }
             Directive::Assigned(_) | Directive::AwaitingWave(_) | Directive::Orphaned => {
-                (ClusterEligibility::Asked, "")
+                (ClusterEligibility::Eligible, "")
             }
         }
     }
@@ -206,14 +206,18 @@ impl PreviewIndex {
 
     /// Returns the request to a cluster's agent; `None`: nothing would be sent, or the cluster
     /// waits for its wave.
-    pub fn ask(&self, cluster: &ClusterName, asking: &Asking) -> Option<AgentQuestion> {
+    pub fn question(
+        &self,
+        cluster: &ClusterName,
+        context: &QuestionContext,
+    ) -> Option<AgentQuestion> {
         let directive = self.directive(cluster);
         // A cluster that waits for its wave gets nothing of the change, not even as a dry run.
         let awaits = matches!(directive, Directive::AwaitingWave(_));
-        let dry_run = asking.dry_run && !awaits;
+        let dry_run = context.dry_run && !awaits;
         let nothing = || PreviewRequest {
             dry_run,
-            key: asking.key,
+            key: context.key,
             ..PreviewRequest::nothing(0, self.focus.uid.clone())
         };
         let (asked, left_out) = match directive {
@@ -223,12 +227,12 @@ impl PreviewIndex {
                     payloads: if dry_run { PAYLOADS } else { 0 },
                     digests: 0,
                 };
-                if asking.diff && !awaits {
+                if context.diff && !awaits {
                     room.digests = DIGESTS;
                 }
                 let intents = assignment.intents().take(PREVIEW_LIMIT);
                 let intents = intents
-                    .filter_map(|(source, content)| asking.intent(source, content, &mut room));
+                    .filter_map(|(source, content)| context.intent(source, content, &mut room));
                 let intents: Vec<_> = intents.collect();
                 let left_out = assignment.intents().count().saturating_sub(intents.len());
                 let terms = Some((terms, assignment.terms.digest));
@@ -252,7 +256,7 @@ impl PreviewIndex {
             ),
             Directive::RemovalBlocked => (
                 PreviewRequest {
-                    holds_all: true,
+                    blocks_all: true,
                     ..nothing()
                 },
                 0,
@@ -275,7 +279,7 @@ impl PreviewIndex {
         let mut left_out = 0;
         let deletion_policy = assignment.terms.deletion_policy;
         let gone = self
-            .former(cluster)
+            .former_assignment(cluster)
             .into_iter()
             .flat_map(ClusterAssignment::intents)
             .map(|(source, _)| source);
@@ -298,7 +302,7 @@ impl PreviewIndex {
 }
 
 /// The shared state of one plan's requests.
-pub struct Asking {
+pub struct QuestionContext {
     key: FieldsKey,
     dry_run: bool,
     diff: bool,
@@ -309,12 +313,12 @@ pub struct Asking {
 /// Content with its digests, kept alive so that its address stays unique.
 struct InternedContent {
     _content: Arc<SourceContent>,
-    announced: Option<Announced>,
+    announced: Option<ContentDigests>,
 }
 
 /// The digests of content.
 #[derive(Clone)]
-struct Announced {
+struct ContentDigests {
     bytes: u64,
     object_type: Option<Arc<str>>,
     fields: [u8; 32],
@@ -335,7 +339,7 @@ pub struct AgentQuestion {
     pub left_out: usize,
 }
 
-impl Asking {
+impl QuestionContext {
     /// Creates requests with this key; `dry_run`: with content; `diff`: with digests of each field.
     pub fn new(key: FieldsKey, dry_run: bool, diff: bool) -> Self {
         Self {
@@ -353,7 +357,7 @@ impl Asking {
 
     /// Returns the digests of content, if the hub can decode it. They are computed once for all
     /// clusters.
-    fn announced(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<Announced> {
+    fn announced(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<ContentDigests> {
         let compute = || {
             let plain = content.payload.decode().ok()?;
             let object_type = plain.fields.get("type").and_then(|named| named.as_str());
@@ -363,7 +367,7 @@ impl Asking {
             let bytes = plain.value_bytes(kind);
             let digests = self.diff.then(|| self.key.digests(kind, &plain));
             let digests = digests.filter(|all| all.len() <= DIFF_FIELDS).map(Arc::new);
-            Some(Announced {
+            Some(ContentDigests {
                 bytes,
                 object_type,
                 fields: self.key.name(plain, &BTreeSet::new()),
@@ -387,7 +391,7 @@ impl Asking {
         content: &Arc<SourceContent>,
         room: &mut QuestionBudget,
     ) -> Option<PreviewIntent> {
-        let Announced {
+        let ContentDigests {
             bytes,
             object_type,
             fields,
@@ -428,18 +432,18 @@ mod tests {
     fn content_that_many_clusters_would_have_is_looked_at_once() {
         let payload = Payload::encode(Content::default().to_bytes());
         let content = Arc::new(SourceContent::new(Revision([1; 16]), payload));
-        let asking = Asking::new(FieldsKey([1; 32]), false, true);
+        let context = QuestionContext::new(FieldsKey([1; 32]), false, true);
         let kind = Kind::by_resource("configmaps").unwrap();
         for _ in 0..3 {
-            assert!(asking.announced(kind, &content).is_some());
+            assert!(context.announced(kind, &content).is_some());
         }
         // Set by hand, so that a second evaluation would show.
-        asking
+        context
             .known
             .lock()
             .values_mut()
             .for_each(|known| known.announced = None);
-        assert!(asking.announced(kind, &content).is_none());
-        assert_eq!(asking.known.lock().len(), 1);
+        assert!(context.announced(kind, &content).is_none());
+        assert_eq!(context.known.lock().len(), 1);
     }
 }

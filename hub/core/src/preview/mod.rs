@@ -1,6 +1,6 @@
 //! Previews an unsaved change. Pure.
 //!
-//! The change is applied to a copy of the part of the index that it concerns ([`Around`]), with the
+//! The change is applied to a copy of the part of the index that it concerns ([`RuleSnapshot`]), with the
 //! same planner, grants and removal guard as for a saved change, and without any effect on agents.
 //! Only the agents know their namespaces and the objects in them. So each agent gets a question
 //! ([`PreviewIndex::ask`]), decides as it would, and drops the state. With their answers the guard
@@ -23,14 +23,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use crate::guard::DELAY;
-pub use crate::index::Holdings;
-use crate::index::{Around, ChangedObject, Index, RuleEntry, ScopeState};
+pub use crate::index::ReportedCopiesFn;
+use crate::index::{ChangedObject, Index, RuleEntry, RuleSnapshot, ScopeState};
 use crate::now::Now;
 use crate::plan::TargetClusters;
 use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
 
 pub use answer::{AgentAnswer, AnswerBudget};
-pub use ask::{AgentQuestion, Asking, ClusterEligibility, ClusterQuestion};
+pub use ask::{AgentQuestion, ClusterEligibility, ClusterQuestion, QuestionContext};
 pub use outcome::{Row, SourceRow};
 
 /// Previewed rules. Most of a preview is about the rule in focus.
@@ -107,7 +107,7 @@ fn differing(before: &TargetClusters, now: &TargetClusters) -> BTreeSet<ClusterN
 
 impl PreviewIndex {
     /// Previews a rule in a copy of the index. A rule with the uid of a saved one is an edit.
-    pub fn new(around: Around, rule: Rule) -> Self {
+    pub fn new(around: RuleSnapshot, rule: Rule) -> Self {
         let mut index = around.plan();
         let focus = Focus::of(&index, rule.uid.clone());
         let unread = index.set_rule(rule).read;
@@ -122,7 +122,7 @@ impl PreviewIndex {
     /// Previews a grant or a member cluster in a copy of the index for these saved rules. `None`:
     /// the rules do not exist.
     pub fn of_change(
-        around: Around,
+        around: RuleSnapshot,
         changed: ChangedObject,
         uids: &BTreeSet<RuleUid>,
     ) -> Option<Self> {
@@ -205,12 +205,12 @@ impl PreviewIndex {
         };
         let places = entry.rule.places(self.index.scopes().watched()).into_iter();
         places
-            .filter(|place| self.index.scopes().state(place) == ScopeState::Unwatched)
+            .filter(|scope| self.index.scopes().state(scope) == ScopeState::Unwatched)
             .collect()
     }
 
     /// These are the objects of a place.
-    pub fn list(&mut self, place: WatchScope, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
+    pub fn list(&mut self, scope: WatchScope, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
         let Some(entry) = self.index.rules().get(&self.focus.uid) else {
             return;
         };
@@ -222,16 +222,16 @@ impl PreviewIndex {
             let effect = self.index.set_source(source, labels, None);
             self.unread.extend(effect.read);
         }
-        let effect = self.index.set_scope(place, ScopeState::Known);
+        let effect = self.index.set_scope(scope, ScopeState::Known);
         self.unread.extend(effect.read);
     }
 
     /// Records that a scope cannot be listed: its objects are unknown, not absent.
-    pub fn cannot_list(&mut self, place: WatchScope, why: &str) {
+    pub fn cannot_list(&mut self, scope: WatchScope, why: &str) {
         let answer = format!(
-            "{place} could not be listed ({why}): the plan knows nothing of what is there, ask again"
+            "{scope} could not be listed ({why}): the plan knows nothing of what is there, ask again"
         );
-        self.index.set_scope(place, ScopeState::Unreadable(answer));
+        self.index.set_scope(scope, ScopeState::Unreadable(answer));
     }
 
     /// Whether there are places of which nothing is known.
@@ -259,7 +259,7 @@ impl PreviewIndex {
     }
 
     /// Judges the items that the rule would no longer select.
-    pub fn judge(&mut self, holdings: Holdings<'_>, now: Now) {
+    pub fn judge(&mut self, holdings: ReportedCopiesFn<'_>, now: Now) {
         let all = std::iter::once(&self.focus).chain(&self.others);
         for (uid, cluster, former) in
             all.flat_map(|one| one.former.iter().map(|(name, had)| (&one.uid, name, had)))
@@ -291,12 +291,12 @@ impl PreviewIndex {
 
     /// Judges the removals that agents would request: `announced` are the intents that they would
     /// report.
-    pub fn settle(&mut self, announced: Holdings<'_>, now: Now) {
+    pub fn settle(&mut self, announced: ReportedCopiesFn<'_>, now: Now) {
         self.judge_now(announced, now);
     }
 
     /// Removals are judged after some time without further ones.
-    fn judge_now(&mut self, holdings: Holdings<'_>, now: Now) {
+    fn judge_now(&mut self, holdings: ReportedCopiesFn<'_>, now: Now) {
         let uids = self.rules().into_iter().collect();
         self.index.judge(&uids, holdings, now);
         self.index.judge(
@@ -319,7 +319,7 @@ impl PreviewIndex {
         &self.focus.uid
     }
 
-    fn former(&self, cluster: &ClusterName) -> Option<&ClusterAssignment> {
+    fn former_assignment(&self, cluster: &ClusterName) -> Option<&ClusterAssignment> {
         self.focus.former.get(cluster)
     }
 }

@@ -1,22 +1,22 @@
 //! The outcomes, by the agents' answers.
 use std::collections::BTreeMap;
 
+use runnel_proto::closed_list::Verdict;
 use runnel_proto::model::{
-    Asked, AskedDigest, ClusterName, Kind, PreviewOutcome, PreviewedCopy, Reason, RuleUid,
+    ClusterName, Kind, PreviewOutcome, PreviewedCopy, PruneDigest, PruneRequest, Reason, RuleUid,
 };
-use runnel_proto::words::Verdict;
 
-use super::{AgentAnswer, Holdings, PreviewIndex, diff};
-use crate::index::Holding;
+use super::{AgentAnswer, PreviewIndex, ReportedCopiesFn, diff};
+use crate::index::ReportedCopies;
 use crate::plan::{RulePlan, UnsupportedSource};
 
 /// The id in the removal guard for a set that no agent has.
-const PRUNES: AskedDigest = AskedDigest([0x67; 16]);
+const PRUNES: PruneDigest = PruneDigest([0x67; 16]);
 
 /// Why a removal is blocked.
 const BLOCKED: &str = "it is above a removalLimit: `kubectl runnel approve` would allow it";
 /// The message for foreign Secrets: no answer contains whether they are equal.
-const UNTOLD: &str = "a Secret that is not Runnel's exists here: it is taken over if it equals the source, and left alone \
+const ADOPT_IF_EQUAL: &str = "a Secret that is not Runnel's exists here: it is taken over if it equals the source, and left alone \
                       (Conflict) if not; a plan does not disclose which";
 const LOST: &str = "what exists there is lost";
 const LOST_OR_EQUAL: &str =
@@ -58,7 +58,7 @@ impl PreviewIndex {
     pub fn conclude(
         &mut self,
         answers: BTreeMap<ClusterName, AgentAnswer>,
-        holdings: Holdings<'_>,
+        holdings: ReportedCopiesFn<'_>,
         now: crate::now::Now,
         diffs: usize,
     ) -> Vec<Row> {
@@ -73,17 +73,17 @@ impl PreviewIndex {
     pub fn conclude_all(
         &mut self,
         all: Vec<(RuleUid, BTreeMap<ClusterName, AgentAnswer>)>,
-        holdings: Holdings<'_>,
+        holdings: ReportedCopiesFn<'_>,
         now: crate::now::Now,
         mut diffs: usize,
     ) -> Vec<(RuleUid, Vec<Row>)> {
-        let mut announced: BTreeMap<(RuleUid, ClusterName), Holding> = BTreeMap::new();
+        let mut announced: BTreeMap<(RuleUid, ClusterName), ReportedCopies> = BTreeMap::new();
         for (uid, answers) in &all {
             self.focus_on(uid);
             let of_cluster = |(cluster, answer): (&ClusterName, &AgentAnswer)| {
                 (
                     (uid.clone(), cluster.clone()),
-                    self.holding(cluster, answer),
+                    self.reported_copies(cluster, answer),
                 )
             };
             announced.extend(answers.iter().map(of_cluster));
@@ -104,7 +104,7 @@ impl PreviewIndex {
     }
 
     /// The intents that an agent would report after the change.
-    fn holding(&self, cluster: &ClusterName, answer: &AgentAnswer) -> Holding {
+    fn reported_copies(&self, cluster: &ClusterName, answer: &AgentAnswer) -> ReportedCopies {
         let count = |wanted: &[PreviewOutcome]| answer.count(wanted);
         let gone = count(&[
             PreviewOutcome::Remove,
@@ -113,14 +113,14 @@ impl PreviewIndex {
         ]);
         let asked = |previewed, digest| {
             let objects = u32::try_from(count(&[previewed])).unwrap_or(u32::MAX);
-            (objects > 0).then_some(Asked { objects, digest })
+            (objects > 0).then_some(PruneRequest { objects, digest })
         };
         let assignment = self
             .index()
             .rules()
             .get(self.uid())
             .and_then(|entry| entry.assignment(cluster));
-        Holding {
+        ReportedCopies {
             copies: answer.all().saturating_sub(gone) as u64,
             intents: assignment.map_or(0, |assignment| assignment.intents().count() as u64),
             prunes: asked(PreviewOutcome::Prune, PRUNES),
@@ -272,7 +272,7 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
             "Overwritten",
             and(if is_secret { LOST_OR_EQUAL } else { LOST }, &message),
         ),
-        PreviewOutcome::AdoptIfEqual => (Verdict::AdoptIfEqual, "", and(UNTOLD, &message)),
+        PreviewOutcome::AdoptIfEqual => (Verdict::AdoptIfEqual, "", and(ADOPT_IF_EQUAL, &message)),
         PreviewOutcome::Prune if prunes => (Verdict::Remove, reason, message),
         PreviewOutcome::Prune | PreviewOutcome::Blocked => blocked("Removal"),
         PreviewOutcome::Adopt if message.is_empty() => (

@@ -79,7 +79,7 @@ fn preview_of(index: &Index, rule: Rule) -> PreviewIndex {
 /// Returns the request to a cluster, and the number of omitted sources.
 fn ask(preview: &PreviewIndex, cluster: &str, dry_run: bool) -> (Box<PreviewRequest>, usize) {
     let question = preview
-        .ask(&cluster.into(), &Asking::new(KEY, dry_run, true))
+        .question(&cluster.into(), &QuestionContext::new(KEY, dry_run, true))
         .unwrap();
     (question.asked, question.left_out)
 }
@@ -91,7 +91,7 @@ fn now() -> crate::now::Now {
     }
 }
 
-fn no_agents(_: &RuleUid, _: &ClusterName) -> Option<crate::index::Holding> {
+fn no_agents(_: &RuleUid, _: &ClusterName) -> Option<crate::index::ReportedCopies> {
     None
 }
 
@@ -114,13 +114,13 @@ fn unsaved_rule_leaves_no_trace() {
     let clusters: Vec<_> = preview
         .clusters(&no_agents)
         .into_iter()
-        .map(|ask| (ask.cluster, ask.standing))
+        .map(|ask| (ask.cluster, ask.eligibility))
         .collect();
     assert_eq!(
         clusters,
         [
-            ("one".into(), ClusterEligibility::Asked),
-            ("two".into(), ClusterEligibility::Asked)
+            ("one".into(), ClusterEligibility::Eligible),
+            ("two".into(), ClusterEligibility::Eligible)
         ]
     );
     let (asked, left_out) = ask(&preview, "one", false);
@@ -163,8 +163,8 @@ fn a_place_that_could_not_be_listed_is_not_an_empty_one() {
     index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Unwatched);
     let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
     assert!(!preview.is_incomplete());
-    for place in preview.unlisted() {
-        preview.cannot_list(place, "there are too many of them");
+    for scope in preview.unlisted() {
+        preview.cannot_list(scope, "there are too many of them");
     }
     assert!(preview.is_incomplete() && preview.unlisted().is_empty());
     assert!(
@@ -183,7 +183,7 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
     }
     let copies = sources as u64;
     let holds = |_: &RuleUid, _: &ClusterName| {
-        Some(crate::index::Holding {
+        Some(crate::index::ReportedCopies {
             copies,
             intents: copies,
             ..Default::default()
@@ -314,13 +314,13 @@ fn plan_lists_waves_and_clusters_without_copies() {
     let reply: Vec<_> = preview
         .clusters(&no_agents)
         .into_iter()
-        .map(|ask| (ask.cluster, ask.standing, ask.wave))
+        .map(|ask| (ask.cluster, ask.eligibility, ask.wave))
         .collect();
     let expected = [
         ("away".into(), ClusterEligibility::NotAccepted, 0),
-        ("calm".into(), ClusterEligibility::Asked, 1),
-        ("one".into(), ClusterEligibility::Asked, 1),
-        ("two".into(), ClusterEligibility::Asked, 2),
+        ("calm".into(), ClusterEligibility::Eligible, 1),
+        ("one".into(), ClusterEligibility::Eligible, 1),
+        ("two".into(), ClusterEligibility::Eligible, 2),
     ];
     assert_eq!(reply, expected);
     let (asked, _) = ask(&preview, "one", false);
@@ -339,7 +339,7 @@ fn plan_lists_waves_and_clusters_without_copies() {
 }
 
 #[test]
-fn deleted_rule_is_asked_as_a_removal() {
+fn preview_of_a_deleted_rule_requests_its_removal() {
     let mut index = index(12);
     index.set_rule(rule(&["s*"], &json!({})));
     for number in 0..12 {
@@ -347,7 +347,7 @@ fn deleted_rule_is_asked_as_a_removal() {
         index.set_source(source(&name), BTreeMap::new(), Some(body(&name)));
     }
     let holds = |_: &RuleUid, _: &ClusterName| {
-        Some(crate::index::Holding {
+        Some(crate::index::ReportedCopies {
             copies: 12,
             intents: 12,
             ..Default::default()
@@ -357,7 +357,7 @@ fn deleted_rule_is_asked_as_a_removal() {
     preview.judge(&holds, now());
     let (asked, _) = ask(&preview, "one", false);
     assert!(
-        preview.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.holds_all
+        preview.exists() && asked.removal.is_some() && asked.terms.is_none() && !asked.blocks_all
     );
     assert!(!index.rules().get(&"all".into()).unwrap().rule.deleting);
 }
@@ -366,11 +366,11 @@ fn deleted_rule_is_asked_as_a_removal() {
 fn questions(preview: &PreviewIndex) -> Vec<(String, &'static str)> {
     let one = |ask: ClusterQuestion| {
         let name = ask.cluster.as_str().to_owned();
-        let (asked, _) = match ask.standing {
-            ClusterEligibility::Asked => super::tests::ask(preview, &name, false),
+        let (asked, _) = match ask.eligibility {
+            ClusterEligibility::Eligible => super::tests::ask(preview, &name, false),
             _ => return (name, "not asked"),
         };
-        let what = if asked.holds_all {
+        let what = if asked.blocks_all {
             "blocked"
         } else if asked.removal.is_some() {
             "removal"
@@ -406,7 +406,7 @@ fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<PreviewI
         .collect();
     let mut preview = PreviewIndex::of_change(index.around(&affected, None), object, &affected)?;
     let holds = |_: &RuleUid, _: &ClusterName| {
-        Some(crate::index::Holding {
+        Some(crate::index::ReportedCopies {
             copies,
             intents: copies,
             ..Default::default()
@@ -527,7 +527,7 @@ fn rules_of_one_change_are_judged_together() {
 
 #[test]
 fn digests_of_fields_are_sent_within_the_bounds() {
-    let of = |fields: usize, asking: &Asking| {
+    let of = |fields: usize, asking: &QuestionContext| {
         let data: serde_json::Map<String, Value> =
             (0..fields).map(|n| (format!("k{n}"), json!("v"))).collect();
         let fields = BTreeMap::from([("data".to_owned(), Value::Object(data))]);
@@ -548,14 +548,14 @@ fn digests_of_fields_are_sent_within_the_bounds() {
         );
         let mut preview = preview_of(&index, rule(&["s*"], &json!({})));
         preview.judge(&no_agents, now());
-        let asked = preview.ask(&"one".into(), asking).unwrap().asked;
+        let asked = preview.question(&"one".into(), asking).unwrap().asked;
         asked.intents[0]
             .digests
             .as_ref()
             .map(|digests| digests.len())
     };
-    let asking = |diff| Asking::new(KEY, false, diff);
-    assert_eq!(of(DIFF_FIELDS, &asking(true)), Some(DIFF_FIELDS));
-    assert_eq!(of(DIFF_FIELDS + 1, &asking(true)), None);
-    assert_eq!(of(2, &asking(false)), None);
+    let context = |diff| QuestionContext::new(KEY, false, diff);
+    assert_eq!(of(DIFF_FIELDS, &context(true)), Some(DIFF_FIELDS));
+    assert_eq!(of(DIFF_FIELDS + 1, &context(true)), None);
+    assert_eq!(of(2, &context(false)), None);
 }

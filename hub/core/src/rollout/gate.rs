@@ -33,7 +33,7 @@ impl Gate {
     }
 
     /// Whether a cluster may have this target.
-    pub fn lets_in(&self, target: &str, cluster: &ClusterName) -> bool {
+    pub fn admits(&self, target: &str, cluster: &ClusterName) -> bool {
         self.revision == target
             && match &self.reach {
                 AdmittedClusters::All => true,
@@ -47,7 +47,11 @@ impl Gate {
     }
 
     /// The clusters that apply this target or return from it, with the start of that.
-    pub(super) fn under_way(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
+    pub(super) fn clusters_in_progress(
+        &self,
+        target: &str,
+        back: bool,
+    ) -> BTreeMap<ClusterName, Instant> {
         match &self.reach {
             AdmittedClusters::Only(these)
                 if self.revision == target && self.is_rolling_back() == back =>

@@ -33,7 +33,7 @@
 //! - An edit begins with the first wave, however far the rollout before it was, because no cluster
 //!   has tried the newest target. So edits that come faster than a wave takes never reach the
 //!   second one. The status has the number of such edits in a row, and the time of the first.
-//! - It ends, or waits for a user: a disconnected cluster is passed over after [`AWAY_LIMIT`], and
+//! - It ends, or waits for a user: a disconnected cluster is passed over after [`DISCONNECTED_TIMEOUT`], and
 //!   a cluster that does not settle counts as failed after [`STUCK_LIMIT`]. Only while no cluster
 //!   at all is connected does it wait for one.
 //! - If the removal guard blocks something, the state of a cluster cannot be compared with the
@@ -69,7 +69,7 @@ pub use runnel_api::RolloutPhase as Phase;
 pub use step::step;
 
 /// The time for which a disconnected cluster of the wave is waited for.
-pub const AWAY_LIMIT: Duration = Duration::from_secs(60);
+pub const DISCONNECTED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of a connected cluster until its copies are applied or have failed.
 pub const STUCK_LIMIT: Duration = Duration::from_secs(600);
 

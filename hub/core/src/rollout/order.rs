@@ -105,7 +105,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_an_order(texts in proptest::collection::vec("[0-9a-b-]{0,4}", 3)) {
+        fn rollout_order_is_total(texts in proptest::collection::vec("[0-9a-b-]{0,4}", 3)) {
             let (a, b, c) = (texts[0].as_str(), texts[1].as_str(), texts[2].as_str());
             prop_assert_eq!(natural(a, b), natural(b, a).reverse());
             prop_assert_eq!(natural(a, b) == Ordering::Equal, a == b);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-use super::{AWAY_LIMIT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT};
+use super::{DISCONNECTED_TIMEOUT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT};
 
 /// The health of a cluster with respect to the target, or to the former state during a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Health {
     /// It is connected and does not have it, or is at work on it.
     Pending,
     /// The cluster is disconnected, cordoned or waits for a confirmation.
-    Away,
+    Unavailable,
 }
 
 /// The observed state of the chosen clusters.
@@ -40,7 +40,7 @@ pub struct Observation<'a> {
 
 /// The clusters that were reached, by how they are.
 #[derive(Default)]
-pub(super) struct Reached {
+pub(super) struct ReachedClusters {
     /// The clusters that may have the target.
     pub(super) admitted: BTreeMap<ClusterName, Instant>,
     /// The admitted clusters that have not settled.
@@ -51,20 +51,20 @@ pub(super) struct Reached {
 }
 
 /// Determines which clusters were reached.
-pub(super) fn look(
+pub(super) fn reached_clusters(
     progress: &Progress,
     under_way: &BTreeMap<ClusterName, Instant>,
-    seen: &Observation<'_>,
+    observation: &Observation<'_>,
     now: Instant,
-) -> Reached {
-    let mut reached = Reached::default();
+) -> ReachedClusters {
+    let mut reached = ReachedClusters::default();
     let counts = |turn: &RolloutPosition| {
         // A cluster without the former state gets it, independent of its current position in the
         // order.
         let all = progress.is_completed() || progress.phase.is_rollback();
         all || under_way.contains_key(&turn.cluster) || progress.has_reached(turn)
     };
-    for (turn, health) in seen.clusters.iter().filter(|(turn, _)| counts(turn)) {
+    for (turn, health) in observation.clusters.iter().filter(|(turn, _)| counts(turn)) {
         let admitted = under_way.get(&turn.cluster).copied();
         let for_long =
             |limit| admitted.is_some_and(|at| now.saturating_duration_since(at) >= limit);
@@ -86,7 +86,7 @@ pub(super) fn look(
                 reached.failed += 1;
             }
             // Another process admitted the cluster, so it occupies a slot.
-            (Health::Pending, None) if seen.at_work.contains(&turn.cluster) => {
+            (Health::Pending, None) if observation.at_work.contains(&turn.cluster) => {
                 keep(now);
                 reached.in_flight.push(turn.cluster.clone());
             }
@@ -98,21 +98,23 @@ pub(super) fn look(
             }
             (Health::Pending | Health::Quiet, None) => reached.waiting.push(turn.cluster.clone()),
             // A cluster that reconnects later needs a new slot.
-            (Health::Away, Some(at)) if !for_long(AWAY_LIMIT) => {
+            (Health::Unavailable, Some(at)) if !for_long(DISCONNECTED_TIMEOUT) => {
                 keep(at);
                 reached.in_flight.push(turn.cluster.clone());
             }
-            (Health::Away, _) => {}
+            (Health::Unavailable, _) => {}
         }
     }
     reached
 }
 
-impl Reached {
+impl ReachedClusters {
     /// Whether no cluster may still get the target later. Those clusters would get it all at once.
-    pub(super) fn has_all_clusters(&self, seen: &Observation<'_>) -> bool {
-        let is_here = |(_, health): &(RolloutPosition, Health)| *health != Health::Away;
-        self.in_flight.is_empty() && self.waiting.is_empty() && seen.clusters.iter().all(is_here)
+    pub(super) fn has_all_clusters(&self, observation: &Observation<'_>) -> bool {
+        let is_here = |(_, health): &(RolloutPosition, Health)| *health != Health::Unavailable;
+        self.in_flight.is_empty()
+            && self.waiting.is_empty()
+            && observation.clusters.iter().all(is_here)
     }
 
     /// Admits waiting clusters, up to the number of free slots.
@@ -129,8 +131,8 @@ impl Reached {
 
 /// The counted number, and at least the former number while some of the clusters counted then are
 /// not connected.
-pub(super) fn at_least(counted: u64, before: u64, seen: &Observation<'_>) -> u64 {
-    if seen.settling {
+pub(super) fn at_least(counted: u64, before: u64, observation: &Observation<'_>) -> u64 {
+    if observation.settling {
         counted.max(before)
     } else {
         counted

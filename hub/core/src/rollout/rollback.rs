@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-use super::reached::{Reached, at_least, look};
+use super::reached::{ReachedClusters, at_least, reached_clusters};
 use super::{AdmittedClusters, Gate, Health, Observation, Phase, Progress, Rollout};
 use crate::now::Now;
 
@@ -37,7 +37,7 @@ pub(super) fn step(
     rollout: &Rollout,
     before: &Progress,
     gate: Option<&Gate>,
-    seen: &Observation<'_>,
+    observation: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
     let nothing = |progress: &Progress, is_settled| {
@@ -50,8 +50,8 @@ pub(super) fn step(
         }
     };
     if rollout.paused && before.phase == Phase::Reverted {
-        let again = Progress::begin(seen.target, rollout, Some(before), now.wall);
-        let clusters = u64::try_from(seen.clusters.len()).unwrap_or(u64::MAX);
+        let again = Progress::begin(observation.target, rollout, Some(before), now.wall);
+        let clusters = u64::try_from(observation.clusters.len()).unwrap_or(u64::MAX);
         let gate = nothing(&again, false);
         return (
             Progress {
@@ -62,7 +62,7 @@ pub(super) fn step(
             gate,
         );
     }
-    if !seen.has_former {
+    if !observation.has_former {
         let stopped = Progress {
             phase: Phase::Stopped,
             ended_at: None,
@@ -73,20 +73,25 @@ pub(super) fn step(
     }
     let mut progress = before.clone();
     let under_way = gate
-        .map(|gate| gate.under_way(seen.target, true))
+        .map(|gate| gate.clusters_in_progress(observation.target, true))
         .unwrap_or_default();
-    let mut reached: Reached = look(before, &under_way, seen, now.instant);
-    progress.failing = at_least(reached.failed, before.failing, seen);
+    let mut reached: ReachedClusters =
+        reached_clusters(before, &under_way, observation, now.instant);
+    progress.failing = at_least(reached.failed, before.failing, observation);
     if !rollout.paused {
-        reached.admit(rollout.max_concurrency.of(seen.clusters.len()), now.instant);
+        reached.admit(
+            rollout.max_concurrency.of(observation.clusters.len()),
+            now.instant,
+        );
     }
-    let over = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
+    let over = reached.in_flight.is_empty() && reached.waiting.is_empty() && !observation.settling;
     // A pause that was set before it has ended does not ask for another try.
     if over && !rollout.paused && progress.phase == Phase::Reverting {
         (progress.phase, progress.ended_at) = (Phase::Reverted, Some(now.wall));
     }
-    count(&mut progress, before, seen);
-    let is_settled = reached.in_flight.is_empty() && !seen.settling && (over || rollout.paused);
+    count(&mut progress, before, observation);
+    let is_settled =
+        reached.in_flight.is_empty() && !observation.settling && (over || rollout.paused);
     let gate = gate_to(&progress, reached.admitted, is_settled);
     (progress, gate)
 }
@@ -94,9 +99,9 @@ pub(super) fn step(
 /// Counts the reached clusters, and those of them that are rolled back. A cluster beyond the cursor
 /// was reached if it had another position in the order before. Only the number of reached clusters
 /// shows that. A new cluster was not reached.
-fn count(progress: &mut Progress, before: &Progress, seen: &Observation<'_>) {
+fn count(progress: &mut Progress, before: &Progress, observation: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let (within, beyond): (Vec<_>, Vec<_>) = seen
+    let (within, beyond): (Vec<_>, Vec<_>) = observation
         .clusters
         .iter()
         .partition(|(turn, _)| before.has_reached(turn));
@@ -106,11 +111,11 @@ fn count(progress: &mut Progress, before: &Progress, seen: &Observation<'_>) {
             .filter(|(_, health)| *health != Health::Applied)
             .count(),
     );
-    let is_left = |health| !matches!(health, Health::Applied | Health::Away);
+    let is_left = |health| !matches!(health, Health::Applied | Health::Unavailable);
     let left_beyond = number(beyond.iter().filter(|(_, health)| is_left(*health)).count());
     progress.reached = before.reached.max(number(within.len()));
     let left = left_within + left_beyond.min(progress.reached - number(within.len()));
-    progress.reverted = at_least(progress.reached - left, before.reverted, seen);
+    progress.reverted = at_least(progress.reached - left, before.reverted, observation);
 }
 
 fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, is_settled: bool) -> Gate {

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::reached::{Health, Observation, Reached, at_least, look};
+use super::reached::{Health, Observation, ReachedClusters, at_least, reached_clusters};
 use super::{AdmittedClusters, Gate, Phase, Progress, Rollout, RolloutPosition};
 use crate::now::Now;
 
@@ -13,51 +13,54 @@ pub fn step(
     rollout: &Rollout,
     before: Option<&Progress>,
     gate: Option<&Gate>,
-    seen: &Observation<'_>,
+    observation: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
     if let Some(before) =
-        before.filter(|before| before.phase.is_rollback() && before.revision == seen.target)
+        before.filter(|before| before.phase.is_rollback() && before.revision == observation.target)
     {
-        return super::rollback::step(rollout, before, gate, seen, now);
+        return super::rollback::step(rollout, before, gate, observation, now);
     }
     let same = |progress: &&Progress| {
-        progress.revision == seen.target && progress.order_by == rollout.order_by
+        progress.revision == observation.target && progress.order_by == rollout.order_by
     };
-    let fresh = || Progress::begin(seen.target, rollout, before, now.wall);
+    let fresh = || Progress::begin(observation.target, rollout, before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
     let gate_to = |reach, is_settled| Gate {
-        revision: seen.target.to_owned(),
+        revision: observation.target.to_owned(),
         reach,
         is_settled,
         back_to: None,
     };
     let completed = progress.is_completed();
-    if progress.phase == Phase::Completed && gate.is_some_and(|gate| gate.is_open(seen.target)) {
+    if progress.phase == Phase::Completed
+        && gate.is_some_and(|gate| gate.is_open(observation.target))
+    {
         return (progress, gate_to(AdmittedClusters::All, true));
     }
     let under_way = gate
-        .map(|gate| gate.under_way(seen.target, false))
+        .map(|gate| gate.clusters_in_progress(observation.target, false))
         .unwrap_or_default();
-    let mut reached = look(&progress, &under_way, seen, now.instant);
-    progress.failing = at_least(reached.failed, progress.failing, seen);
+    let mut reached = reached_clusters(&progress, &under_way, observation, now.instant);
+    progress.failing = at_least(reached.failed, progress.failing, observation);
     progress.failed = match progress.phase {
         Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
-        _ => at_least(reached.failed, progress.failed, seen),
+        _ => at_least(reached.failed, progress.failed, observation),
     };
     // After a completed rollout only disconnected clusters are left.
     let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
     let stopped = progress.failed > rollout.max_failures && is_left;
     // No state before a completed rollout is stored.
-    if stopped && rollout.reverts && seen.has_former && !rollout.paused && !completed {
-        count(&mut progress, &reached, seen);
+    if stopped && rollout.reverts && observation.has_former && !rollout.paused && !completed {
+        count(&mut progress, &reached, observation);
         return super::rollback::begin(progress, reached.in_flight, now.instant);
     }
     if !rollout.paused && !stopped {
-        let room = rollout.max_concurrency.of(seen.clusters.len());
+        let room = rollout.max_concurrency.of(observation.clusters.len());
         reached.admit(room, now.instant);
     }
-    let settled = reached.in_flight.is_empty() && reached.waiting.is_empty() && !seen.settling;
+    let settled =
+        reached.in_flight.is_empty() && reached.waiting.is_empty() && !observation.settling;
     // The clock was set back: nothing soaks until it has come so far again.
     progress.applied_at = progress
         .applied_at
@@ -75,22 +78,23 @@ pub fn step(
     } else if completed {
         Phase::Completed
     } else if settled && soaked {
-        advance(&mut progress, rollout, seen, &mut reached, now)
+        advance(&mut progress, rollout, observation, &mut reached, now)
     } else if settled {
         Phase::Soaking
     } else {
         Phase::Progressing
     };
-    count(&mut progress, &reached, seen);
+    count(&mut progress, &reached, observation);
     // An admitted cluster that has not settled may still count as failed or as disconnected later,
     // without an event.
     let is_over = matches!(
         progress.phase,
         Phase::Stopped | Phase::Paused | Phase::Completed
     );
-    let is_settled = is_over && reached.in_flight.is_empty() && !seen.settling;
-    let has_all_clusters =
-        progress.phase == Phase::Completed && !seen.settling && reached.has_all_clusters(seen);
+    let is_settled = is_over && reached.in_flight.is_empty() && !observation.settling;
+    let has_all_clusters = progress.phase == Phase::Completed
+        && !observation.settling
+        && reached.has_all_clusters(observation);
     let reach = if has_all_clusters {
         AdmittedClusters::All
     } else {
@@ -103,38 +107,38 @@ pub fn step(
 fn advance(
     progress: &mut Progress,
     rollout: &Rollout,
-    seen: &Observation<'_>,
-    reached: &mut Reached,
+    observation: &Observation<'_>,
+    reached: &mut ReachedClusters,
     now: Now,
 ) -> Phase {
-    let all_away = seen
+    let all_away = observation
         .clusters
         .iter()
-        .all(|(_, health)| *health == Health::Away);
-    if all_away && !seen.clusters.is_empty() {
+        .all(|(_, health)| *health == Health::Unavailable);
+    if all_away && !observation.clusters.is_empty() {
         // No agent could report about the change.
         return progress
             .cursor
             .as_ref()
             .map_or(Phase::Progressing, |_| Phase::Soaking);
     }
-    let room = rollout.max_concurrency.of(seen.clusters.len());
+    let room = rollout.max_concurrency.of(observation.clusters.len());
     let mut wave: Vec<(&RolloutPosition, Health)> = Vec::new();
     let mut cursor = progress.cursor.clone();
-    for (turn, health) in seen
+    for (turn, health) in observation
         .clusters
         .iter()
         .filter(|(turn, _)| !progress.has_reached(turn))
     {
-        let takes_room = matches!(health, Health::Pending | Health::Quiet | Health::Failed);
+        let occupies_slot = matches!(health, Health::Pending | Health::Quiet | Health::Failed);
         let same_value = wave
             .first()
             .is_none_or(|(first, _)| first.value == turn.value);
-        if !same_value || (takes_room && wave.len() >= room) {
+        if !same_value || (occupies_slot && wave.len() >= room) {
             break;
         }
         cursor = Some(turn.clone());
-        if takes_room {
+        if occupies_slot {
             wave.push((turn, *health));
         }
         if matches!(health, Health::Applied | Health::Failed) {
@@ -159,27 +163,32 @@ fn advance(
     Phase::Progressing
 }
 
-fn count(progress: &mut Progress, reached: &Reached, seen: &Observation<'_>) {
+fn count(progress: &mut Progress, reached: &ReachedClusters, observation: &Observation<'_>) {
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    progress.clusters = number(seen.clusters.len());
+    progress.clusters = number(observation.clusters.len());
     let was_reached = |turn: &RolloutPosition| {
         progress.has_reached(turn) || reached.admitted.contains_key(&turn.cluster)
     };
     let counted = number(
-        seen.clusters
+        observation
+            .clusters
             .iter()
             .filter(|(turn, _)| was_reached(turn))
             .count(),
     );
-    progress.reached = at_least(counted, progress.reached.min(progress.clusters), seen);
-    let applied = seen
+    progress.reached = at_least(
+        counted,
+        progress.reached.min(progress.clusters),
+        observation,
+    );
+    let applied = observation
         .clusters
         .iter()
         .filter(|(_, health)| *health == Health::Applied);
     progress.applied = at_least(
         number(applied.count()),
         progress.applied.min(progress.clusters),
-        seen,
+        observation,
     );
 }
 

@@ -81,7 +81,7 @@ impl World {
     }
 
     /// Whether it is rolled back, and to what.
-    fn back_to(&self) -> Option<&str> {
+    fn rollback_target(&self) -> Option<&str> {
         self.gate.as_ref()?.back_to.as_deref()
     }
 
@@ -101,7 +101,7 @@ impl World {
             .map(|(turn, health)| (turn.clone(), *health))
             .collect();
         let (at_work, has_former) = (self.at_work.clone(), self.has_former);
-        let seen = Observation {
+        let observation = Observation {
             target: &self.target,
             clusters,
             settling: self.settling,
@@ -112,7 +112,7 @@ impl World {
             &self.rollout,
             self.progress.as_ref(),
             self.gate.as_ref(),
-            &seen,
+            &observation,
             self.now(),
         );
         let phase = progress.phase;
@@ -155,7 +155,7 @@ impl World {
         let connected = self
             .clusters
             .values_mut()
-            .filter(|health| **health != Health::Away);
+            .filter(|health| **health != Health::Unavailable);
         connected.for_each(|health| *health = Health::Pending);
     }
 
@@ -164,7 +164,7 @@ impl World {
         let lets_in = |turn: &&RolloutPosition| {
             self.gate
                 .as_ref()
-                .is_some_and(|gate| gate.lets_in(&self.target, &turn.cluster))
+                .is_some_and(|gate| gate.admits(&self.target, &turn.cluster))
         };
         self.clusters
             .keys()
@@ -347,7 +347,7 @@ fn rollout_over_its_budget_stops_until_a_person_acts() {
             (0, 2)
         );
         world.restart();
-        world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
+        world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Unavailable);
         assert_eq!(world.after(1000), Phase::Stopped);
         assert_eq!(world.reported_progress().failed, 2);
         world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
@@ -468,7 +468,7 @@ fn rollout_waiting_for_an_event_has_no_timer() {
     world.all_are(&["c1", "c2"], Health::Applied);
     assert_eq!(world.step(), Phase::Progressing);
     assert!(!is_settled(&world));
-    world.all_are(&["c3", "c4"], Health::Away);
+    world.all_are(&["c3", "c4"], Health::Unavailable);
     assert_eq!(world.after(60), Phase::Completed);
     assert!(
         is_settled(&world) && !world.admitted().contains(&"c3"),
@@ -494,7 +494,7 @@ fn updated_cluster_takes_no_slot() {
 #[test]
 fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     let mut world = World::new(6, rollout());
-    world.all_are(&["c1", "c2", "c3"], Health::Away);
+    world.all_are(&["c1", "c2", "c3"], Health::Unavailable);
     world.step();
     assert_eq!(world.admitted(), ["c4", "c5"], "who is away takes no room");
     // A network failure ends.
@@ -506,7 +506,7 @@ fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
     assert_eq!(world.admitted(), ["c1", "c4", "c5"]);
     // A cluster that disconnects while under way is waited for, up to a limit.
     world.is("c5", Health::Applied);
-    world.is("c1", Health::Away);
+    world.is("c1", Health::Unavailable);
     world.step();
     assert_eq!(world.admitted(), ["c1", "c2", "c4", "c5"]);
     world.all_are(&["c2"], Health::Applied);
@@ -532,7 +532,7 @@ fn disconnected_cluster_is_skipped_until_a_slot_is_free() {
 #[test]
 fn absent_cluster_is_admitted_later_and_can_stop_the_rollout() {
     let mut world = World::new(6, rollout());
-    world.all_are(&["c2", "c3", "c4", "c5", "c6"], Health::Away);
+    world.all_are(&["c2", "c3", "c4", "c5", "c6"], Health::Unavailable);
     world.step();
     world.is("c1", Health::Applied);
     assert_eq!(world.after(600), Phase::Completed);
@@ -565,7 +565,7 @@ fn incomparable_plan_does_not_count_as_applied() {
 #[test]
 fn rollout_pauses_while_no_cluster_is_connected() {
     let mut world = World::new(3, rollout());
-    world.all_are(&["c1", "c2", "c3"], Health::Away);
+    world.all_are(&["c1", "c2", "c3"], Health::Unavailable);
     world.step();
     assert_eq!(world.after(10_000), Phase::Progressing);
     assert_eq!(world.reported_progress().reached, 0);
@@ -594,7 +594,7 @@ fn new_leader_admits_no_wave_before_all_can_connect() {
     world.restart();
     assert!(world.admitted().is_empty());
     world.settling = true;
-    world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Away);
+    world.all_are(&["c1", "c2", "c3", "c4", "c5", "c6"], Health::Unavailable);
     world.step();
     assert!(world.admitted().is_empty());
     // It continues with the wave that was in progress.
@@ -637,7 +637,7 @@ fn pause_sends_nothing_further_and_counts_work_under_way() {
 }
 
 /// Six clusters, of which four were sent a target that failed and begin to be rolled back.
-fn going_back() -> World {
+fn rolling_back() -> World {
     let mut world = World::after_t0(
         6,
         Rollout {
@@ -646,7 +646,7 @@ fn going_back() -> World {
         },
     );
     world.step();
-    assert_eq!(world.back_to(), None);
+    assert_eq!(world.rollback_target(), None);
     world.all_are(&["c1", "c2"], Health::Applied);
     world.step();
     world.is("c3", Health::Failed);
@@ -656,7 +656,7 @@ fn going_back() -> World {
         ["c4"],
         "who is at work on it has its room, and no more are told at once"
     );
-    assert_eq!(world.back_to(), Some("t0"));
+    assert_eq!(world.rollback_target(), Some("t0"));
     assert_eq!(
         (
             world.reported_progress().failed,
@@ -672,16 +672,16 @@ fn going_back() -> World {
 
 #[test]
 fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
-    let mut world = going_back();
+    let mut world = rolling_back();
     assert_eq!(world.step(), Phase::Reverting);
     assert_eq!(world.admitted(), ["c1", "c4", "c5", "c6"]);
-    assert_eq!(world.back_to(), Some("t0"));
+    assert_eq!(world.rollback_target(), Some("t0"));
     world.is("c1", Health::Applied);
     world.step();
     assert_eq!(world.admitted(), ["c1", "c2", "c4", "c5", "c6"]);
     // Also by the next leader, which has read only the status.
     world.restart();
-    world.is("c3", Health::Away);
+    world.is("c3", Health::Unavailable);
     world.step();
     assert_eq!(world.admitted(), ["c1", "c2", "c4", "c5", "c6"]);
     world.all_are(&["c2", "c4"], Health::Applied);
@@ -704,12 +704,12 @@ fn rollout_over_its_budget_rolls_back_a_few_at_a_time() {
     // Neither another order nor a larger budget sends it again.
     (world.rollout.order_by, world.rollout.max_failures) = (Some("tier".to_owned()), 9);
     assert_eq!(world.after(1000), Phase::Reverted);
-    assert_eq!(world.back_to(), Some("t0"));
+    assert_eq!(world.rollback_target(), Some("t0"));
 }
 
 #[test]
 fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
-    let mut edited = going_back();
+    let mut edited = rolling_back();
     edited.step();
     edited.edit("t2");
     assert!(edited.admitted().is_empty());
@@ -723,11 +723,14 @@ fn newer_edit_supersedes_a_rollback_and_retry_is_possible() {
         (vec!["c1", "c2"], 0, 0)
     );
     assert_eq!(
-        (edited.back_to(), edited.reported_progress().base.as_deref()),
+        (
+            edited.rollback_target(),
+            edited.reported_progress().base.as_deref()
+        ),
         (None, Some("t0"))
     );
 
-    let mut again = going_back();
+    let mut again = rolling_back();
     again.step();
     again.rollout.paused = true;
     assert_eq!(again.step(), Phase::Reverting, "who goes back goes back");
@@ -764,11 +767,11 @@ fn completed_rollout_is_not_rolled_back() {
             ..rollout()
         },
     );
-    world.all_are(&["c2", "c3"], Health::Away);
+    world.all_are(&["c2", "c3"], Health::Unavailable);
     world.step();
     world.is("c1", Health::Applied);
     assert_eq!(world.after(600), Phase::Completed);
-    assert_eq!(world.back_to(), None);
+    assert_eq!(world.rollback_target(), None);
     world.all_are(&["c2", "c3"], Health::Failed);
     assert_eq!(world.step(), Phase::Completed, "nobody is left");
     let mut world = World::new(
@@ -778,7 +781,7 @@ fn completed_rollout_is_not_rolled_back() {
             ..rollout()
         },
     );
-    world.all_are(&["c2", "c3", "c4"], Health::Away);
+    world.all_are(&["c2", "c3", "c4"], Health::Unavailable);
     world.step();
     world.is("c1", Health::Applied);
     world.after(600);
@@ -787,11 +790,11 @@ fn completed_rollout_is_not_rolled_back() {
     world.is("c2", Health::Failed);
     for _ in 0..3 {
         assert_eq!(world.after(10), Phase::Stopped);
-        assert_eq!(world.back_to(), None);
+        assert_eq!(world.rollback_target(), None);
         world.restart();
     }
     // The state does not change while no cluster is left to reach.
-    world.all_are(&["c3", "c4"], Health::Away);
+    world.all_are(&["c3", "c4"], Health::Unavailable);
     assert_eq!(world.after(700), Phase::Stopped);
     world.all_are(&["c3", "c4"], Health::Pending);
     assert_eq!(world.step(), Phase::Stopped);
@@ -815,7 +818,10 @@ fn without_a_former_state_a_failed_rollout_stops() {
     world.is("c1", Health::Applied);
     world.is("c2", Health::Failed);
     for _ in 0..3 {
-        assert_eq!((world.step(), world.back_to()), (Phase::Stopped, None));
+        assert_eq!(
+            (world.step(), world.rollback_target()),
+            (Phase::Stopped, None)
+        );
         world.restart();
     }
     // Once one is completed, there is a state again.
@@ -831,15 +837,15 @@ fn without_a_former_state_a_failed_rollout_stops() {
     world.step();
     world.is("c1", Health::Failed);
     assert_eq!(
-        (world.step(), world.back_to()),
+        (world.step(), world.rollback_target()),
         (Phase::Reverting, Some("t2"))
     );
 }
 
 #[test]
-fn rollback_whose_former_state_is_lost_stops() {
+fn rollback_without_former_state_stops() {
     for is_over in [false, true] {
-        let mut world = going_back();
+        let mut world = rolling_back();
         world.step();
         if is_over {
             world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
@@ -847,7 +853,10 @@ fn rollback_whose_former_state_is_lost_stops() {
         }
         world.has_former = false;
         for _ in 0..3 {
-            assert_eq!((world.step(), world.back_to()), (Phase::Stopped, None));
+            assert_eq!(
+                (world.step(), world.rollback_target()),
+                (Phase::Stopped, None)
+            );
             world.restart();
             // A cluster that was rolled back does not have the target, and does not get it again.
             world.all_are(&["c1", "c2", "c3", "c4"], Health::Pending);
@@ -863,7 +872,7 @@ fn rollback_whose_former_state_is_lost_stops() {
 
 #[test]
 fn rollback_follows_the_order_of_the_rollout() {
-    let world = going_back();
+    let world = rolling_back();
     let other = Rollout {
         order_by: Some("tier".to_owned()),
         ..rollout()
@@ -876,7 +885,7 @@ fn rollback_follows_the_order_of_the_rollout() {
 #[test]
 fn new_leader_reports_no_less_until_all_can_connect() {
     let all = ["c1", "c2", "c3", "c4", "c5", "c6"];
-    let mut world = going_back();
+    let mut world = rolling_back();
     world.step();
     world.all_are(&["c1", "c4"], Health::Applied);
     world.step();
@@ -889,7 +898,7 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     );
     world.restart();
     world.settling = true;
-    world.all_are(&all, Health::Away);
+    world.all_are(&all, Health::Unavailable);
     world.step();
     assert_eq!(
         (
@@ -908,7 +917,7 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     world.step();
     world.restart();
     world.settling = true;
-    world.all_are(&all, Health::Away);
+    world.all_are(&all, Health::Unavailable);
     world.step();
     assert_eq!(world.reported_progress().applied, 2);
     world.edit("t2");
@@ -943,7 +952,7 @@ fn new_leader_reports_no_less_until_all_can_connect() {
     );
     world.restart();
     world.settling = true;
-    world.all_are(&["c0", "c1", "c2"], Health::Away);
+    world.all_are(&["c0", "c1", "c2"], Health::Unavailable);
     world.step();
     assert_eq!(
         (
@@ -955,7 +964,7 @@ fn new_leader_reports_no_less_until_all_can_connect() {
 }
 
 #[test]
-fn other_order_starts_again() {
+fn changed_order_restarts_the_rollout() {
     let mut world = World::new(4, rollout());
     world.step();
     world.all_are(&["c1", "c2"], Health::Applied);
@@ -1089,7 +1098,7 @@ fn cluster_moved_behind_the_cursor_still_gets_the_change() {
 
 #[test]
 fn new_cluster_gets_the_former_state_during_a_rollback() {
-    let mut world = going_back();
+    let mut world = rolling_back();
     world.all_are(&["c1", "c2", "c3", "c4"], Health::Applied);
     assert_eq!(
         (world.step(), world.reported_progress().reverted),
@@ -1118,7 +1127,7 @@ fn new_cluster_gets_the_former_state_during_a_rollback() {
 #[test]
 fn leader_killed_between_waves_leaves_no_unknown_work() {
     for at_the_turn in [false, true] {
-        let mut world = going_back();
+        let mut world = rolling_back();
         if !at_the_turn {
             assert_eq!(world.step(), Phase::Reverting);
             assert_eq!(world.admitted(), ["c1", "c4", "c5", "c6"]);

@@ -19,18 +19,18 @@ const OVERHEAD: usize = 240;
 
 /// The agent reports more than a session stores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TooMuch;
+pub(super) struct OverBudget;
 
 /// The used memory, an upper bound: entries settled since the last count are included.
 #[derive(Default)]
 pub(super) struct Budget {
-    kept: usize,
+    used_bytes: usize,
 }
 
 impl Session {
     /// Requests the content of sources for the agent. The agent repeats requests that are dropped
     /// here.
-    pub fn want(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
+    pub fn request_content(&mut self, uid: &RuleUid, mut sources: Vec<SourceRef>) {
         match self.rules.get(uid).map(|stream| &stream.directive) {
             Some(Some(
                 Directive::Assigned(assignment)
@@ -45,15 +45,18 @@ impl Session {
             Some(None) => {}
             _ => return,
         }
-        if !sources.is_empty() && self.afford(sources.iter()).is_ok() {
-            self.wants.entry(uid.clone()).or_default().extend(sources);
-            self.request_kept_items(uid);
-            self.serve_wants(uid);
+        if !sources.is_empty() && self.reserve_budget(sources.iter()).is_ok() {
+            self.content_requests
+                .entry(uid.clone())
+                .or_default()
+                .extend(sources);
+            self.request_acked_content(uid);
+            self.serve_content_requests(uid);
         }
     }
 
     /// A cluster that waits for its wave is only sent its current content, which must be known.
-    fn request_kept_items(&mut self, uid: &RuleUid) {
+    fn request_acked_content(&mut self, uid: &RuleUid) {
         if let Some(stream) = self.rules.get_mut(uid)
             && matches!(
                 (&stream.directive, &stream.items),
@@ -63,13 +66,13 @@ impl Session {
                 )
             )
         {
-            stream.items = Items::Asked(BTreeMap::new());
-            self.questions.add(uid);
+            stream.items = Items::PartialPairs(BTreeMap::new());
+            self.pair_requests.add(uid);
         }
     }
 
     /// Requests wait until the agent's intents of the rule are known.
-    pub(super) fn serve_wants(&mut self, uid: &RuleUid) {
+    pub(super) fn serve_content_requests(&mut self, uid: &RuleUid) {
         let Some(RuleStreamState {
             items, directive, ..
         }) = self.rules.get(uid)
@@ -89,7 +92,7 @@ impl Session {
             Items::Pairs(pairs) => pairs.get(source) != Some(&content.revision),
             _ => false,
         };
-        for source in self.wants.remove(uid).unwrap_or_default() {
+        for source in self.content_requests.remove(uid).unwrap_or_default() {
             if let Some(content) = assignment
                 .content(&source)
                 .filter(|content| !new(&source, content))
@@ -100,27 +103,29 @@ impl Session {
     }
 
     /// Reserves memory for these entries.
-    pub(super) fn afford<'a>(
+    pub(super) fn reserve_budget<'a>(
         &mut self,
         sources: impl Iterator<Item = &'a SourceRef>,
-    ) -> Result<(), TooMuch> {
+    ) -> Result<(), OverBudget> {
         let cost: usize = sources.map(weight).sum();
-        if self.budget.kept + cost > LIMIT {
-            self.budget.kept = self.kept();
+        if self.budget.used_bytes + cost > LIMIT {
+            self.budget.used_bytes = self.used_bytes();
         }
-        if self.budget.kept + cost > LIMIT {
-            return Err(TooMuch);
+        if self.budget.used_bytes + cost > LIMIT {
+            return Err(OverBudget);
         }
-        self.budget.kept += cost;
+        self.budget.used_bytes += cost;
         Ok(())
     }
 
     /// Returns the memory for state that the hub does not have itself.
-    pub(super) fn kept(&self) -> usize {
+    pub(super) fn used_bytes(&self) -> usize {
         let message = self.rules.values().map(|stream| match &stream.items {
-            Items::Asked(pairs)
+            Items::PartialPairs(pairs)
             | Items::Pairs(pairs)
-            | Items::ClusterAssignment { beyond: pairs, .. } => {
+            | Items::ClusterAssignment {
+                over_limit: pairs, ..
+            } => {
                 let assignment = match &stream.directive {
                     Some(
                         Directive::Assigned(assignment)
@@ -140,7 +145,7 @@ impl Session {
             }
             Items::Uncertain | Items::Digest { .. } => 0,
         });
-        let wants = self.wants.values().flatten().map(weight);
+        let wants = self.content_requests.values().flatten().map(weight);
         message.sum::<usize>() + wants.sum::<usize>()
     }
 }
@@ -156,12 +161,12 @@ fn weight(source: &SourceRef) -> usize {
 
 /// Selected rules that are not sent.
 #[derive(Default)]
-pub(super) struct Beyond {
+pub(super) struct RulesOverLimit {
     rules: BTreeSet<RuleUid>,
     has_changed: bool,
 }
 
-impl Beyond {
+impl RulesOverLimit {
     fn add(&mut self, uid: &RuleUid) {
         self.has_changed |= self.rules.insert(uid.clone());
     }
@@ -177,16 +182,16 @@ impl Session {
     pub(super) fn has_room_for(&mut self, uid: &RuleUid) -> bool {
         let has_room = self.rules.contains_key(uid) || self.rules.len() < RULES_LIMIT;
         if has_room {
-            self.beyond.remove(uid)
+            self.over_limit.remove(uid)
         } else {
-            self.beyond.add(uid)
+            self.over_limit.add(uid)
         }
         has_room
     }
 
     /// The rules that were not sent and have room now.
-    pub fn beyond_with_room(&self) -> Vec<RuleUid> {
-        self.beyond
+    pub fn over_limit_with_room(&self) -> Vec<RuleUid> {
+        self.over_limit
             .rules
             .iter()
             .take(RULES_LIMIT.saturating_sub(self.rules.len()))
@@ -195,8 +200,8 @@ impl Session {
     }
 
     /// The rules that are not sent, if they are others than at the last call.
-    pub fn take_beyond_change(&mut self) -> Option<BTreeSet<RuleUid>> {
-        std::mem::take(&mut self.beyond.has_changed).then(|| self.beyond.rules.clone())
+    pub fn take_over_limit_change(&mut self) -> Option<BTreeSet<RuleUid>> {
+        std::mem::take(&mut self.over_limit.has_changed).then(|| self.over_limit.rules.clone())
     }
 
     /// Records the number of the agent's rules that this session does not track.

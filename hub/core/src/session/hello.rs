@@ -76,7 +76,7 @@ impl HelloStates {
     }
 
     /// Returns the numbers of left-out and of shortened states.
-    pub fn beyond(&self) -> (usize, usize) {
+    pub fn left_out_and_shortened(&self) -> (usize, usize) {
         (self.left_out, self.shortened)
     }
 
@@ -147,7 +147,7 @@ mod tests {
             states.add_within(vec![state("a", 0)], |_| true, (2, 10_000));
         }
         assert_eq!(
-            (states.bytes, states.beyond()),
+            (states.bytes, states.left_out_and_shortened()),
             (state_bytes(&state("a", 0)), (0, 0))
         );
     }
@@ -165,7 +165,7 @@ mod tests {
             "made-up-3",
         ];
         states.add_within(all.map(|uid| state(uid, 0)).into(), is_known, (3, 1 << 20));
-        assert_eq!(states.beyond(), (3, 0));
+        assert_eq!(states.left_out_and_shortened(), (3, 0));
         let kept: Vec<_> = claimed(states).into_iter().map(|(uid, _)| uid).collect();
         assert_eq!(kept, ["known-1", "known-2", "known-3"]);
     }
@@ -181,7 +181,7 @@ mod tests {
             );
         }
         assert!(states.bytes <= 80_000, "{}", states.bytes);
-        let (left_out, shortened) = states.beyond();
+        let (left_out, shortened) = states.left_out_and_shortened();
         assert!(
             left_out == 0 && shortened > 80,
             "{left_out} left out, {shortened} shortened"

@@ -40,10 +40,10 @@ use runnel_proto::model::{
 
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
-use budget::{Beyond, Budget};
+use budget::{Budget, RulesOverLimit};
 pub use hello::{HelloStates, state_bytes};
 use outbox::{BATCH_ITEMS, Outbox, Window, delta_of};
-use pairs::PairQuestions;
+use pairs::PairRequests;
 use rule_stream_state::{Items, RuleStreamState};
 pub use send_restriction::SendRestriction;
 
@@ -59,11 +59,11 @@ pub struct Session {
     /// The batches that were sent.
     window: Window,
     /// Sources whose content the agent has requested.
-    wants: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
+    content_requests: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
     /// The rules whose pairs are requested from the agent.
-    questions: PairQuestions,
+    pair_requests: PairRequests,
     /// Rules that are not sent, because the agent would have too many.
-    beyond: Beyond,
+    over_limit: RulesOverLimit,
     /// Reported rules that did not fit into the session.
     left_out_rules: usize,
     /// Intents of the agent that are not desired and whose removal is not judged yet; no sources:
@@ -77,7 +77,7 @@ pub struct Session {
     /// The restriction of what is sent.
     restriction: SendRestriction,
     /// A message that would have removed a copy was not sent.
-    kept_back: bool,
+    has_withheld: bool,
 }
 
 impl Session {
@@ -135,7 +135,7 @@ impl Session {
     /// The agent has nothing left of a rule, as of the last batch that it applied. Returns whether
     /// that answers the order to remove it. While an order waits to be sent, or a later batch named
     /// the rule, it answers an earlier one, and the agent may have copies again.
-    pub fn gone(&mut self, uid: &RuleUid, last_batch: u64) -> bool {
+    pub fn record_removed(&mut self, uid: &RuleUid, last_batch: u64) -> bool {
         let stream = self.rules.get(uid);
         let ordered =
             stream.is_some_and(|stream| stream.removing.is_some() && stream.named <= last_batch);
@@ -147,7 +147,7 @@ impl Session {
     }
 
     /// Whether the session has any intent of the agent for a rule.
-    pub fn holds(&self, uid: &RuleUid) -> bool {
+    pub fn has_intents(&self, uid: &RuleUid) -> bool {
         self.rules.contains_key(uid)
     }
 
@@ -203,7 +203,7 @@ impl Session {
             && self.hello_done
             && self.outbox.is_empty()
             && self.restriction != SendRestriction::Everything
-            && !self.questions.has_left_out()
+            && !self.pair_requests.has_left_out()
             && !self.is_waiting();
         if !is_due {
             return None;
@@ -228,14 +228,14 @@ impl Session {
 
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
         for (uid, source, deletion_policy) in self.outbox.intents.take_tombstones(BATCH_ITEMS) {
-            self.questions.record_removed();
+            self.pair_requests.record_removed();
             delta_of(deltas, &uid).tombstones.push(Tombstone {
                 source,
                 deletion_policy,
             });
         }
         for (uid, policy) in std::mem::take(&mut self.outbox.removals) {
-            self.questions.record_removed();
+            self.pair_requests.record_removed();
             if let Some(stream) = self.rules.get_mut(&uid) {
                 (stream.items, stream.sent_terms) = (Items::default(), None);
                 (stream.is_suspended, stream.sent_suspended) = (None, None);
@@ -247,13 +247,13 @@ impl Session {
     fn reconcile(&mut self, uid: &RuleUid, directive: Directive) {
         let directive = self.restrict(uid, directive);
         if !matches!(directive, Directive::Assigned(_)) {
-            self.beyond.remove(uid);
+            self.over_limit.remove(uid);
         }
         match &directive {
-            Directive::Assigned(assignment) => self.wanted(uid, assignment),
+            Directive::Assigned(assignment) => self.set_assignment(uid, assignment),
             Directive::Suspended(assignment) if self.rules.contains_key(uid) => {
                 self.send_terms(uid, assignment);
-                self.take_back(uid);
+                self.withdraw(uid);
                 self.orphaned_intents.entry(uid.clone()).or_default();
             }
             Directive::RemovalBlocked if self.rules.contains_key(uid) => {
@@ -272,24 +272,24 @@ impl Session {
         }
         let awaits = matches!(directive, Directive::AwaitingWave(_));
         if !awaits && !matches!(directive, Directive::Assigned(_)) {
-            self.wants.remove(uid);
+            self.content_requests.remove(uid);
         }
         if let Some(stream) = self.rules.get_mut(uid) {
             stream.directive = Some(directive);
         }
         if awaits {
-            self.serve_wants(uid);
+            self.serve_content_requests(uid);
         }
     }
 
-    fn wanted(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
+    fn set_assignment(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         if !self.has_room_for(uid) {
             return;
         }
         self.send_terms(uid, assignment);
         if assignment.terms.suspend {
             // Creations, corrections and removals are withdrawn.
-            self.take_back(uid);
+            self.withdraw(uid);
             return;
         }
         if self.has_items(uid, assignment) {
@@ -303,20 +303,21 @@ impl Session {
     /// Brings the agent's intents of a rule to its assignment.
     fn follow(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         if self.would_remove_unknown(uid, assignment) {
-            return self.take_back(uid);
+            return self.withdraw(uid);
         }
-        let keeps = self.keeps(uid);
+        let keeps = self.withholds_removals(uid);
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
-        if stream.items.are_none() && assignment.sends_all() && !self.outbox.intents.has(uid) {
+        if stream.items.is_known_empty() && assignment.sends_all() && !self.outbox.intents.has(uid)
+        {
             stream.items = Items::exactly(assignment.clone());
             self.outbox.intents.put_all(uid, &assignment.plan.intents);
-            return self.serve_wants(uid);
+            return self.serve_content_requests(uid);
         }
         let mut step = stream.items.step_to(assignment);
         if keeps {
-            self.kept_back |= stream.items.keep(&mut step);
+            self.has_withheld |= stream.items.withhold_removals(&mut step);
         }
         stream.items = step.items;
         stream.former &= !stream.items.are_exact();
@@ -334,6 +335,6 @@ impl Session {
         for source in step.tombstones {
             self.outbox.intents.remove(uid, source, policy);
         }
-        self.serve_wants(uid);
+        self.serve_content_requests(uid);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AskedDigest, DeletionPolicy, Intent, NamespaceChoice, RuleDelta, RuleUid, SourceRef, Terms,
+    DeletionPolicy, Intent, NamespaceChoice, PruneDigest, RuleDelta, RuleUid, SourceRef, Terms,
     TermsDigest,
 };
 
@@ -29,7 +29,7 @@ pub(super) struct Heading {
     pub terms: Option<(Arc<Terms>, TermsDigest)>,
     pub orphaned: bool,
     /// The approved removal of copies in namespaces that are no longer targets.
-    pub prune: Option<AskedDigest>,
+    pub prune: Option<PruneDigest>,
     /// The suspension of the rule, if its terms are not sent.
     pub suspend: Option<bool>,
 }
@@ -141,7 +141,7 @@ impl Intents {
     }
 
     /// The first rule with contents to send, and its contents.
-    fn first(&self) -> Option<(&RuleUid, &Upserts)> {
+    fn first_upserts(&self) -> Option<(&RuleUid, &Upserts)> {
         self.upserts.first_key_value()
     }
 
@@ -182,7 +182,7 @@ impl Intents {
         mut bytes: usize,
     ) -> bool {
         let (first, mut items) = (bytes == 0, 0);
-        while let Some((uid, upserts)) = self.first() {
+        while let Some((uid, upserts)) = self.first_upserts() {
             let mut count = 0;
             for (_, content) in upserts.iter() {
                 let size = content.payload.bytes().len();
@@ -263,13 +263,13 @@ impl Session {
     /// A change of the suspension is sent at once, also if nothing else of the rule is sent. The
     /// other terms are unchanged.
     pub(super) fn send_suspended(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
-        let keeps = self.keeps(uid);
+        let keeps = self.withholds_removals(uid);
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
         let suspend = assignment.terms.suspend;
-        let hears_nothing = keeps || stream.removing.is_some() || stream.sent_orphaned;
-        if hears_nothing
+        let is_not_sent = keeps || stream.removing.is_some() || stream.sent_orphaned;
+        if is_not_sent
             || stream
                 .is_suspended
                 .is_none_or(|suspended| suspended == suspend)

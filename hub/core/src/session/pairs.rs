@@ -13,24 +13,24 @@ const PAIRS_AT_A_TIME: usize = 100_000;
 
 /// The rules whose (source, revision) pairs are requested from the agent.
 #[derive(Default)]
-pub(super) struct PairQuestions {
+pub(super) struct PairRequests {
     /// Rules whose pairs are needed and not requested yet.
-    to_ask: BTreeSet<RuleUid>,
+    needed: BTreeSet<RuleUid>,
     /// Rules whose pairs are requested, with the expected number.
-    asked: BTreeMap<RuleUid, usize>,
+    requested: BTreeMap<RuleUid, usize>,
     /// Rules with pairs that were left out, and whether pairs of any rule were removed since.
     left_out: BTreeMap<RuleUid, bool>,
 }
 
-impl PairQuestions {
+impl PairRequests {
     /// Adds a rule.
     pub fn add(&mut self, uid: &RuleUid) {
-        self.to_ask.insert(uid.clone());
+        self.needed.insert(uid.clone());
     }
 
     /// Drops a rule whose pairs are not requested yet.
-    pub fn drop_unasked(&mut self, uid: &RuleUid) {
-        self.to_ask.remove(uid);
+    pub fn drop_unrequested(&mut self, uid: &RuleUid) {
+        self.needed.remove(uid);
     }
 
     /// Pairs of some rule are removed now: pairs that were left out may fit after that.
@@ -55,17 +55,17 @@ impl Session {
         };
         match &stream.items {
             Items::Pairs(_) | Items::ClusterAssignment { .. } => return true,
-            Items::Asked(_) => {}
+            Items::PartialPairs(_) => {}
             Items::Digest { digest, .. } if *digest == assignment.digest() => {
                 stream.items = Items::exactly(assignment.clone());
                 stream.former = false;
-                self.serve_wants(uid);
+                self.serve_content_requests(uid);
             }
             // The digest may still match when the plan is complete.
             Items::Digest { .. } if assignment.is_growing() => {}
             Items::Digest { .. } | Items::Uncertain => {
-                stream.items = Items::Asked(BTreeMap::new());
-                self.questions.add(uid);
+                stream.items = Items::PartialPairs(BTreeMap::new());
+                self.pair_requests.add(uid);
             }
         }
         false
@@ -88,7 +88,7 @@ impl Session {
             };
             stream.former = true;
             // The answer to an open question is still to come, and has all pairs.
-            if !matches!(stream.items, Items::Asked(_)) {
+            if !matches!(stream.items, Items::PartialPairs(_)) {
                 stream.items = Items::Uncertain;
             }
         }
@@ -99,24 +99,26 @@ impl Session {
     /// Returns the rules whose pairs must be requested now. Their answers have at most 100,000
     /// pairs together. The session requests the others when these answers have arrived.
     pub fn take_questions(&mut self) -> Vec<RuleUid> {
-        if self.questions.to_ask.is_empty() {
+        if self.pair_requests.needed.is_empty() {
             return Vec::new();
         }
         let Self {
-            rules, questions, ..
+            rules,
+            pair_requests: questions,
+            ..
         } = self;
-        questions.asked.retain(|uid, _| {
+        questions.requested.retain(|uid, _| {
             matches!(
                 rules.get(uid),
                 Some(RuleStreamState {
-                    items: Items::Asked(_),
+                    items: Items::PartialPairs(_),
                     ..
                 })
             )
         });
-        let mut pairs: usize = questions.asked.values().sum();
+        let mut pairs: usize = questions.requested.values().sum();
         let mut uids = Vec::new();
-        while let Some(uid) = self.questions.to_ask.first().cloned() {
+        while let Some(uid) = self.pair_requests.needed.first().cloned() {
             let expected = self
                 .assignment_of(&uid)
                 .map_or(0, |assignment| assignment.plan.intents.len());
@@ -124,8 +126,8 @@ impl Session {
                 break;
             }
             pairs += expected;
-            self.questions.to_ask.remove(&uid);
-            self.questions.asked.insert(uid.clone(), expected);
+            self.pair_requests.needed.remove(&uid);
+            self.pair_requests.requested.insert(uid.clone(), expected);
             uids.push(uid);
         }
         uids
@@ -148,7 +150,7 @@ impl Session {
         if !matches!(
             self.rules.get(uid),
             Some(RuleStreamState {
-                items: Items::Asked(_),
+                items: Items::PartialPairs(_),
                 ..
             })
         ) {
@@ -161,14 +163,14 @@ impl Session {
                 .and_then(|assignment| assignment.known_name(&source))
                 .cloned();
             if known.is_none()
-                && (self.questions.left_out.contains_key(uid)
-                    || self.afford([&source].into_iter()).is_err())
+                && (self.pair_requests.left_out.contains_key(uid)
+                    || self.reserve_budget([&source].into_iter()).is_err())
             {
-                self.questions.left_out.insert(uid.clone(), false);
+                self.pair_requests.left_out.insert(uid.clone(), false);
                 continue;
             }
             if let Some(RuleStreamState {
-                items: Items::Asked(pairs),
+                items: Items::PartialPairs(pairs),
                 ..
             }) = self.rules.get_mut(uid)
             {
@@ -178,11 +180,11 @@ impl Session {
         if !last {
             return;
         }
-        self.questions.asked.remove(uid);
+        self.pair_requests.requested.remove(uid);
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
-        if let Items::Asked(pairs) = &mut stream.items {
+        if let Items::PartialPairs(pairs) = &mut stream.items {
             stream.items = Items::Pairs(std::mem::take(pairs));
         }
         if let Some(directive) = stream.directive.clone() {
@@ -193,23 +195,23 @@ impl Session {
     /// The agent has acked everything: requests the left out pairs again, if pairs were removed
     /// since.
     pub(super) fn request_left_out(&mut self) {
-        if !self.questions.has_left_out() {
+        if !self.pair_requests.has_left_out() {
             return;
         }
         let is_sent =
             |uid: &RuleUid, has_removed: bool| has_removed && !self.outbox.intents.has(uid);
         let again: Vec<_> = self
-            .questions
+            .pair_requests
             .left_out
             .iter()
             .filter(|(uid, removed)| is_sent(uid, **removed))
             .map(|(uid, _)| uid.clone())
             .collect();
         for uid in again {
-            self.questions.left_out.remove(&uid);
+            self.pair_requests.left_out.remove(&uid);
             if let Some(stream) = self.rules.get_mut(&uid) {
-                stream.items = Items::Asked(BTreeMap::new());
-                self.questions.add(&uid);
+                stream.items = Items::PartialPairs(BTreeMap::new());
+                self.pair_requests.add(&uid);
             }
         }
     }

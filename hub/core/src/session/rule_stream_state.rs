@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AskedDigest, DeletionPolicy, Revision, RuleState, SetDigest, SourceRef, TermsDigest,
+    DeletionPolicy, PruneDigest, Revision, RuleState, SetDigest, SourceRef, TermsDigest,
 };
 
 use crate::index::Directive;
@@ -23,13 +23,13 @@ pub(super) struct RuleStreamState {
     pub(super) sent_suspended: Option<bool>,
     pub(super) items: Items,
     /// The copies in namespaces that are no longer targets that the agent may remove, or may when what waits is sent.
-    pub(super) prune: Option<AskedDigest>,
+    pub(super) prune: Option<PruneDigest>,
     /// The batch that named them, once it is sent.
     pub(super) prune_sent: Option<u64>,
     /// An approval that lapsed because the agent reported another set.
-    pub(super) lapsed: Option<AskedDigest>,
+    pub(super) lapsed: Option<PruneDigest>,
     /// The last reported digest of waiting prunes.
-    pub(super) waits: Option<AskedDigest>,
+    pub(super) waits: Option<PruneDigest>,
     /// The last batch that named the rule.
     pub(super) named: u64,
     /// The order to remove the rule that the agent has not answered.
@@ -67,7 +67,7 @@ impl RuleStreamState {
     pub(super) fn is_waiting(&self) -> bool {
         let suspended = matches!(&self.directive, Some(Directive::Assigned(assignment) | Directive::Cordoned(assignment)) if assignment.terms.suspend);
         match (&self.directive, &self.items) {
-            (_, Items::Asked(_)) => true,
+            (_, Items::PartialPairs(_)) => true,
             (
                 Some(Directive::Assigned(_) | Directive::Cordoned(_)),
                 Items::Digest { .. } | Items::Uncertain,
@@ -101,14 +101,14 @@ pub(super) enum Items {
     /// Only the digest of the pairs is known.
     Digest { digest: SetDigest, intents: u64 },
     /// The pairs are requested; these have been received.
-    Asked(BTreeMap<SourceRef, Revision>),
+    PartialPairs(BTreeMap<SourceRef, Revision>),
     /// All pairs are known.
     Pairs(BTreeMap<SourceRef, Revision>),
     /// The intents of the assignment, and in `beyond` those that must stay though they are not in
     /// it.
     ClusterAssignment {
         assignment: ClusterAssignment,
-        beyond: BTreeMap<SourceRef, Revision>,
+        over_limit: BTreeMap<SourceRef, Revision>,
     },
 }
 
@@ -129,24 +129,25 @@ impl Items {
     pub(super) fn exactly(assignment: ClusterAssignment) -> Self {
         Items::ClusterAssignment {
             assignment,
-            beyond: BTreeMap::new(),
+            over_limit: BTreeMap::new(),
         }
     }
 
     /// Whether the agent certainly has no intents.
-    pub(super) fn are_none(&self) -> bool {
+    pub(super) fn is_known_empty(&self) -> bool {
         match self {
-            Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => false,
+            Items::Uncertain | Items::Digest { .. } | Items::PartialPairs(_) => false,
             Items::Pairs(pairs) => pairs.is_empty(),
-            Items::ClusterAssignment { assignment, beyond } => {
-                assignment.plan.intents.is_empty() && beyond.is_empty()
-            }
+            Items::ClusterAssignment {
+                assignment,
+                over_limit: beyond,
+            } => assignment.plan.intents.is_empty() && beyond.is_empty(),
         }
     }
 
     /// Whether the intents equal the assignment.
     pub(super) fn are_exact(&self) -> bool {
-        matches!(self, Items::ClusterAssignment { beyond, .. } if beyond.is_empty())
+        matches!(self, Items::ClusterAssignment { over_limit, .. } if over_limit.is_empty())
     }
 
     /// The number of pairs and their digest.
@@ -154,10 +155,13 @@ impl Items {
         match self {
             Items::Uncertain => (0, SetDigest::default()),
             Items::Digest { digest, intents } => (*intents, *digest),
-            Items::Asked(pairs) | Items::Pairs(pairs) => {
+            Items::PartialPairs(pairs) | Items::Pairs(pairs) => {
                 (pairs.len() as u64, pairs.iter().collect())
             }
-            Items::ClusterAssignment { assignment, beyond } => {
+            Items::ClusterAssignment {
+                assignment,
+                over_limit: beyond,
+            } => {
                 let mut digest = assignment.digest();
                 digest.merge(beyond.iter().collect());
                 ((assignment.intents().count() + beyond.len()) as u64, digest)
@@ -168,8 +172,11 @@ impl Items {
     pub(super) fn revision(&self, source: &SourceRef) -> Option<Revision> {
         match self {
             Items::Uncertain | Items::Digest { .. } => None,
-            Items::Asked(pairs) | Items::Pairs(pairs) => pairs.get(source).copied(),
-            Items::ClusterAssignment { assignment, beyond } => assignment
+            Items::PartialPairs(pairs) | Items::Pairs(pairs) => pairs.get(source).copied(),
+            Items::ClusterAssignment {
+                assignment,
+                over_limit: beyond,
+            } => assignment
                 .content(source)
                 .map(|content| content.revision)
                 .or_else(|| beyond.get(source).copied()),
@@ -179,8 +186,11 @@ impl Items {
     fn sources(&self) -> Box<dyn Iterator<Item = &SourceRef> + '_> {
         match self {
             Items::Uncertain | Items::Digest { .. } => Box::new(std::iter::empty()),
-            Items::Asked(pairs) | Items::Pairs(pairs) => Box::new(pairs.keys()),
-            Items::ClusterAssignment { assignment, beyond } => Box::new(
+            Items::PartialPairs(pairs) | Items::Pairs(pairs) => Box::new(pairs.keys()),
+            Items::ClusterAssignment {
+                assignment,
+                over_limit: beyond,
+            } => Box::new(
                 assignment
                     .intents()
                     .map(|(source, _)| source)
@@ -216,13 +226,15 @@ impl Items {
     /// The unwanted pairs that stay only because their removal is not judged yet.
     pub(super) fn unjudged(&self, assignment: &ClusterAssignment) -> BTreeSet<SourceRef> {
         let beyond: Box<dyn Iterator<Item = &SourceRef>> = match self {
-            Items::Uncertain | Items::Digest { .. } | Items::Asked(_) => {
+            Items::Uncertain | Items::Digest { .. } | Items::PartialPairs(_) => {
                 Box::new(std::iter::empty())
             }
             Items::Pairs(pairs) => {
                 Box::new(pairs.keys().filter(|source| !assignment.has_source(source)))
             }
-            Items::ClusterAssignment { beyond, .. } => Box::new(beyond.keys()),
+            Items::ClusterAssignment {
+                over_limit: beyond, ..
+            } => Box::new(beyond.keys()),
         };
         beyond
             .filter(|source| assignment.is_unjudged(source))
@@ -242,18 +254,18 @@ impl Items {
         let change = match self {
             Items::ClusterAssignment {
                 assignment: former,
-                beyond: known,
+                over_limit: known,
             } if former.is(assignment) => {
                 beyond.clone_from(known);
                 step.items = Items::ClusterAssignment {
                     assignment: assignment.clone(),
-                    beyond,
+                    over_limit: beyond,
                 };
                 return step;
             }
             Items::ClusterAssignment {
                 assignment: former,
-                beyond: known,
+                over_limit: known,
             } => assignment
                 .change_since(former)
                 .map(|touched| (touched, known)),
@@ -280,7 +292,7 @@ impl Items {
         }
         step.items = Items::ClusterAssignment {
             assignment: assignment.clone(),
-            beyond,
+            over_limit: beyond,
         };
         step
     }

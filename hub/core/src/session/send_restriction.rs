@@ -1,5 +1,5 @@
 //! The restriction of what is sent to a diverged member ([`crate::epoch`]).
-use runnel_proto::model::{AskedDigest, RuleUid};
+use runnel_proto::model::{PruneDigest, RuleUid};
 
 use super::Session;
 use super::rule_stream_state::{Delta, Items};
@@ -25,19 +25,19 @@ impl Session {
     }
 
     /// Whether a message that would have removed a copy was not sent.
-    pub fn has_kept_back(&self) -> bool {
-        self.kept_back
+    pub fn has_withheld(&self) -> bool {
+        self.has_withheld
     }
 
     /// Whether the agent connected with exactly the desired intents, so that no removal is
     /// withheld.
-    pub fn holds_nothing_else(&self) -> bool {
+    pub fn has_only_desired_intents(&self) -> bool {
         self.rules.values().all(|stream| !stream.former)
     }
 
     /// Whether nothing of a rule is removed. A rule that once equaled the desired state has no
     /// former copies left, and a rule in an unknown state keeps only its own copies.
-    pub(super) fn keeps(&self, uid: &RuleUid) -> bool {
+    pub(super) fn withholds_removals(&self, uid: &RuleUid) -> bool {
         let is_former = || self.rules.get(uid).is_some_and(|stream| stream.former);
         match self.restriction {
             SendRestriction::Everything => true,
@@ -50,15 +50,15 @@ impl Session {
     pub(super) fn restrict(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
         match (self.restriction, directive) {
             (SendRestriction::Everything, _) => Directive::Unknown,
-            (SendRestriction::Removals, Directive::Removed(_)) if self.keeps(uid) => {
-                self.kept_back = true;
+            (SendRestriction::Removals, Directive::Removed(_)) if self.withholds_removals(uid) => {
+                self.has_withheld = true;
                 Directive::Unknown
             }
             // Other terms may give namespaces up, and take copies along.
             (SendRestriction::Removals, Directive::Assigned(assignment))
-                if self.keeps(uid) && self.has_other_terms(uid, &assignment) =>
+                if self.withholds_removals(uid) && self.has_other_terms(uid, &assignment) =>
             {
-                self.kept_back = true;
+                self.has_withheld = true;
                 Directive::Unknown
             }
             (_, directive) => directive,
@@ -74,18 +74,21 @@ impl Session {
     pub(super) fn may_prune(
         &self,
         uid: &RuleUid,
-        prune: Option<AskedDigest>,
-    ) -> Option<AskedDigest> {
-        prune.filter(|_| !self.keeps(uid))
+        prune: Option<PruneDigest>,
+    ) -> Option<PruneDigest> {
+        prune.filter(|_| !self.withholds_removals(uid))
     }
 }
 
 impl Items {
     /// Drops the removals of a step. Returns whether there were any.
-    pub(super) fn keep(&self, step: &mut Delta) -> bool {
+    pub(super) fn withhold_removals(&self, step: &mut Delta) -> bool {
         let stay: Vec<_> = std::mem::take(&mut step.tombstones);
         let any = !stay.is_empty();
-        if let Items::ClusterAssignment { beyond, .. } = &mut step.items {
+        if let Items::ClusterAssignment {
+            over_limit: beyond, ..
+        } = &mut step.items
+        {
             beyond.extend(
                 stay.into_iter()
                     .filter_map(|source| Some((source.clone(), self.revision(&source)?))),

@@ -2,7 +2,7 @@
 //! computed. Pending intents are withdrawn.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{AskedDigest, DeletionPolicy, RuleUid};
+use runnel_proto::model::{DeletionPolicy, PruneDigest, RuleUid};
 
 use super::Session;
 use super::outbox::{Heading, Window};
@@ -25,7 +25,7 @@ impl Session {
             stream.sent_orphaned = false;
             stream.prune = None;
         }
-        self.take_back(uid);
+        self.withdraw(uid);
     }
 
     /// The agent gets nothing new of a rule: only its unwanted copies are removed.
@@ -54,13 +54,13 @@ impl Session {
         if !self.has_items(uid, assignment) {
             return;
         }
-        let keeps = self.keeps(uid);
+        let keeps = self.withholds_removals(uid);
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
         let (kept, gone) = stream.items.without_surplus(assignment);
         if keeps && !gone.is_empty() {
-            self.kept_back = true;
+            self.has_withheld = true;
             return;
         }
         stream.items = Items::Pairs(kept);
@@ -93,7 +93,7 @@ impl Session {
         stream.items = Items::Uncertain;
         stream.terms = None;
         stream.is_suspended = stream.sent_suspended;
-        self.questions.drop_unasked(uid);
+        self.pair_requests.drop_unrequested(uid);
         self.outbox.headings.remove(uid);
         self.outbox.intents.drop_of(uid);
         self.outbox.removals.insert(uid.clone(), policy);
@@ -113,7 +113,7 @@ impl Session {
         (stream.items, stream.prune) = (Items::Uncertain, None);
         stream.is_suspended = stream.sent_suspended;
         let was_sent = std::mem::replace(&mut stream.sent_orphaned, true);
-        self.questions.drop_unasked(uid);
+        self.pair_requests.drop_unrequested(uid);
         // Also if the agent was sent it: pending removals in a cordoned cluster are dropped, as the
         // rule is orphaned.
         self.outbox.intents.drop_of(uid);
@@ -136,12 +136,12 @@ impl Session {
 
     /// Withdraws changes of intents that were not sent. The pairs are again the agent's own, and the
     /// hub must ask for them.
-    pub(super) fn take_back(&mut self, uid: &RuleUid) {
+    pub(super) fn withdraw(&mut self, uid: &RuleUid) {
         if self.outbox.intents.drop_of(uid)
             && let Some(stream) = self.rules.get_mut(uid)
         {
-            stream.items = Items::Asked(BTreeMap::new());
-            self.questions.add(uid);
+            stream.items = Items::PartialPairs(BTreeMap::new());
+            self.pair_requests.add(uid);
         }
     }
 
@@ -158,7 +158,7 @@ impl Session {
     }
 
     /// Sends the approved removals in namespaces that are no longer targets, once.
-    pub(super) fn send_prune(&mut self, uid: &RuleUid, prune: Option<AskedDigest>) {
+    pub(super) fn send_prune(&mut self, uid: &RuleUid, prune: Option<PruneDigest>) {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
@@ -175,7 +175,7 @@ impl Session {
 
     /// Handles the agent's report of pending prunes. An approval of another set becomes void.
     /// Returns whether the set equals the approved one, so that the approval is sent again.
-    pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<AskedDigest>) -> bool {
+    pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<PruneDigest>) -> bool {
         let Some(stream) = self.rules.get_mut(uid) else {
             return false;
         };
@@ -199,7 +199,7 @@ impl Session {
     /// The agent asks for approval of exactly the removals that it was approved before, and has acked
     /// that approval: it has consumed it, or dropped it. The approval is withdrawn until the removals
     /// are judged again. Before the end of the snapshot an agent stores approvals without using them.
-    pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: AskedDigest) -> bool {
+    pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: PruneDigest) -> bool {
         let stream = self
             .rules
             .get_mut(uid)
@@ -218,9 +218,9 @@ impl Session {
 /// Whether exactly this was sent in a batch that the agent has applied. Then nothing counts as sent
 /// any more.
 fn is_used_up(
-    message: &mut Option<AskedDigest>,
+    message: &mut Option<PruneDigest>,
     sent: &mut Option<u64>,
-    asked: AskedDigest,
+    asked: PruneDigest,
     window: &Window,
 ) -> bool {
     let is_taken_in = sent.is_some_and(|nonce| window.is_acked(nonce));

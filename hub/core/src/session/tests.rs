@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_proto::model::{
-    AckedIntent, AskedDigest, Batch, DeletionPolicy, Enforcement, HubFrame, NamespaceChoice,
-    Pattern, Payload, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    AckedIntent, Batch, DeletionPolicy, Enforcement, HubFrame, NamespaceChoice, Pattern, Payload,
+    PruneDigest, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 use serde_json::json;
 
@@ -122,7 +122,7 @@ impl Agent {
             self.take(&batch);
             session.ack(batch.nonce);
             for (uid, batch) in std::mem::take(&mut self.gone) {
-                session.gone(&uid, batch);
+                session.record_removed(&uid, batch);
             }
         }
     }
@@ -253,7 +253,7 @@ fn late_answer_does_not_count_for_an_unsent_order() {
     session.update(unwanted());
     agent.removed.clear();
     assert!(
-        !session.gone(&uid, 3) && !session.is_free_of(&uid, 0),
+        !session.record_removed(&uid, 3) && !session.is_free_of(&uid, 0),
         "the agent holds copies again"
     );
     // The hub forgets the rule before the order has left: it does not leave any more.
@@ -282,10 +282,10 @@ fn answer_to_the_first_removal_does_not_answer_the_second() {
     let answers = std::mem::take(&mut agent.gone);
     assert_eq!(answers, [(uid.clone(), 2), (uid.clone(), 4)]);
     assert!(
-        !session.gone(&uid, 2) && !session.is_free_of(&uid, 0),
+        !session.record_removed(&uid, 2) && !session.is_free_of(&uid, 0),
         "the second order is under way"
     );
-    assert!(session.gone(&uid, 4) && session.is_free_of(&uid, 0));
+    assert!(session.record_removed(&uid, 4) && session.is_free_of(&uid, 0));
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn member_with_newer_state_is_sent_nothing() {
         ("r2".into(), Directive::Removed(policy)),
         wanted("r3", &[(4, content(4))]),
     ]);
-    session.want(&"r1".into(), vec![source(1)]);
+    session.request_content(&"r1".into(), vec![source(1)]);
     session.update([("r2".into(), Directive::Orphaned)]);
     agent.drain(&mut session);
     assert!(
@@ -395,11 +395,11 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
         agent.drain(&mut session);
         assert_eq!((agent.upserts, agent.removed.len()), (4, removed));
         assert_eq!(
-            session.has_kept_back(),
+            session.has_withheld(),
             restriction == SendRestriction::Removals
         );
         assert_eq!(
-            session.holds_nothing_else(),
+            session.has_only_desired_intents(),
             restriction == SendRestriction::Nothing
         );
         assert!(session.take_snapshot_end().is_some());
@@ -409,7 +409,7 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     session.set_restriction(SendRestriction::Removals);
     session.update(after());
     agent.drain(&mut session);
-    assert!(!session.has_kept_back() && session.holds_nothing_else());
+    assert!(!session.has_withheld() && session.has_only_desired_intents());
 }
 
 #[test]
@@ -430,16 +430,16 @@ fn rejoined_member_keeps_only_its_former_copies() {
     ]);
     session.update([wanted("r3", &[(4, content(4)), (5, content(5))])]);
     agent.drain(&mut session);
-    assert!(!session.has_kept_back() && !session.holds_nothing_else());
+    assert!(!session.has_withheld() && !session.has_only_desired_intents());
     session.update([
         wanted("r1", &[(1, content(1))]),
         wanted("r3", &[(4, content(4))]),
     ]);
     agent.drain(&mut session);
-    assert_eq!((agent.removed.len(), session.has_kept_back()), (2, false));
+    assert_eq!((agent.removed.len(), session.has_withheld()), (2, false));
     session.update([("r2".into(), Directive::Removed(DeletionPolicy::Delete))]);
     agent.drain(&mut session);
-    assert_eq!((agent.removed.len(), session.has_kept_back()), (2, true));
+    assert_eq!((agent.removed.len(), session.has_withheld()), (2, true));
 }
 
 #[test]
@@ -503,7 +503,7 @@ fn suspended_rule_sends_terms_only() {
     let mut session = agent.connect();
     session.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut session);
-    session.want(&"r".into(), vec![source(1), source(7)]);
+    session.request_content(&"r".into(), vec![source(1), source(7)]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
     session.update([(
@@ -561,7 +561,7 @@ fn early_requests_are_served_once_the_rule_is_known() {
     session.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut session);
     let mut again = agent.connect();
-    again.want(&"r".into(), vec![source(1)]);
+    again.request_content(&"r".into(), vec![source(1)]);
     again.update([wanted("r", &[(1, content(1))])]);
     agent.drain(&mut again);
     assert_eq!(agent.upserts, 2);
@@ -590,14 +590,14 @@ fn unserved_requests_are_bounded() {
         wanted("r", &[(1, content(2))]),
         ("gone".into(), Directive::Orphaned),
     ]);
-    again.want(&"r".into(), invented(0, 100));
-    again.want(&"gone".into(), vec![source(1)]);
-    again.want(&"never".into(), vec![source(1)]);
-    assert_eq!(again.kept(), 0);
-    again.want(&"r".into(), vec![source(1)]);
-    assert!(again.kept() > 0);
+    again.request_content(&"r".into(), invented(0, 100));
+    again.request_content(&"gone".into(), vec![source(1)]);
+    again.request_content(&"never".into(), vec![source(1)]);
+    assert_eq!(again.used_bytes(), 0);
+    again.request_content(&"r".into(), vec![source(1)]);
+    assert!(again.used_bytes() > 0);
     again.update([("r".into(), Directive::Orphaned)]);
-    assert_eq!(again.kept(), 0);
+    assert_eq!(again.used_bytes(), 0);
 }
 
 #[test]
@@ -613,7 +613,7 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
     session.hello_done();
     // Requests for rules about which the hub has not sent anything.
     for uid in &uids[..50] {
-        session.want(&uid.as_str().into(), invented(0, 1000));
+        session.request_content(&uid.as_str().into(), invented(0, 1000));
     }
     session.update(uids[50..].iter().map(|uid| wanted(uid, &[(1, content(1))])));
     let pairs = |from| {
@@ -629,9 +629,9 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
         session.detail(&uid.as_str().into(), pairs(0), false);
     }
     assert!(
-        session.kept() > limit / 2 && session.kept() <= limit,
+        session.used_bytes() > limit / 2 && session.used_bytes() <= limit,
         "{}",
-        session.kept()
+        session.used_bytes()
     );
     // The hub sends: requests that wait for nothing are dropped, and there is room again.
     session.update(
@@ -639,15 +639,15 @@ fn reports_of_an_agent_share_one_bound_that_frees() {
             .iter()
             .map(|uid| (uid.as_str().into(), Directive::Orphaned)),
     );
-    let before = session.kept();
+    let before = session.used_bytes();
     session.detail(&"r51".into(), pairs(5000), false);
-    assert!(session.kept() > before);
+    assert!(session.used_bytes() > before);
     // A repeated report uses no more memory.
-    let kept = session.kept();
+    let kept = session.used_bytes();
     for _ in 0..100 {
         session.detail(&"r51".into(), pairs(5000), false);
     }
-    assert_eq!(session.kept(), kept);
+    assert_eq!(session.used_bytes(), kept);
 }
 
 #[test]
@@ -670,25 +670,25 @@ fn report_equal_to_the_plan_costs_no_memory() {
         (0..200).map(|number| pair(source(number))).collect(),
         false,
     );
-    assert_eq!(session.kept(), 0);
+    assert_eq!(session.used_bytes(), 0);
     session.detail(
         &"r".into(),
         vec![pair(SourceRef::new("secrets", "else", "foreign"))],
         true,
     );
-    assert!(session.kept() == 0 || session.kept() < 1000);
+    assert!(session.used_bytes() == 0 || session.used_bytes() < 1000);
 }
 
 /// The reported intents of two rules: more long names of the first rule than the budget allows,
 /// some of the second one, and one desired name of both.
-struct LongAccounts {
+struct LongReports {
     session: Session,
     stream_state: BTreeMap<RuleUid, BTreeMap<SourceRef, Revision>>,
 }
 
-impl LongAccounts {
+impl LongReports {
     fn new() -> Self {
-        let mut accounts = Self {
+        let mut reports = Self {
             session: Session::default(),
             stream_state: BTreeMap::new(),
         };
@@ -697,14 +697,14 @@ impl LongAccounts {
             let stream_state: BTreeMap<_, _> =
                 names.map(|name| (name, Revision([1; 16]))).collect();
             let intents = u32::try_from(stream_state.len()).unwrap();
-            accounts.session.hello(vec![RuleState {
+            reports.session.hello(vec![RuleState {
                 intents,
                 ..Agent::default().state(&rule.into())
             }]);
-            accounts.stream_state.insert(rule.into(), stream_state);
+            reports.stream_state.insert(rule.into(), stream_state);
         }
-        accounts.session.hello_done();
-        accounts
+        reports.session.hello_done();
+        reports
     }
 
     fn foreign(rule: &str) -> impl Iterator<Item = SourceRef> {
@@ -742,7 +742,7 @@ impl LongAccounts {
                 let last = pairs.len().div_ceil(5000) - 1;
                 for (number, part) in pairs.chunks(5000).enumerate() {
                     self.session.detail(&uid, part.to_vec(), number == last);
-                    assert!(self.session.kept() <= 64 * 1024 * 1024);
+                    assert!(self.session.used_bytes() <= 64 * 1024 * 1024);
                 }
             }
             let mut sent = false;
@@ -772,37 +772,37 @@ impl LongAccounts {
 
 #[test]
 fn report_beyond_the_budget_is_taken_in_parts() {
-    let mut accounts = LongAccounts::new();
+    let mut reports = LongReports::new();
     for rule in ["r", "s"] {
-        accounts.session.update([(
+        reports.session.update([(
             rule.into(),
-            Directive::Assigned(LongAccounts::assignment(rule)),
+            Directive::Assigned(LongReports::assignment(rule)),
         )]);
     }
-    assert!(accounts.settle());
-    assert_eq!(accounts.left(), [1, 1]);
+    assert!(reports.settle());
+    assert_eq!(reports.left(), [1, 1]);
 }
 
 #[test]
 fn report_without_room_is_taken_when_there_is_room() {
-    let mut accounts = LongAccounts::new();
+    let mut reports = LongReports::new();
     // The removal of the first rule's intents is not decided yet.
     let unjudged = share_of("r", false, &[(1, content(1))]);
-    accounts
+    reports
         .session
         .update([("r".into(), Directive::Assigned(unjudged))]);
-    accounts.session.update([(
+    reports.session.update([(
         "s".into(),
-        Directive::Assigned(LongAccounts::assignment("s")),
+        Directive::Assigned(LongReports::assignment("s")),
     )]);
-    accounts.settle();
-    assert_eq!(accounts.left(), [100_001, 101]);
-    accounts.session.update([(
+    reports.settle();
+    assert_eq!(reports.left(), [100_001, 101]);
+    reports.session.update([(
         "r".into(),
-        Directive::Assigned(LongAccounts::assignment("r")),
+        Directive::Assigned(LongReports::assignment("r")),
     )]);
-    accounts.settle();
-    assert_eq!(accounts.left(), [1, 1]);
+    reports.settle();
+    assert_eq!(reports.left(), [1, 1]);
 }
 
 #[test]
@@ -818,11 +818,11 @@ fn rules_beyond_the_limit_wait_for_room() {
     };
     assert_eq!(session.acked_rules().count(), RULES_LIMIT);
     assert_eq!(
-        session.take_beyond_change(),
+        session.take_over_limit_change(),
         Some(last(&[RULES_LIMIT, RULES_LIMIT + 1, RULES_LIMIT + 2]))
     );
-    assert_eq!(session.take_beyond_change(), None);
-    assert!(session.beyond_with_room().is_empty());
+    assert_eq!(session.take_over_limit_change(), None);
+    assert!(session.over_limit_with_room().is_empty());
     // One pending rule is deleted, and one sent rule: it uses a slot until the agent has removed
     // it.
     let deleted = [
@@ -833,14 +833,19 @@ fn rules_beyond_the_limit_wait_for_room() {
     while let Some(batch) = session.next_batch() {
         session.ack(batch.nonce);
     }
-    assert!(session.beyond_with_room().is_empty() && session.acked_rules().count() == RULES_LIMIT);
+    assert!(
+        session.over_limit_with_room().is_empty() && session.acked_rules().count() == RULES_LIMIT
+    );
     assert!(is_gone(&mut session, "r00007"));
     assert_eq!(
-        session.beyond_with_room(),
+        session.over_limit_with_room(),
         [format!("r{:05}", RULES_LIMIT + 1).into()]
     );
     session.update([directives[RULES_LIMIT + 1].clone()]);
-    assert_eq!(session.take_beyond_change(), Some(last(&[RULES_LIMIT + 2])));
+    assert_eq!(
+        session.take_over_limit_change(),
+        Some(last(&[RULES_LIMIT + 2]))
+    );
     assert_eq!(session.acked_rules().count(), RULES_LIMIT);
 }
 
@@ -858,7 +863,7 @@ fn unwanted(uid: &str) -> (RuleUid, Directive) {
 }
 
 fn is_gone(session: &mut Session, uid: &str) -> bool {
-    session.gone(&uid.into(), u64::MAX)
+    session.record_removed(&uid.into(), u64::MAX)
 }
 
 #[test]
@@ -903,7 +908,7 @@ fn removing_rule_waits_for_the_report_of_the_new_owner() {
 
 #[test]
 fn prune_approval_is_sent_once_and_again_after_a_lapse() {
-    let digest = |name| AskedDigest([name; 16]);
+    let digest = |name| PruneDigest([name; 16]);
     let assignment = |suspend, name: Option<u8>| {
         let assignment = share_of("r", suspend, &[(1, content(1))]);
         let judged = name.map_or_else(
@@ -963,7 +968,7 @@ fn prune_approval_is_sent_once_and_again_after_a_lapse() {
 
 #[test]
 fn repeated_prune_approval_precedes_the_snapshot_end() {
-    let digest = |name| AskedDigest([name; 16]);
+    let digest = |name| PruneDigest([name; 16]);
     let assignment = share_of("r", false, &[(1, content(1))]);
     let letting = |name| ClusterAssignment {
         judged: GuardDecision::passing([Item::Prune("one".into(), digest(name))]),
@@ -1008,7 +1013,7 @@ fn repeated_prune_approval_precedes_the_snapshot_end() {
 
 #[test]
 fn approved_prune_still_waiting_is_judged_after_the_snapshot() {
-    let digest = |name| AskedDigest([name; 16]);
+    let digest = |name| PruneDigest([name; 16]);
     let assignment = share_of("r", false, &[(1, content(1))]);
     let letting = |name| ClusterAssignment {
         judged: GuardDecision::passing([Item::Prune("one".into(), digest(name))]),
@@ -1369,7 +1374,7 @@ fn cluster_awaiting_its_turn_is_sent_only_what_it_has() {
     let mut again = agent.connect();
     let edited = [(1, content(9)), (2, content(2))];
     again.update(awaits(&edited));
-    again.want(&"r".into(), vec![source(1), source(2)]);
+    again.request_content(&"r".into(), vec![source(1), source(2)]);
     agent.drain(&mut again);
     assert_eq!((agent.upserts, agent.removed.len()), (3, 0));
     assert!(again.take_snapshot_end().is_some());
@@ -1392,11 +1397,11 @@ fn copies_in_a_cordoned_cluster_are_kept_as_they_are() {
     agent.drain(&mut session);
     assert_eq!((agent.upserts, agent.removed.len()), (2, 1));
     // The agent's own content is sent again on request, new content is not.
-    session.want(&"r".into(), vec![source(1)]);
+    session.request_content(&"r".into(), vec![source(1)]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 2);
     session.update(cordoned(&[(1, content(1)), (3, content(3))]));
-    session.want(&"r".into(), vec![source(1), source(3)]);
+    session.request_content(&"r".into(), vec![source(1), source(3)]);
     agent.drain(&mut session);
     assert_eq!(agent.upserts, 3);
     let mut again = agent.connect();
@@ -1488,7 +1493,7 @@ proptest! {
                 Step::Answer => {
                     answer(&agent, &mut session);
                     for (uid, batch) in std::mem::take(&mut agent.gone) {
-                        session.gone(&uid, batch);
+                        session.record_removed(&uid, batch);
                     }
                 }
                 Step::Reconnect => {

@@ -20,28 +20,28 @@ use crate::plan::ClusterAssignment;
 /// Edits in transit.
 #[derive(Default)]
 pub struct Deliveries {
-    under_way: BTreeMap<ClusterName, BTreeMap<RuleUid, Way>>,
+    in_progress: BTreeMap<ClusterName, BTreeMap<RuleUid, ClusterDelivery>>,
     /// Only while some cluster is waited for.
-    rules: BTreeMap<RuleUid, Whole>,
+    rules: BTreeMap<RuleUid, RuleDelivery>,
 }
 
 /// An edit in transit to one cluster.
-struct Way {
+struct ClusterDelivery {
     since: Instant,
     state: State,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    Travels,
+    InTransit,
     /// The cluster's turn in a rollout had not come.
-    Awaits,
+    AwaitingWave,
     /// A copy has failed: the measurement does not wait for it.
     Failed,
 }
 
 /// An edit in transit to all clusters of a rule.
-struct Whole {
+struct RuleDelivery {
     since: Instant,
     /// Number of clusters that are waited for.
     clusters: usize,
@@ -61,24 +61,24 @@ pub struct DeliveryTimes {
 impl Deliveries {
     /// An edit that was observed at `since` is sent to a cluster, or will be in the cluster's wave.
     pub fn begin(&mut self, cluster: &ClusterName, rule: &RuleUid, since: Instant, awaits: bool) {
-        let ways = self.under_way.entry(cluster.clone()).or_default();
+        let ways = self.in_progress.entry(cluster.clone()).or_default();
         if ways.get(rule).is_some_and(|way| way.state != State::Failed) {
             return;
         }
         ways.insert(
             rule.clone(),
-            Way {
+            ClusterDelivery {
                 since,
                 state: if awaits {
-                    State::Awaits
+                    State::AwaitingWave
                 } else {
-                    State::Travels
+                    State::InTransit
                 },
             },
         );
         self.rules
             .entry(rule.clone())
-            .or_insert(Whole {
+            .or_insert(RuleDelivery {
                 since,
                 clusters: 0,
                 last: None,
@@ -95,7 +95,7 @@ impl Deliveries {
         assignment: impl FnOnce() -> Option<ClusterAssignment>,
         now: Instant,
     ) -> Option<DeliveryTimes> {
-        let ways = self.under_way.get_mut(cluster)?;
+        let ways = self.in_progress.get_mut(cluster)?;
         let way = ways.get_mut(&state.uid)?;
         let assignment = assignment();
         let (before, since) = (way.state, way.since);
@@ -111,7 +111,7 @@ impl Deliveries {
         } else if over || holds {
             ways.remove(&state.uid);
             if ways.is_empty() {
-                self.under_way.remove(cluster);
+                self.in_progress.remove(cluster);
             }
         } else {
             return None;
@@ -123,10 +123,10 @@ impl Deliveries {
         let rule = if before == State::Failed {
             None
         } else {
-            self.one_less(&state.uid)
+            self.record_cluster_done(&state.uid)
         };
         let took =
-            (applied && before == State::Travels).then(|| now.saturating_duration_since(since));
+            (applied && before == State::InTransit).then(|| now.saturating_duration_since(since));
         Some(DeliveryTimes {
             cluster: took,
             rule,
@@ -136,12 +136,12 @@ impl Deliveries {
     /// Handles a lost connection: later deliveries to the cluster are not measured. Returns the
     /// durations of rules that only waited for this cluster.
     pub fn lost(&mut self, cluster: &ClusterName) -> Vec<(RuleUid, Duration)> {
-        let ways = self.under_way.remove(cluster).unwrap_or_default();
+        let ways = self.in_progress.remove(cluster).unwrap_or_default();
         let waited = ways
             .into_iter()
             .filter(|(_, way)| way.state != State::Failed);
         waited
-            .filter_map(|(uid, _)| Some((uid.clone(), self.one_less(&uid)?)))
+            .filter_map(|(uid, _)| Some((uid.clone(), self.record_cluster_done(&uid)?)))
             .collect()
     }
 
@@ -151,7 +151,7 @@ impl Deliveries {
         is_sent: impl Fn(&ClusterName, &RuleUid) -> bool,
     ) -> Vec<(RuleUid, Duration)> {
         let mut dropped = Vec::new();
-        self.under_way.retain(|cluster, ways| {
+        self.in_progress.retain(|cluster, ways| {
             ways.retain(|uid, way| {
                 let sent = is_sent(cluster, uid);
                 dropped.extend((!sent && way.state != State::Failed).then(|| uid.clone()));
@@ -161,12 +161,12 @@ impl Deliveries {
         });
         dropped
             .into_iter()
-            .filter_map(|uid| Some((uid.clone(), self.one_less(&uid)?)))
+            .filter_map(|uid| Some((uid.clone(), self.record_cluster_done(&uid)?)))
             .collect()
     }
 
     /// Records that one cluster less is waited for.
-    fn one_less(&mut self, rule: &RuleUid) -> Option<Duration> {
+    fn record_cluster_done(&mut self, rule: &RuleUid) -> Option<Duration> {
         let whole = self.rules.get_mut(rule)?;
         whole.clusters = whole.clusters.saturating_sub(1);
         if whole.clusters > 0 {
@@ -237,13 +237,13 @@ mod tests {
         })
     }
 
-    struct Story {
+    struct Timeline {
         start: Instant,
         deliveries: Deliveries,
         new: ClusterAssignment,
     }
 
-    impl Story {
+    impl Timeline {
         fn new() -> Self {
             Self {
                 start: Instant::now(),
@@ -280,13 +280,13 @@ mod tests {
         }
 
         fn is_over(&self) -> bool {
-            self.deliveries.under_way.is_empty() && self.deliveries.rules.is_empty()
+            self.deliveries.in_progress.is_empty() && self.deliveries.rules.is_empty()
         }
     }
 
     #[test]
     fn edit_is_delivered_when_all_newest_copies_are_applied() {
-        let mut story = Story::new();
+        let mut story = Timeline::new();
         story.begin("one", 0, false);
         story.begin("one", 1, false);
         let (one, old) = (ClusterName::from("one"), assignment(1));
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_rule_is_delivered_when_the_last_cluster_has_it() {
-        let mut story = Story::new();
+        let mut story = Timeline::new();
         story.begin("one", 0, false);
         story.begin("two", 0, false);
         // The cluster's wave begins later.
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn failed_cluster_is_not_waited_for_longer() {
-        let mut story = Story::new();
+        let mut story = Timeline::new();
         story.begin("one", 0, false);
         story.begin("two", 0, false);
         assert_eq!(story.says("one", 1, 1, 1), took(None, None));
@@ -350,7 +350,7 @@ mod tests {
 
     #[test]
     fn clusters_that_go_away_are_not_waited_for() {
-        let mut story = Story::new();
+        let mut story = Timeline::new();
         story.begin("one", 0, false);
         assert!(story.lost("one").is_empty());
         assert_eq!(story.says("one", 1, 2, 0), None);
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn deleted_or_moved_rule_is_not_measured() {
-        let mut story = Story::new();
+        let mut story = Timeline::new();
         story.begin("one", 0, false);
         let (one, state) = (ClusterName::from("one"), state(&story.new, 2, 0));
         assert_eq!(

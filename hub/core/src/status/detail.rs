@@ -4,7 +4,7 @@ use std::time::Instant;
 use runnel_proto::model::{ClusterName, Failure};
 
 use super::rule_cluster_state::ClusterView;
-use super::rule_cluster_state::{Proved, is_newest, proved, standing};
+use super::rule_cluster_state::{ProofState, is_newest, proved, state_of};
 use super::{ReportStore, View};
 use runnel_api::ClusterState;
 use runnel_api::conditions::Reason;
@@ -41,7 +41,7 @@ pub struct ClusterDetail {
     /// Whether it has the newest revision of every source, as far as that is known.
     pub newest: bool,
     /// Whether the cluster has proved it.
-    pub proved: Proved,
+    pub proved: ProofState,
 }
 
 /// The state of a rule in each of its clusters: the worst first, then by name, as in its status.
@@ -66,7 +66,7 @@ pub fn detail(
 }
 
 fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterDetail {
-    let (standing, account) = (standing(view, cluster, now), cluster.account);
+    let (standing, account) = (state_of(view, cluster, now), cluster.account);
     ClusterDetail {
         name: cluster.name.clone(),
         state: standing.state,
@@ -84,7 +84,7 @@ fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cluste
             .map(|account| account.failures.clone())
             .unwrap_or_default(),
         newest: account.is_some_and(|account| is_newest(view, cluster, account)),
-        proved: account.map_or(Proved::NotCompared, |account| {
+        proved: account.map_or(ProofState::NotCompared, |account| {
             proved(view, cluster, account)
         }),
     }

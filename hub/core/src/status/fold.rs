@@ -6,9 +6,9 @@ use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
-use super::rollout_view::{rolling_out, rollout_reverted, rollout_stopped, went_wrong};
+use super::rollout_view::{rolling_out, rollout_failure, rollout_reverted, rollout_stopped};
 use super::rule_cluster_state::{
-    RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, standing,
+    RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, state_of,
 };
 use super::unmatched::{no_clusters, no_namespaces, no_sources, unmatched};
 use super::view::{ConditionValue, View, counted};
@@ -25,18 +25,18 @@ use runnel_api::{
 /// Returns the desired status of the rule; `None` if the current one is right, or is kept while
 /// clusters reconnect after a start of the hub.
 pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<RuleStatus> {
-    let standings: Vec<_> = view
+    let states: Vec<_> = view
         .clusters(report_store)
-        .map(|cluster| (cluster.name, standing(view, &cluster, now.instant)))
+        .map(|cluster| (cluster.name, state_of(view, &cluster, now.instant)))
         .collect();
-    let summary = summarize(view, &standings);
+    let summary = summarize(view, &states);
     let mut status = view.previous.clone();
     let progress = view
         .rolling
         .as_ref()
         .and_then(|rolling| rolling.progress.as_ref());
     status.rollout = progress.map(Into::into);
-    if must_keep_status(view, report_store, &summary, now.instant) {
+    if is_status_premature(view, report_store, &summary, now.instant) {
         // Other replicas read the progress of the rollout only here.
         return (status != *view.previous).then_some(status);
     }
@@ -44,21 +44,21 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
     status.display = Some(Display::from(&summary));
     status.summary = Some(summary);
     status.pending_approval.clone_from(&view.pending);
-    let is_everywhere = set_conditions(&mut status, view, &standings, now);
+    let is_everywhere = set_conditions(&mut status, view, &states, now);
     if is_everywhere {
         status.revision = Some(revision(view));
     }
-    list_clusters(&mut status, view, standings, now);
+    list_clusters(&mut status, view, states, now);
     (status != *view.previous).then_some(status)
 }
 
-fn summarize(view: &View<'_>, standings: &[(&ClusterName, RuleClusterState)]) -> Summary {
+fn summarize(view: &View<'_>, states: &[(&ClusterName, RuleClusterState)]) -> Summary {
     let sum = |count: fn(&RuleClusterState) -> i64| {
-        standings.iter().map(|(_, standing)| count(standing)).sum()
+        states.iter().map(|(_, standing)| count(standing)).sum()
     };
     Summary {
         sources: i64::try_from(view.plan.sources()).unwrap_or(i64::MAX),
-        clusters: i64::try_from(standings.len()).unwrap_or(i64::MAX),
+        clusters: i64::try_from(states.len()).unwrap_or(i64::MAX),
         clusters_ready: sum(|standing| i64::from(standing.state == ClusterState::Ready)),
         copies: sum(|standing| standing.copies),
         copies_applied: sum(|standing| standing.applied),
@@ -89,15 +89,15 @@ fn removals_elsewhere(view: &View<'_>) -> i64 {
 
 /// A hub that just started writes only improvements and definite failures: while a cluster may
 /// still connect, the persisted status stays.
-fn must_keep_status(
+fn is_status_premature(
     view: &View<'_>,
     report_store: &ReportStore,
     summary: &Summary,
     now: Instant,
 ) -> bool {
-    let young = now.saturating_duration_since(view.hub_started) < SETTLING;
+    let just_started = now.saturating_duration_since(view.hub_started) < SETTLING;
     // Later the hub waits for no cluster.
-    let awaited = young
+    let awaited = just_started
         && (is_reading(view)
             || view
                 .clusters(report_store)
@@ -140,7 +140,7 @@ fn revision(view: &View<'_>) -> String {
 fn set_conditions(
     status: &mut RuleStatus,
     view: &View<'_>,
-    standings: &[(&ClusterName, RuleClusterState)],
+    states: &[(&ClusterName, RuleClusterState)],
     now: Now,
 ) -> bool {
     let generation = Some(view.rule.generation);
@@ -160,11 +160,11 @@ fn set_conditions(
             now.wall,
         );
     };
-    let fresh: Vec<_> = standings
+    let fresh: Vec<_> = states
         .iter()
         .filter(|(_, standing)| standing.fresh)
         .collect();
-    let all: Vec<_> = standings.iter().collect();
+    let all: Vec<_> = states.iter().collect();
     let applied = verdict(view, &all, None);
     // Names that match nothing need no other content.
     let is_ready = applied.status == ConditionStatus::True;
@@ -256,13 +256,13 @@ fn suspended(view: &View<'_>) -> Option<ConditionValue> {
 /// Sums up the reports of a dry run.
 fn dry_run(
     view: &View<'_>,
-    standings: &[&(&ClusterName, RuleClusterState)],
+    states: &[&(&ClusterName, RuleClusterState)],
 ) -> Option<ConditionValue> {
     if !view.rule.terms.is_dry_run() {
         return None;
     }
     let sum = |count: fn(&RuleClusterState) -> i64| {
-        standings
+        states
             .iter()
             .map(|(_, standing)| count(standing))
             .sum::<i64>()
@@ -288,7 +288,7 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
             ..known
         });
     }
-    let message = if let Some((place, why)) = view.unreadable.first_key_value() {
+    let message = if let Some((scope, why)) = view.unreadable.first_key_value() {
         let more = match view.unreadable.len() {
             1 => String::new(),
             all => format!(
@@ -301,12 +301,12 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
             ),
         };
         format!(
-            "{place} cannot be read on the hub ({why}); existing copies are left unchanged.{more}"
+            "{scope} cannot be read on the hub ({why}); existing copies are left unchanged.{more}"
         )
     } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; existing copies are left unchanged")
     } else {
-        let rolling = || rollout_stopped(view).or_else(|| went_wrong(view));
+        let rolling = || rollout_stopped(view).or_else(|| rollout_failure(view));
         return render_errors(view)
             .or_else(|| approval_required(view))
             .or_else(rolling);
@@ -341,7 +341,7 @@ fn approval_required(view: &View<'_>) -> Option<ConditionValue> {
 /// less urgent than copies that failed or are on their way.
 fn verdict(
     view: &View<'_>,
-    standings: &[&(&ClusterName, RuleClusterState)],
+    states: &[&(&ClusterName, RuleClusterState)],
     unmatched: Option<ConditionValue>,
 ) -> ConditionValue {
     use ConditionStatus::{False, True};
@@ -362,7 +362,7 @@ fn verdict(
         reason, message, ..
     }) = suspended(view)
         .or_else(|| stalled(view))
-        .or_else(|| dry_run(view, standings))
+        .or_else(|| dry_run(view, states))
     {
         return ConditionValue::new(False, reason, message);
     }
@@ -380,14 +380,14 @@ fn verdict(
             with_refused(view.plan, &no_sources(view)),
         );
     }
-    if standings.is_empty() && !view.target_clusters.not_granted.is_empty() {
+    if states.is_empty() && !view.target_clusters.not_granted.is_empty() {
         return granted(view).unwrap_or_else(|| ConditionValue::new(False, Reason::NotGranted, ""));
     }
-    if standings.is_empty() {
+    if states.is_empty() {
         return ConditionValue::new(False, Reason::NoClusters, no_clusters(view));
     }
     let in_state = |state| {
-        standings
+        states
             .iter()
             .filter(move |(_, standing)| standing.state == state)
     };
@@ -395,7 +395,7 @@ fn verdict(
     if let Some((cluster, worst)) =
         in_state(ClusterState::Failed).min_by_key(|(_, standing)| rank(standing.reason))
     {
-        let copies: i64 = standings.iter().map(|(_, standing)| standing.failed).sum();
+        let copies: i64 = states.iter().map(|(_, standing)| standing.failed).sum();
         let clusters = count(ClusterState::Failed);
         let what = match copies {
             0 if worst.reason == Reason::RuleLimit => "the rule is not sent".to_owned(),
@@ -405,11 +405,11 @@ fn verdict(
             0 => "copies cannot be removed".to_owned(),
             more => format!("{} failed", counted(more, "copy", "copies")),
         };
-        let place = match clusters {
+        let scope = match clusters {
             1 => format!("in {cluster}"),
             more => format!("in {more} clusters, among them {cluster}"),
         };
-        let message = format!("{what} {place}: {}", worst.message);
+        let message = format!("{what} {scope}: {}", worst.message);
         return ConditionValue::new(False, worst.reason, message);
     }
     if let Some(under_way) = rolling_out(view) {
@@ -430,11 +430,11 @@ fn verdict(
             counted(copies, "copy", "copies"),
             count(ClusterState::Drifted),
         );
-        let place = match clusters {
+        let scope = match clusters {
             1 => format!("in {cluster}"),
             more => format!("in {more} clusters, among them {cluster}"),
         };
-        let message = format!("{copies} drifted {place}: {}", worst.message);
+        let message = format!("{copies} drifted {scope}: {}", worst.message);
         return ConditionValue::new(False, model::Reason::Drifted, message);
     }
     if let Some(unmatched) = unmatched {
@@ -510,16 +510,16 @@ fn verdict(
     let (absent, away): (Vec<_>, Vec<_>) = in_state(ClusterState::Unreachable)
         .copied()
         .partition(|(_, standing)| standing.reason == Reason::NeverConnected);
-    if !away.is_empty() || absent.len() == standings.len() {
-        return unreachable(standings);
+    if !away.is_empty() || absent.len() == states.len() {
+        return unreachable(states);
     }
     if lacks_copies(view)
         && let Some(missing) = granted(view)
     {
         return missing;
     }
-    let has_none = standings.iter().all(|(_, standing)| standing.copies == 0);
-    if has_none && let Some(message) = no_namespaces(view, standings.len() - absent.len()) {
+    let has_none = states.iter().all(|(_, standing)| standing.copies == 0);
+    if has_none && let Some(message) = no_namespaces(view, states.len() - absent.len()) {
         return ConditionValue::new(False, Reason::NoNamespaces, message);
     }
     let message = match absent.as_slice() {
@@ -533,9 +533,9 @@ fn verdict(
     ConditionValue::new(True, Reason::AllApplied, with_refused(view.plan, &message))
 }
 
-fn unreachable(standings: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
+fn unreachable(states: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     let all = || {
-        standings
+        states
             .iter()
             .filter(|(_, standing)| standing.state == ClusterState::Unreachable)
     };
@@ -623,12 +623,12 @@ fn with_refused(plan: &RulePlan, message: &str) -> String {
 fn list_clusters(
     status: &mut RuleStatus,
     view: &View<'_>,
-    mut standings: Vec<(&ClusterName, RuleClusterState)>,
+    mut states: Vec<(&ClusterName, RuleClusterState)>,
     now: Now,
 ) {
-    standings.sort_by(|(left, a), (right, b)| (a.state, left).cmp(&(b.state, right)));
-    status.truncated = standings.len() > limits::STATUS_CLUSTERS;
-    standings.truncate(limits::STATUS_CLUSTERS);
+    states.sort_by(|(left, a), (right, b)| (a.state, left).cmp(&(b.state, right)));
+    status.truncated = states.len() > limits::STATUS_CLUSTERS;
+    states.truncate(limits::STATUS_CLUSTERS);
     let since = |cluster: &ClusterName, state: ClusterState| {
         let known = view
             .previous
@@ -639,22 +639,20 @@ fn list_clusters(
             .and_then(|known| known.since.clone())
             .unwrap_or_else(|| whole_seconds(now.wall))
     };
-    let entries = standings
-        .into_iter()
-        .map(|(cluster, standing)| ClusterStatus {
-            name: cluster.as_str().to_owned(),
-            state: standing.state,
-            applied: standing.applied,
-            failed: standing.failed,
-            waiting: standing.waiting,
-            drifted: standing.drifted,
-            to_create: standing.to_create,
-            to_update: standing.to_update,
-            to_delete: standing.to_delete,
-            reason: standing.reason.as_str().to_owned(),
-            message: shortened(&standing.message),
-            since: Some(since(cluster, standing.state)),
-        });
+    let entries = states.into_iter().map(|(cluster, standing)| ClusterStatus {
+        name: cluster.as_str().to_owned(),
+        state: standing.state,
+        applied: standing.applied,
+        failed: standing.failed,
+        waiting: standing.waiting,
+        drifted: standing.drifted,
+        to_create: standing.to_create,
+        to_update: standing.to_update,
+        to_delete: standing.to_delete,
+        reason: standing.reason.as_str().to_owned(),
+        message: shortened(&standing.message),
+        since: Some(since(cluster, standing.state)),
+    });
     status.clusters = entries.collect();
 }
 

@@ -87,15 +87,15 @@ fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
     let named = if alike.is_empty() {
         BTreeSet::new()
     } else {
-        wanted_names(view)
+        target_namespaces(view)
     };
     for (terms, clusters) in alike.into_values() {
-        look_at(view, terms, &clusters, &named, &mut missing);
+        collect_missing(view, terms, &clusters, &named, &mut missing);
     }
     missing
 }
 
-fn look_at<'a>(
+fn collect_missing<'a>(
     view: &View<'_>,
     terms: &Terms,
     clusters: &BTreeSet<&'a ClusterName>,
@@ -158,7 +158,7 @@ fn look_at<'a>(
 
 /// Returns the target namespaces that the rule names, by kind: literal ones, or those of its
 /// sources.
-fn wanted_names(view: &View<'_>) -> BTreeSet<(&'static str, String)> {
+fn target_namespaces(view: &View<'_>) -> BTreeSet<(&'static str, String)> {
     match &view.rule.terms.namespaces {
         Some(choice) => {
             let of_kind = |resource| {
@@ -187,13 +187,13 @@ fn wanted_names(view: &View<'_>) -> BTreeSet<(&'static str, String)> {
 fn parts(missing: &Missing<'_>) -> Vec<String> {
     let mut parts = vec![];
     if !missing.whole.is_empty() {
-        parts.push(format!("anything {}", within(&missing.whole)));
+        parts.push(format!("anything {}", clusters_text(&missing.whole)));
     }
     parts.extend(
         missing
             .kinds
             .iter()
-            .map(|(resource, clusters)| format!("{resource} {}", within(clusters))),
+            .map(|(resource, clusters)| format!("{resource} {}", clusters_text(clusters))),
     );
     if !missing.namespaces.is_empty() {
         let names: Vec<_> = missing
@@ -215,37 +215,37 @@ fn parts(missing: &Missing<'_>) -> Vec<String> {
         parts.push(format!(
             "{noun} {}{more} {}",
             names.join(", "),
-            within(&clusters)
+            clusters_text(&clusters)
         ));
     }
     if !missing.overwrite.is_empty() {
         parts.push(format!(
             "conflictPolicy Overwrite {}, where Fail is used instead",
-            within(&missing.overwrite)
+            clusters_text(&missing.overwrite)
         ));
     }
     if !missing.adoption.is_empty() {
-        let place = within(&missing.adoption);
+        let scope = clusters_text(&missing.adoption);
         parts.push(format!(
-            "conflictPolicy AdoptIfEqual {place}, where Fail is used instead"
+            "conflictPolicy AdoptIfEqual {scope}, where Fail is used instead"
         ));
     }
     for (limit, clusters) in &missing.copies {
-        let (sources, place) = (missing.sources, within(clusters));
+        let (sources, scope) = (missing.sources, clusters_text(clusters));
         parts.push(format!(
-            "more than {limit} copies (maxCopies) {place}: the rule selects {sources} sources"
+            "more than {limit} copies (maxCopies) {scope}: the rule selects {sources} sources"
         ));
     }
     if !missing.creation.is_empty() {
         parts.push(format!(
             "createNamespaces {}, where missing namespaces are not created",
-            within(&missing.creation)
+            clusters_text(&missing.creation)
         ));
     }
     parts
 }
 
-fn within(clusters: &BTreeSet<&ClusterName>) -> String {
+fn clusters_text(clusters: &BTreeSet<&ClusterName>) -> String {
     let Some(first) = clusters.first() else {
         return String::new();
     };

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     /// Returns whether these sessions, one second apart, count as key sharing.
-    fn sees(boots: &[&str]) -> bool {
+    fn detects_sharing(boots: &[&str]) -> bool {
         let (start, mut sharing) = (Instant::now(), KeySharing::default());
         let mut now = start;
         for pair in boots.windows(2) {
@@ -69,27 +69,27 @@ mod tests {
 
     #[test]
     fn process_that_takes_its_session_back_is_one_of_two() {
-        assert!(sees(&["a", "b", "a", "b"]));
+        assert!(detects_sharing(&["a", "b", "a", "b"]));
         assert!(
-            sees(&["a", "b", "a", "c", "a"]),
+            detects_sharing(&["a", "b", "a", "c", "a"]),
             "a thief that starts again each time"
         );
-        assert!(sees(&["a", "a", "b", "b", "a", "b"]));
+        assert!(detects_sharing(&["a", "a", "b", "b", "a", "b"]));
         assert!(
-            !sees(&["a", "b", "a"]),
+            !detects_sharing(&["a", "b", "a"]),
             "replicas that lost their network by turns"
         );
     }
 
     #[test]
     fn restarted_agent_or_renewed_stream_is_no_key_sharing() {
-        assert!(!sees(&["a", "a", "a"]));
-        assert!(!sees(&["a", "b", "c", "d"]));
-        assert!(!sees(&["a", "b", "b"]));
+        assert!(!detects_sharing(&["a", "a", "a"]));
+        assert!(!detects_sharing(&["a", "b", "c", "d"]));
+        assert!(!detects_sharing(&["a", "b", "b"]));
     }
 
     #[test]
-    fn sharing_is_over_when_it_was_not_seen_for_long() {
+    fn key_sharing_ends_after_a_quiet_period() {
         let (start, mut sharing) = (Instant::now(), KeySharing::default());
         for (old, new) in [("a", "b"), ("b", "a"), ("a", "b")] {
             sharing.superseded(old, new, start);

@@ -268,7 +268,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
     }
     if has_left(view) {
         let message = reported_left(view).map_or_else(
-            || farewell(view.retained, view.orphaned.len()),
+            || leaving_message(view.retained, view.orphaned.len()),
             str::to_owned,
         );
         return Some((ConditionStatus::True, Reason::Drained, message));
@@ -309,7 +309,7 @@ fn left(view: &MemberView<'_>) -> Option<(ConditionStatus, Reason, String)> {
 }
 
 /// Describes the remaining copies in a cluster that has left.
-fn farewell(retained: &[(RuleName, u32)], orphaned: usize) -> String {
+fn leaving_message(retained: &[(RuleName, u32)], orphaned: usize) -> String {
     if retained.is_empty() && orphaned > 0 {
         return format!(
             "copies of {orphaned} rules that this hub does not have stay in this cluster (see the condition OrphanedCopies), and \

@@ -48,7 +48,7 @@ pub use fold::fold;
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, connection_notice, fleet_notices, notices};
 pub use report_store::{ReportStore, SessionFacts};
-pub use rule_cluster_state::{Proved, Sent, is_settled};
+pub use rule_cluster_state::{ProofState, SentRule, is_settled};
 pub use view::{Rolling, View};
 pub use write_pace::Pace;
 

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    Asked, ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof, ProofKey,
-    RuleName, RuleState, RuleUid, SetDigest, TermsDigest, WaitingNamespaces,
+    ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof, ProofKey,
+    PruneRequest, RuleName, RuleState, RuleUid, SetDigest, TermsDigest, WaitingNamespaces,
 };
 
 use super::SILENCE;
 use super::key_sharing::KeySharing;
-use crate::index::Holding;
+use crate::index::ReportedCopies;
 use crate::session::state_bytes;
 
 /// An agent's last report about one rule.
@@ -61,7 +61,7 @@ pub(super) struct Connectivity {
     /// Messages to it are restricted until an administrator confirms.
     unconfirmed: bool,
     /// Rules that are not sent to it, because it would have too many.
-    beyond: BTreeSet<RuleUid>,
+    over_limit: BTreeSet<RuleUid>,
     /// About how much its accounts take.
     bytes: usize,
     /// The watches of its API that its agent has lost.
@@ -90,13 +90,13 @@ impl Connectivity {
     }
 
     /// Whether a rule is not sent to it, because it would have too many.
-    pub(super) fn is_beyond(&self, rule: &RuleUid) -> bool {
-        self.beyond.contains(rule)
+    pub(super) fn is_over_limit(&self, rule: &RuleUid) -> bool {
+        self.over_limit.contains(rule)
     }
 
     /// The number of rules that are not sent to it, because it would have too many.
-    pub(super) fn rules_beyond(&self) -> usize {
-        self.beyond.len()
+    pub(super) fn rules_over_limit(&self) -> usize {
+        self.over_limit.len()
     }
 
     /// The lost watch that makes the reports of these kinds uncertain, if there is one.
@@ -112,14 +112,14 @@ impl Connectivity {
     }
 
     /// Returns the agent's last report about a rule.
-    pub(super) fn account(&self, rule: &RuleUid) -> Option<&RuleReport> {
+    pub(super) fn rule_report(&self, rule: &RuleUid) -> Option<&RuleReport> {
         self.accounts.get(rule)
     }
 }
 
 /// The bytes of the reports of one cluster; beyond that failures are dropped, and only the counts
 /// stay.
-const ACCOUNT_BYTES: usize = 24 * 1024 * 1024;
+const REPORT_BYTES: usize = 24 * 1024 * 1024;
 
 /// The last reports of the agents, by cluster.
 #[derive(Default)]
@@ -153,13 +153,13 @@ impl ReportStore {
 
     /// Whether the cluster waits for a confirmation.
     pub fn is_unconfirmed(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster)
+        self.connectivity(cluster)
             .is_some_and(Connectivity::is_unconfirmed)
     }
 
     /// Whether a cluster is connected, and needs no confirmation.
-    pub fn takes_edits(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster)
+    pub fn accepts_edits(&self, cluster: &ClusterName) -> bool {
+        self.connectivity(cluster)
             .is_some_and(|presence| presence.session.is_some() && !presence.unconfirmed)
     }
 
@@ -177,7 +177,7 @@ impl ReportStore {
         presence.number = number;
         let before = std::mem::take(&mut presence.accounts);
         presence.names.clear();
-        presence.beyond.clear();
+        presence.over_limit.clear();
         presence.bytes = 0;
         presence.lost_at = None;
         presence.unconfirmed = false;
@@ -196,7 +196,7 @@ impl ReportStore {
                 .get_mut(cluster)
                 .and_then(|presence| presence.accounts.get_mut(&uid));
             if let (Some(account), Some(before)) = (account, before.get(&uid))
-                && (account.counts.under_way() > 0
+                && (account.counts.copies_in_progress() > 0
                     || (before.intents_digest, before.terms_digest) != digests)
             {
                 account.namespace_prunes = before
@@ -261,7 +261,7 @@ impl ReportStore {
         cluster: &ClusterName,
         resources: impl Iterator<Item = &'r str>,
     ) -> Option<LostWatch> {
-        self.presence(cluster)?.lost_watch(resources)
+        self.connectivity(cluster)?.lost_watch(resources)
     }
 
     /// An agent's session ended.
@@ -277,7 +277,7 @@ impl ReportStore {
     }
 
     /// Returns the clusters that have become unreachable since the last call.
-    pub fn take_silenced(&mut self, now: Instant) -> Vec<ClusterName> {
+    pub fn take_newly_unreachable(&mut self, now: Instant) -> Vec<ClusterName> {
         let clusters = &self.clusters;
         let lost_at =
             |cluster: &ClusterName| clusters.get(cluster).and_then(|presence| presence.lost_at);
@@ -294,7 +294,7 @@ impl ReportStore {
 
     /// Sets the rules that are not sent to a cluster, because it would have too many. Returns those
     /// for which that changed.
-    pub fn set_beyond(
+    pub fn set_over_limit(
         &mut self,
         cluster: &ClusterName,
         number: u64,
@@ -308,11 +308,11 @@ impl ReportStore {
             return Vec::new();
         };
         let changed = presence
-            .beyond
+            .over_limit
             .symmetric_difference(&beyond)
             .cloned()
             .collect();
-        presence.beyond = beyond;
+        presence.over_limit = beyond;
         changed
     }
 
@@ -339,7 +339,7 @@ impl ReportStore {
             presence.names.remove(&state.uid);
             return presence.accounts.remove(&state.uid).is_some();
         }
-        if presence.bytes + state_bytes(&state) > ACCOUNT_BYTES && !state.failures.is_empty() {
+        if presence.bytes + state_bytes(&state) > REPORT_BYTES && !state.failures.is_empty() {
             state.failures = Vec::new();
             self.shortened += 1;
         }
@@ -418,12 +418,12 @@ impl ReportStore {
 
     /// The session of a cluster that counts as connected: it is, or was a moment ago.
     pub fn session(&self, cluster: &ClusterName, now: Instant) -> Option<&SessionFacts> {
-        self.presence(cluster)?.session(now)
+        self.connectivity(cluster)?.session(now)
     }
 
     /// Whether the cluster has connected since the hub started.
     pub fn has_connected(&self, cluster: &ClusterName) -> bool {
-        self.presence(cluster)
+        self.connectivity(cluster)
             .is_some_and(Connectivity::has_connected)
     }
 
@@ -472,16 +472,16 @@ impl ReportStore {
     }
 
     /// The last report of a cluster about a rule's copies.
-    pub fn holding(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<Holding> {
-        let account = self.account(cluster, rule)?;
+    pub fn reported_copies(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<ReportedCopies> {
+        let account = self.rule_report(cluster, rule)?;
         let prunes = account.namespace_prunes.as_ref();
-        let prunes = prunes.map(|message| Asked {
+        let prunes = prunes.map(|message| PruneRequest {
             objects: message.copies,
             digest: message.digest,
         });
         let pruned = prunes.map_or(0, |prunes| prunes.objects);
         let copies = account.counts.existing().saturating_add(pruned);
-        Some(Holding {
+        Some(ReportedCopies {
             copies: copies.into(),
             intents: account.intents.into(),
             prunes,
@@ -491,7 +491,7 @@ impl ReportStore {
     /// Some of the namespaces from which copies of a rule are to be removed in a cluster.
     pub fn namespaces_of_prunes(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
         let account = self
-            .account(cluster, rule)
+            .rule_report(cluster, rule)
             .and_then(|account| account.namespace_prunes.as_ref());
         account
             .map(|namespace_prunes| namespace_prunes.namespaces.as_slice())
@@ -499,17 +499,22 @@ impl ReportStore {
     }
 
     /// Whether a cluster's last report has exactly these intents of a rule.
-    pub fn holds_exactly(&self, cluster: &ClusterName, rule: &RuleUid, intents: SetDigest) -> bool {
-        self.account(cluster, rule)
+    pub fn reports_exactly(
+        &self,
+        cluster: &ClusterName,
+        rule: &RuleUid,
+        intents: SetDigest,
+    ) -> bool {
+        self.rule_report(cluster, rule)
             .is_some_and(|account| account.intents_digest == intents)
     }
 
-    pub(super) fn account(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&RuleReport> {
-        self.presence(cluster)?.account(rule)
+    pub(super) fn rule_report(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&RuleReport> {
+        self.connectivity(cluster)?.rule_report(rule)
     }
 
     /// Returns the connectivity of a cluster.
-    pub(super) fn presence(&self, cluster: &ClusterName) -> Option<&Connectivity> {
+    pub(super) fn connectivity(&self, cluster: &ClusterName) -> Option<&Connectivity> {
         self.clusters.get(cluster)
     }
 }
@@ -517,7 +522,7 @@ impl ReportStore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runnel_proto::model::{AskedDigest, Revision, SourceRef};
+    use runnel_proto::model::{PruneDigest, Revision, SourceRef};
 
     fn facts() -> SessionFacts {
         SessionFacts {
@@ -540,7 +545,7 @@ mod tests {
             ..Counts::default()
         };
         change(&mut counts);
-        let digest = AskedDigest([u8::try_from(objects).unwrap(); 16]);
+        let digest = PruneDigest([u8::try_from(objects).unwrap(); 16]);
         RuleState {
             intents: 16,
             terms_digest: Some(TermsDigest([1; 16])),
@@ -554,13 +559,15 @@ mod tests {
         }
     }
 
-    fn going(report_store: &ReportStore) -> u32 {
-        let holding = report_store.holding(&"r".into(), &"a".into()).unwrap();
+    fn removing_copies(report_store: &ReportStore) -> u32 {
+        let holding = report_store
+            .reported_copies(&"r".into(), &"a".into())
+            .unwrap();
         holding.prunes.map_or(0, |prunes| prunes.objects)
     }
 
     #[test]
-    fn key_is_shared_where_sessions_live_and_not_after_they_ended() {
+    fn key_is_shared_only_by_live_sessions() {
         let (cluster, now) = (ClusterName::from("a"), Instant::now());
         let of = |boot: &str, key: &str| SessionFacts {
             boot_id: boot.into(),
@@ -620,14 +627,14 @@ mod tests {
         };
         for hello in [state(0, |counts| counts.applied = 3), restarted, orphaned] {
             let mut report_store = back(hello);
-            assert_eq!(going(&report_store), 6);
+            assert_eq!(removing_copies(&report_store), 6);
             report_store.report(&cluster, 2, state(2, |_| {}));
-            assert_eq!(going(&report_store), 2);
+            assert_eq!(removing_copies(&report_store), 2);
             report_store.report(&cluster, 2, state(0, |_| {}));
-            assert_eq!(going(&report_store), 0);
+            assert_eq!(removing_copies(&report_store), 0);
         }
         // The cluster was only disconnected.
         let report_store = back(state(2, |_| {}));
-        assert_eq!(going(&report_store), 2);
+        assert_eq!(removing_copies(&report_store), 2);
     }
 }

@@ -7,8 +7,8 @@ use runnel_proto::model::{ClusterName, Reason as CopyFailure};
 use super::report_store::RuleReport;
 use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{
-    Proved, holds_the_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading, proved,
-    standing,
+    ProofState, has_applied_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading,
+    proved, state_of,
 };
 use super::view::{ConditionValue, Rolling, View, counted};
 use super::{Now, ReportStore};
@@ -23,7 +23,7 @@ impl View<'_> {
             rolling
                 .gate
                 .as_ref()
-                .is_some_and(|gate| gate.lets_in(rolling.target, cluster))
+                .is_some_and(|gate| gate.admits(rolling.target, cluster))
         };
         !self.rule.terms.suspend
             && self
@@ -38,7 +38,7 @@ impl View<'_> {
             .rolling
             .as_ref()
             .and_then(|rolling| Some((rolling.gate.as_ref()?, rolling.target)));
-        gate.is_some_and(|(gate, target)| gate.is_rolling_back() && gate.lets_in(target, cluster))
+        gate.is_some_and(|(gate, target)| gate.is_rolling_back() && gate.admits(target, cluster))
     }
 
     /// Returns the progress of the rollout.
@@ -101,10 +101,10 @@ impl View<'_> {
         // Clusters that another process admitted are known once they connect.
         let is_new = settling || rolling.gate.is_none();
         let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| {
-            account.counts.under_way() > 0 && holds_the_plan(self, cluster, account)
+            account.counts.copies_in_progress() > 0 && has_applied_plan(self, cluster, account)
         };
         let at_work = if is_new {
-            those(self, report_store, &clusters, is_at_work)
+            clusters_where(self, report_store, &clusters, is_at_work)
         } else {
             BTreeSet::new()
         };
@@ -123,14 +123,14 @@ impl View<'_> {
             now,
         );
         let counts = |turn: &RolloutPosition| {
-            progress.has_reached(turn) || gate.lets_in(&target, &turn.cluster)
+            progress.has_reached(turn) || gate.admits(&target, &turn.cluster)
         };
         let failing = seen
             .clusters
             .iter()
             .find(|(turn, how)| *how == Health::Failed && counts(turn));
         rolling.failing = failing.map(|(turn, _)| {
-            let message = standing(
+            let message = state_of(
                 self,
                 &self.cluster(report_store, &turn.cluster),
                 now.instant,
@@ -170,7 +170,7 @@ impl View<'_> {
     }
 
     /// Records whether the state of the completed target was stored.
-    pub fn note_kept(&mut self, kept: Result<(), &RollbackBlocker>) {
+    pub fn record_state_stored(&mut self, kept: Result<(), &RollbackBlocker>) {
         if let Some(progress) = self
             .rolling
             .as_mut()
@@ -189,22 +189,22 @@ fn is_silent(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> bool {
 /// Returns the health of a cluster with respect to the current target or the rollback.
 fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     if is_silent(view, cluster, now) {
-        return Health::Away;
+        return Health::Unavailable;
     }
     let account = cluster
         .account
-        .filter(|account| holds_the_plan(view, cluster, account));
+        .filter(|account| has_applied_plan(view, cluster, account));
     let Some(account) = account else {
         let takes_nothing =
             view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
         return if takes_nothing {
-            Health::Away
+            Health::Unavailable
         } else {
             Health::Pending
         };
     };
     let counts = account.counts;
-    if counts.under_way() > 0 || is_pruning(view, account) {
+    if counts.copies_in_progress() > 0 || is_pruning(view, account) {
         Health::Pending
     } else if !cluster.sent.render_errors.is_empty()
         || ((account.counts.failed > 0 || counts.removing > 0) && has_failed(account))
@@ -212,7 +212,7 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
         Health::Failed
     } else if counts.failed > 0 || counts.removing > 0 {
         Health::Pending
-    } else if proved(view, cluster, account) == Proved::No {
+    } else if proved(view, cluster, account) == ProofState::No {
         Health::Failed
     } else if is_comparable(view, cluster) {
         Health::Applied
@@ -222,7 +222,7 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
 }
 
 /// The reporting clusters with this property.
-fn those(
+fn clusters_where(
     view: &View<'_>,
     report_store: &ReportStore,
     clusters: &[(RolloutPosition, Health)],
@@ -230,15 +230,15 @@ fn those(
 ) -> BTreeSet<ClusterName> {
     let received_of = clusters
         .iter()
-        .filter(|(_, how)| *how != Health::Away)
+        .filter(|(_, how)| *how != Health::Unavailable)
         .map(|(turn, _)| &turn.cluster);
-    let says_so = |name: &&ClusterName| {
+    let reports_failure = |name: &&ClusterName| {
         let cluster = view.cluster(report_store, name);
         cluster
             .account
             .is_some_and(|account| is_so(&cluster, account))
     };
-    received_of.filter(says_so).cloned().collect()
+    received_of.filter(reports_failure).cloned().collect()
 }
 
 /// Whether a failure needs an action. The worst comes first.
@@ -296,7 +296,7 @@ pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
 }
 
 /// Returns the failure of the rollout as a condition value.
-pub(super) fn went_wrong(view: &View<'_>) -> Option<ConditionValue> {
+pub(super) fn rollout_failure(view: &View<'_>) -> Option<ConditionValue> {
     Some(ConditionValue::new(
         ConditionStatus::True,
         Reason::TooManyFailures,

@@ -23,7 +23,7 @@ const DIFFERS: &str =
 
 /// Whether an agent has proved its report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proved {
+pub enum ProofState {
     /// The member's API has everything that was sent.
     Yes,
     /// The member's API has other content.
@@ -63,7 +63,7 @@ pub fn is_settled(view: &View<'_>, report_store: &ReportStore, now: Instant) -> 
 /// Whether the hub is still determining what the rule selects: a source is not read, or a kind is
 /// not listed, for the first time. Reports about a part of the sources are incomplete.
 pub(super) fn is_reading(view: &View<'_>) -> bool {
-    let not_listed = |place| !view.unreadable.contains_key(place);
+    let not_listed = |scope| !view.unreadable.contains_key(scope);
     !view.plan.unread.is_empty() || view.plan.unknown.iter().any(not_listed)
 }
 
@@ -88,7 +88,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     if !cluster.is_connected(now) || cluster.lost_watch(view).is_some() {
         return ClusterState::Unreachable;
     }
-    if cluster.is_beyond(view) {
+    if cluster.is_over_limit(view) {
         return ClusterState::Failed;
     }
     let Some(account) = cluster.account else {
@@ -107,7 +107,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         ClusterState::Failed
     } else if (view.awaits(cluster.name) && !is_reading(view))
         || (view.is_rollback(cluster.name)
-            && holds_the_plan(view, cluster, account)
+            && has_applied_plan(view, cluster, account)
             && counts.is_settled())
     {
         ClusterState::Waiting
@@ -117,7 +117,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         ClusterState::Waiting
     } else if is_reading(view)
         || is_pruning(view, account)
-        || !holds_the_plan(view, cluster, account)
+        || !has_applied_plan(view, cluster, account)
         || !counts.is_settled()
         || counts.failed > 0
     {
@@ -127,7 +127,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
         ClusterState::DryRun
     } else if counts.drifted > 0 {
         ClusterState::Drifted
-    } else if proved(view, cluster, account) == Proved::No {
+    } else if proved(view, cluster, account) == ProofState::No {
         ClusterState::Failed
     } else if counts.waiting > 0 {
         ClusterState::Waiting
@@ -169,7 +169,7 @@ pub(super) fn without_watch(watch: LostWatch) -> String {
     format!("{cause}; the counts are the last observed values")
 }
 
-pub(super) fn standing(
+pub(super) fn state_of(
     view: &View<'_>,
     cluster: &ClusterView<'_>,
     now: Instant,
@@ -185,9 +185,9 @@ pub(super) fn standing(
     };
     let counts = account.map(|account| account.counts).unwrap_or_default();
     let (reason, message) = match state {
-        ClusterState::Failed if cluster.is_beyond(view) => (Reason::RuleLimit, beyond(cluster)),
+        ClusterState::Failed if cluster.is_over_limit(view) => (Reason::RuleLimit, over_limit_message(cluster)),
         ClusterState::Failed
-            if account.is_some_and(|all| proved(view, cluster, all) == Proved::No) =>
+            if account.is_some_and(|all| proved(view, cluster, all) == ProofState::No) =>
         {
             (Reason::DigestMismatch, DIFFERS.to_owned())
         }
@@ -380,11 +380,11 @@ fn worst(account: Option<&RuleReport>) -> Option<(Reason, String)> {
 }
 
 /// Returns the message about a rule over the limit of a cluster.
-fn beyond(cluster: &ClusterView<'_>) -> String {
+fn over_limit_message(cluster: &ClusterView<'_>) -> String {
     format!(
         "the rule is not sent: the cluster holds {RULES_LIMIT} rules, the most for one cluster, and {} more choose it. Delete \
          rules, or have them choose fewer clusters",
-        cluster.rules_beyond()
+        cluster.rules_over_limit()
     )
 }
 
@@ -401,12 +401,12 @@ fn failed() -> (Reason, String) {
 fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
     view.target_clusters.cordoned.contains(cluster.name)
         && !is_reading(view)
-        && !holds_the_plan(view, cluster, account)
+        && !has_applied_plan(view, cluster, account)
 }
 
 /// Whether a cluster with a send restriction lacks the rule's current state.
 fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
-    cluster.is_unconfirmed() && !is_reading(view) && !holds_the_plan(view, cluster, account)
+    cluster.is_unconfirmed() && !is_reading(view) && !has_applied_plan(view, cluster, account)
 }
 
 /// Whether a cluster has the newest revision of every source and has applied all of them, except
@@ -425,15 +425,19 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ru
 }
 
 /// Whether a cluster has proved that its API has the content of the plan.
-pub(super) fn proved(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> Proved {
+pub(super) fn proved(
+    view: &View<'_>,
+    cluster: &ClusterView<'_>,
+    account: &RuleReport,
+) -> ProofState {
     let Some(terms) = cluster.terms else {
-        return Proved::NotCompared;
+        return ProofState::NotCompared;
     };
-    Sent::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
+    SentRule::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
 }
 
 /// The sent state of a rule that proofs refer to.
-pub struct Sent<'a> {
+pub struct SentRule<'a> {
     plan: &'a RulePlan,
     cluster_plans: &'a ClusterPlans,
     target_clusters: &'a TargetClusters,
@@ -441,7 +445,7 @@ pub struct Sent<'a> {
     acked: bool,
 }
 
-impl<'a> From<&'a RuleEntry> for Sent<'a> {
+impl<'a> From<&'a RuleEntry> for SentRule<'a> {
     fn from(entry: &'a RuleEntry) -> Self {
         Self {
             plan: &entry.plan,
@@ -452,7 +456,7 @@ impl<'a> From<&'a RuleEntry> for Sent<'a> {
     }
 }
 
-impl<'a> Sent<'a> {
+impl<'a> SentRule<'a> {
     /// As above, for a known entry.
     pub(super) fn of(view: &View<'a>) -> Self {
         Self {
@@ -475,7 +479,7 @@ impl<'a> Sent<'a> {
     /// Whether the agent's last report in its newest session has a different proof.
     pub fn differs_in(&self, report_store: &ReportStore, cluster: &ClusterName) -> bool {
         let (account, terms) = (
-            report_store.account(cluster, &self.plan.uid),
+            report_store.rule_report(cluster, &self.plan.uid),
             self.target_clusters.clusters.get(cluster),
         );
         let plan = self
@@ -483,7 +487,7 @@ impl<'a> Sent<'a> {
             .plan_of(cluster)
             .map_or(self.plan, |made| made);
         account.zip(terms).is_some_and(|(account, terms)| {
-            self.proved(plan, terms, report_store.proof_key.as_ref(), account) == Proved::No
+            self.proved(plan, terms, report_store.proof_key.as_ref(), account) == ProofState::No
         })
     }
 
@@ -494,9 +498,9 @@ impl<'a> Sent<'a> {
         terms: &NamedTerms,
         key: Option<&ProofKey>,
         account: &RuleReport,
-    ) -> Proved {
+    ) -> ProofState {
         let (Some(text), Some(key)) = (account.proof, key) else {
-            return Proved::NotCompared;
+            return ProofState::NotCompared;
         };
         let is_known =
             self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
@@ -506,12 +510,12 @@ impl<'a> Sent<'a> {
         let all =
             counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
         if !is_known || self.acked || !same || !all {
-            return Proved::NotCompared;
+            return ProofState::NotCompared;
         }
         match proof_on(plan, terms, key) {
-            None => Proved::NotCompared,
-            Some(expected) if expected == text => Proved::Yes,
-            Some(_) => Proved::No,
+            None => ProofState::NotCompared,
+            Some(expected) if expected == text => ProofState::Yes,
+            Some(_) => ProofState::No,
         }
     }
 }
@@ -530,7 +534,7 @@ fn can_be_compared(plan: &RulePlan) -> bool {
 
 /// Whether the report is about the newest plan or, if the plans cannot be compared, about the
 /// newest terms. Such a rule is stalled anyway.
-pub(super) fn holds_the_plan(
+pub(super) fn has_applied_plan(
     view: &View<'_>,
     cluster: &ClusterView<'_>,
     account: &RuleReport,
@@ -552,7 +556,7 @@ pub(super) struct ClusterView<'a> {
     pub(super) terms: Option<&'a NamedTerms>,
     /// What is sent there.
     pub(super) sent: &'a RulePlan,
-    presence: Option<&'a Connectivity>,
+    connectivity: Option<&'a Connectivity>,
     /// The agent's last report about the rule.
     pub(super) account: Option<&'a RuleReport>,
     /// The key under which agents prove their copies.
@@ -586,13 +590,13 @@ impl View<'_> {
         name: &'s ClusterName,
         terms: Option<&'s NamedTerms>,
     ) -> ClusterView<'s> {
-        let presence = report_store.presence(name);
-        let account = presence.and_then(|presence| presence.account(&self.rule.uid));
+        let presence = report_store.connectivity(name);
+        let account = presence.and_then(|presence| presence.rule_report(&self.rule.uid));
         ClusterView {
             name,
             terms,
             sent: self.sent(name),
-            presence,
+            connectivity: presence,
             account,
             proof_key: report_store.proof_key.as_ref(),
         }
@@ -602,7 +606,7 @@ impl View<'_> {
 impl<'a> ClusterView<'a> {
     /// The session of its agent, while that counts as connected.
     pub(super) fn session(&self, now: Instant) -> Option<&'a SessionFacts> {
-        self.presence?.session(now)
+        self.connectivity?.session(now)
     }
 
     pub(super) fn is_connected(&self, now: Instant) -> bool {
@@ -611,28 +615,28 @@ impl<'a> ClusterView<'a> {
 
     /// Whether it has connected since the hub started.
     pub(super) fn has_connected(&self) -> bool {
-        self.presence.is_some_and(Connectivity::has_connected)
+        self.connectivity.is_some_and(Connectivity::has_connected)
     }
 
     /// Whether messages to it are restricted until an administrator confirms.
     pub(super) fn is_unconfirmed(&self) -> bool {
-        self.presence.is_some_and(Connectivity::is_unconfirmed)
+        self.connectivity.is_some_and(Connectivity::is_unconfirmed)
     }
 
     /// Whether the rule is not sent to it, because the agent has its maximum of rules.
-    pub(super) fn is_beyond(&self, view: &View<'_>) -> bool {
-        self.presence
-            .is_some_and(|presence| presence.is_beyond(&view.rule.uid))
+    pub(super) fn is_over_limit(&self, view: &View<'_>) -> bool {
+        self.connectivity
+            .is_some_and(|presence| presence.is_over_limit(&view.rule.uid))
     }
 
     /// The number of rules that are not sent to it, because the agent has its maximum.
-    pub(super) fn rules_beyond(&self) -> usize {
-        self.presence.map_or(0, Connectivity::rules_beyond)
+    pub(super) fn rules_over_limit(&self) -> usize {
+        self.connectivity.map_or(0, Connectivity::rules_over_limit)
     }
 
     /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
     pub(super) fn lost_watch(&self, view: &View<'_>) -> Option<LostWatch> {
-        self.presence?.lost_watch(view.rule.resources())
+        self.connectivity?.lost_watch(view.rule.resources())
     }
 }
 
@@ -677,7 +681,7 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
         first = first.or_else(|| Some((cluster, sent.render_errors.first_key_value()?.1)));
     }
     let (cluster, render_errors) = first?;
-    let place = match clusters {
+    let scope = match clusters {
         all if all == view.target_clusters.clusters.len()
             && !view.cluster_plans.differs_by_cluster() =>
         {
@@ -691,7 +695,7 @@ pub(super) fn from_any(view: &View<'_>) -> Option<(Reason, String)> {
         more => (format!("{more} sources are"), "them"),
     };
     let message = format!(
-        "{what} not sent{place}, and existing copies of {of} are left unchanged: {}",
+        "{what} not sent{scope}, and existing copies of {of} are left unchanged: {}",
         render_errors.message
     );
     Some((reason(render_errors.why), message))

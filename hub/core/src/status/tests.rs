@@ -526,7 +526,7 @@ fn dry_run_shows_counts_and_the_first_change() {
 }
 
 #[test]
-fn partial_knowledge_is_never_ready() {
+fn rule_with_missing_reports_is_not_ready() {
     let mut world = World::new(&["one"]);
     let unread = SourceRef::new("configmaps", "a", "t");
     world.plan.set(&unread, Some(&SourceState::Unread));
@@ -730,7 +730,7 @@ proptest! {
 #[test]
 fn pending_prunes_are_under_way_until_blocked() {
     let mut world = World::new(&["one", "two"]);
-    let digest = runnel_proto::model::AskedDigest([1; 16]);
+    let digest = runnel_proto::model::PruneDigest([1; 16]);
     let namespaces = vec!["a".to_owned(), "b".to_owned()];
     world.namespace_prunes = Some(runnel_proto::model::NamespacePrunes {
         copies: 12,
@@ -752,7 +752,7 @@ fn pending_prunes_are_under_way_until_blocked() {
     assert_eq!(world.ready(), pair("False", "Progressing"));
     let holding = world
         .report_store
-        .holding(&"r".into(), &"one".into())
+        .reported_copies(&"r".into(), &"one".into())
         .unwrap();
     assert_eq!((holding.copies, holding.prunes.unwrap().objects), (13, 12));
     assert_eq!(
@@ -818,7 +818,7 @@ fn absent_copies_are_not_counted_whatever_their_failures() {
     let own = |world: &World| {
         world
             .report_store
-            .holding(&"r".into(), &"one".into())
+            .reported_copies(&"r".into(), &"one".into())
             .unwrap()
             .copies
     };

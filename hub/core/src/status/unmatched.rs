@@ -99,7 +99,7 @@ pub(super) fn no_namespaces(view: &View<'_>, clusters: usize) -> Option<String> 
     if choice.wanted_literals().next().is_some() {
         return None;
     }
-    let place = match clusters {
+    let scope = match clusters {
         1 => "in its cluster".to_owned(),
         more => format!("in any of its {more} clusters"),
     };
@@ -112,7 +112,7 @@ pub(super) fn no_namespaces(view: &View<'_>, clusters: usize) -> Option<String> 
         looked_for.push(format!("has the labels {selector}"));
     }
     Some(format!(
-        "there are no copies, because spec.namespaces matches nothing: no namespace {place} {}",
+        "there are no copies, because spec.namespaces matches nothing: no namespace {scope} {}",
         looked_for.join(" or ")
     ))
 }
@@ -186,7 +186,7 @@ fn missing_in<'v>(view: &'v View<'_>, entry: &'v SourceChoice) -> Vec<&'v str> {
         let exists = |name: &str| {
             entry.kinds.iter().any(|kind| {
                 let source = SourceRef::new(kind.resource, namespace.as_str(), name);
-                view.plan.wants(&source) || view.plan.refused.contains_key(&source)
+                view.plan.selects(&source) || view.plan.refused.contains_key(&source)
             })
         };
         return names.filter(|name| !exists(name)).collect();

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-use crate::index::{Cluster, Former};
+use crate::index::{Cluster, RollbackPlan};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, WatchScope};
 use crate::rollout::{Gate, Progress, Rollout};
 use runnel_api::conditions::{ConditionStatus, Reason};
@@ -95,7 +95,7 @@ pub struct Rolling<'a> {
     /// The plans and clusters of the target.
     pub newest: (&'a ClusterPlans, &'a TargetClusters),
     /// The state for a rollback.
-    pub former: &'a Former,
+    pub former: &'a RollbackPlan,
 }
 
 /// A number with its noun.

@@ -1,7 +1,7 @@
 //! Reads the configuration of other copiers from annotations and labels of objects.
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::choice::{self, Choice, Places, Written};
+use super::choice::{self, Choice, NamespaceExpression, NamespaceLabels};
 pub use crate::args::Copier;
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
@@ -23,7 +23,7 @@ impl Copier {
     }
 
     /// Returns the name prefix of its rules.
-    pub fn word(self) -> &'static str {
+    pub fn rule_prefix(self) -> &'static str {
         match self {
             Self::Replicator => "replicator",
             Self::Reflector => "reflector",
@@ -76,22 +76,22 @@ impl std::fmt::Display for Id {
 
 /// The metadata of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Marked {
+pub struct ObjectMetadata {
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its annotations.
     pub annotations: BTreeMap<String, String>,
 }
 
-impl Marked {
-    fn says(&self, prefix: &str, key: &str) -> Option<&str> {
+impl ObjectMetadata {
+    fn annotation(&self, prefix: &str, key: &str) -> Option<&str> {
         self.annotations
             .get(&format!("{prefix}{key}"))
             .map(String::as_str)
     }
 
     fn allows(&self, prefix: &str, key: &str) -> bool {
-        self.says(prefix, key)
+        self.annotation(prefix, key)
             .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "true" | "1" | "t"))
     }
 
@@ -100,13 +100,15 @@ impl Marked {
         self.annotations
             .keys()
             .map(String::as_str)
-            .filter(|key| mark_of(key).is_some())
+            .filter(|key| copier_of(key).is_some())
     }
 
     /// Returns the copier that wrote the object, by its marks.
     pub fn copy_of(&self) -> Option<Copier> {
-        let replicated = self.says(REPLICATOR, "replicated-from-version").is_some();
-        let reflected = self.says(REFLECTOR, "reflected-version").is_some();
+        let replicated = self
+            .annotation(REPLICATOR, "replicated-from-version")
+            .is_some();
+        let reflected = self.annotation(REFLECTOR, "reflected-version").is_some();
         let synced = self.annotations.contains_key("kubed.appscode.com/origin")
             || self.labels.contains_key("kubed.appscode.com/origin.name");
         match (replicated, reflected, synced) {
@@ -119,7 +121,7 @@ impl Marked {
 }
 
 /// Returns the copier of an annotation.
-pub fn mark_of(key: &str) -> Option<Copier> {
+pub fn copier_of(key: &str) -> Option<Copier> {
     Copier::KNOWN.into_iter().find(|copier| {
         copier
             .prefix()
@@ -128,7 +130,7 @@ pub fn mark_of(key: &str) -> Option<Copier> {
 }
 
 /// All relevant objects.
-pub type Objects = BTreeMap<Id, Marked>;
+pub type Objects = BTreeMap<Id, ObjectMetadata>;
 
 /// A source with its targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,20 +153,20 @@ pub struct CopyRequest {
 
 /// The result of reading the annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Read {
+pub struct ReadAnnotations {
     /// The copy requests.
-    pub wishes: Vec<CopyRequest>,
+    pub requests: Vec<CopyRequest>,
     /// Requests that no rule can replace: the object and the reason.
     pub notes: Vec<(Id, String)>,
 }
 
-impl Read {
+impl ReadAnnotations {
     pub(super) fn note(&mut self, of: &Id, text: impl Into<String>) {
         self.notes.push((of.clone(), text.into()));
     }
 
     pub(super) fn push(&mut self, copier: Copier, source: &Id, choice: Choice) -> &mut CopyRequest {
-        self.wishes.push(CopyRequest {
+        self.requests.push(CopyRequest {
             copier,
             source: source.clone(),
             choice,
@@ -173,19 +175,19 @@ impl Read {
             labels: true,
             annotations: false,
         });
-        let last = self.wishes.len() - 1;
-        &mut self.wishes[last]
+        let last = self.requests.len() - 1;
+        &mut self.requests[last]
     }
 }
 
 /// Reads the configuration of the copiers from annotations.
-pub fn read(objects: &Objects, places: &Places, of: &[Copier]) -> Read {
-    let mut read = Read::default();
+pub fn read(objects: &Objects, places: &NamespaceLabels, of: &[Copier]) -> ReadAnnotations {
+    let mut read = ReadAnnotations::default();
     for (id, marked) in objects {
         if !matches!(id.resource.as_str(), "configmaps" | "secrets") {
             if let Some(copier) = marked
                 .marks()
-                .find_map(mark_of)
+                .find_map(copier_of)
                 .filter(|copier| of.contains(copier))
             {
                 let what = "Runnel copies ConfigMaps and Secrets";
@@ -212,19 +214,25 @@ pub fn read(objects: &Objects, places: &Places, of: &[Copier]) -> Read {
     read
 }
 
-fn replicator(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read: &mut Read) {
-    let says = |key: &str| marked.says(REPLICATOR, key);
+fn replicator(
+    id: &Id,
+    marked: &ObjectMetadata,
+    objects: &Objects,
+    places: &NamespaceLabels,
+    read: &mut ReadAnnotations,
+) {
+    let says = |key: &str| marked.annotation(REPLICATOR, key);
     if marked.allows(REPLICATOR, "keep-owner-references") {
         read.note(id, "keep-owner-references: a copy in another cluster cannot have the owner, copies get no owner");
     }
     if let Some(from) = says("replicate-from") {
-        let allowed = |source: &Marked| {
+        let allowed = |source: &ObjectMetadata| {
             let list = source
-                .says(REPLICATOR, "replication-allowed-namespaces")
+                .annotation(REPLICATOR, "replication-allowed-namespaces")
                 .unwrap_or_default();
-            let written = Written { list, selector: "" };
+            let written = NamespaceExpression { list, selector: "" };
             let is_named =
-                !list.trim().is_empty() && written.means(&id.namespace, &BTreeMap::new());
+                !list.trim().is_empty() && written.includes(&id.namespace, &BTreeMap::new());
             source.allows(REPLICATOR, "replication-allowed") && is_named
         };
         return filled(Copier::Replicator, id, from, objects, allowed, read);
@@ -242,29 +250,42 @@ fn replicator(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read
     }
     let mut choice = Choice::default();
     if let Some(list) = list.filter(|list| !list.trim().is_empty()) {
-        choice = choice.and(choice::chosen(Written { list, selector: "" }, places));
+        choice = choice.and(choice::chosen(
+            NamespaceExpression { list, selector: "" },
+            places,
+        ));
     }
     if let Some(selector) = selector {
-        choice = choice.and(choice::chosen(Written { list: "", selector }, places));
+        choice = choice.and(choice::chosen(
+            NamespaceExpression { list: "", selector },
+            places,
+        ));
     }
     let labels = !marked.allows(REPLICATOR, "strip-labels");
     read.push(Copier::Replicator, id, choice).labels = labels;
 }
 
-fn reflector(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read: &mut Read) {
-    let says = |key: &str| marked.says(REFLECTOR, key).unwrap_or_default();
+fn reflector(
+    id: &Id,
+    marked: &ObjectMetadata,
+    objects: &Objects,
+    places: &NamespaceLabels,
+    read: &mut ReadAnnotations,
+) {
+    let says = |key: &str| marked.annotation(REFLECTOR, key).unwrap_or_default();
     if !says("reflects").is_empty() {
         if marked.allows(REFLECTOR, "auto-reflects") {
             return; // The source says it.
         }
         let labels = places.get(&id.namespace).cloned().unwrap_or_default();
-        let allowed = |source: &Marked| {
-            let says = |key: &str| source.says(REFLECTOR, key).unwrap_or_default();
-            let written = Written {
+        let allowed = |source: &ObjectMetadata| {
+            let says = |key: &str| source.annotation(REFLECTOR, key).unwrap_or_default();
+            let written = NamespaceExpression {
                 list: says("reflection-allowed-namespaces"),
                 selector: says("reflection-allowed-namespaces-selector"),
             };
-            source.allows(REFLECTOR, "reflection-allowed") && written.means(&id.namespace, &labels)
+            source.allows(REFLECTOR, "reflection-allowed")
+                && written.includes(&id.namespace, &labels)
         };
         return filled(
             Copier::Reflector,
@@ -297,11 +318,11 @@ fn reflector(id: &Id, marked: &Marked, objects: &Objects, places: &Places, read:
         "reflection-auto-namespaces-selector",
     );
     let choice = choice::chosen_by_both(
-        Written {
+        NamespaceExpression {
             list: &allowed.0,
             selector: &allowed.1,
         },
-        Written {
+        NamespaceExpression {
             list: &asked.0,
             selector: &asked.1,
         },
@@ -316,8 +337,8 @@ fn filled(
     copy: &Id,
     from: &str,
     objects: &Objects,
-    allowed: impl Fn(&Marked) -> bool,
-    read: &mut Read,
+    allowed: impl Fn(&ObjectMetadata) -> bool,
+    read: &mut ReadAnnotations,
 ) {
     let (namespace, name) = from.split_once('/').unwrap_or((&copy.namespace, from));
     let source = Id {
@@ -347,17 +368,17 @@ fn filled(
         names: BTreeSet::from([copy.namespace.clone()]),
         ..Choice::default()
     };
-    let wish = read.push(copier, &source, choice);
-    wish.copy_name.clone_from(&copy.name);
-    wish.filled = true;
-    wish.labels = false;
+    let request = read.push(copier, &source, choice);
+    request.copy_name.clone_from(&copy.name);
+    request.filled = true;
+    request.labels = false;
 }
 
-fn syncer(id: &Id, marked: &Marked, places: &Places, read: &mut Read) {
-    let Some(sync) = marked.says(SYNCER, "sync") else {
+fn syncer(id: &Id, marked: &ObjectMetadata, places: &NamespaceLabels, read: &mut ReadAnnotations) {
+    let Some(sync) = marked.annotation(SYNCER, "sync") else {
         return;
     };
-    if let Some(contexts) = marked.says(SYNCER, "sync-contexts") {
+    if let Some(contexts) = marked.annotation(SYNCER, "sync-contexts") {
         read.note(
             id,
             format!(
@@ -369,24 +390,25 @@ fn syncer(id: &Id, marked: &Marked, places: &Places, read: &mut Read) {
     read.push(
         Copier::ConfigSyncer,
         id,
-        choice::chosen(Written { list: "", selector }, places),
+        choice::chosen(NamespaceExpression { list: "", selector }, places),
     )
     .annotations = true;
 }
 
 /// A copy that is both pulled into a namespace and pushed there counts once. Copies of one name and
 /// source that are pulled into several namespaces are one request.
-fn once_each(read: &mut Read, places: &Places) {
-    let pushed: BTreeSet<(Id, String)> = (read.wishes.iter().filter(|wish| !wish.filled))
-        .flat_map(|wish| {
-            wish.choice
+fn once_each(read: &mut ReadAnnotations, places: &NamespaceLabels) {
+    let pushed: BTreeSet<(Id, String)> = (read.requests.iter().filter(|request| !request.filled))
+        .flat_map(|request| {
+            request
+                .choice
                 .reaches(places)
                 .into_iter()
-                .map(|place| (wish.source.clone(), place))
+                .map(|place| (request.source.clone(), place))
         })
         .collect();
     let mut merged: BTreeMap<(Id, String), CopyRequest> = BTreeMap::new();
-    let (mut kept, all) = (Vec::new(), std::mem::take(&mut read.wishes));
+    let (mut kept, all) = (Vec::new(), std::mem::take(&mut read.requests));
     for mut wish in all {
         if !wish.filled {
             kept.push(wish);
@@ -403,6 +425,10 @@ fn once_each(read: &mut Read, places: &Places) {
             None => drop(merged.insert(key, wish)),
         }
     }
-    kept.extend(merged.into_values().filter(|wish| !wish.choice.is_empty()));
-    read.wishes = kept;
+    kept.extend(
+        merged
+            .into_values()
+            .filter(|request| !request.choice.is_empty()),
+    );
+    read.requests = kept;
 }

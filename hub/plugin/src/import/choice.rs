@@ -7,10 +7,10 @@ use runnel_proto::model::{NamespaceChoice, Pattern, is_closed_namespace, is_labe
 use runnel_api::{LabelSelector, Namespaces};
 
 /// The namespaces of the cluster that is read, with their labels.
-pub type Places = BTreeMap<String, BTreeMap<String, String>>;
+pub type NamespaceLabels = BTreeMap<String, BTreeMap<String, String>>;
 
 /// The namespace of hub and agents; objects of other copiers there are skipped.
-pub const OWN: &str = crate::args::SYSTEM;
+pub const SYSTEM_NAMESPACE: &str = crate::args::SYSTEM;
 
 /// A namespace selection of a rule, and its differences from the original.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,9 +47,9 @@ impl Choice {
     }
 
     /// The namespaces that a rule with this choice reaches now.
-    pub fn reaches(&self, places: &Places) -> BTreeSet<String> {
+    pub fn reaches(&self, places: &NamespaceLabels) -> BTreeSet<String> {
         let choice = NamespaceChoice::from(&self.written());
-        let is_open = |name: &str| !is_closed_namespace(name) && name != OWN;
+        let is_open = |name: &str| !is_closed_namespace(name) && name != SYSTEM_NAMESPACE;
         let by_name = |name: &str| {
             choice
                 .names
@@ -72,23 +72,27 @@ impl Choice {
     /// Globs and selectors of a rule leave closed namespaces out: those that the copier reaches there are named.
     fn with_hidden(
         mut self,
-        places: &Places,
+        places: &NamespaceLabels,
         reached: impl Fn(&str, &BTreeMap<String, String>) -> bool,
     ) -> Self {
         for (name, labels) in places {
-            if is_closed_namespace(name) && name != OWN && reached(name, labels) {
+            if is_closed_namespace(name) && name != SYSTEM_NAMESPACE && reached(name, labels) {
                 self.names.insert(name.clone());
             }
         }
-        if !self.names.contains(OWN) && places.get(OWN).is_some_and(|labels| reached(OWN, labels)) {
+        if !self.names.contains(SYSTEM_NAMESPACE)
+            && places
+                .get(SYSTEM_NAMESPACE)
+                .is_some_and(|labels| reached(SYSTEM_NAMESPACE, labels))
+        {
             self.notes.insert(format!(
-                "namespace {OWN} is Runnel's own: no rule copies there"
+                "namespace {SYSTEM_NAMESPACE} is Runnel's own: no rule copies there"
             ));
         }
         self
     }
 
-    fn everything(places: &Places) -> Self {
+    fn everything(places: &NamespaceLabels) -> Self {
         let names = BTreeSet::from(["*".to_owned()]);
         Self {
             names,
@@ -108,21 +112,21 @@ impl Choice {
 
 /// Names and selector of namespaces in a copier's syntax; a namespace matches either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written<'a> {
+pub struct NamespaceExpression<'a> {
     /// Regular expressions, which match whole names, with commas between them.
     pub list: &'a str,
     /// A label selector in kubectl's syntax.
     pub selector: &'a str,
 }
 
-impl Written<'_> {
+impl NamespaceExpression<'_> {
     /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.list.trim().is_empty() && self.selector.trim().is_empty()
     }
 
     /// Whether the selection includes a namespace; an empty selection includes every one.
-    pub fn means(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    pub fn includes(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         let by_label = || {
             LabelSelector::parse(self.selector)
                 .ok()
@@ -139,7 +143,7 @@ impl Written<'_> {
 }
 
 /// Converts a copier's selection to one of a rule; an empty one selects every namespace.
-pub fn chosen(written: Written<'_>, places: &Places) -> Choice {
+pub fn chosen(written: NamespaceExpression<'_>, places: &NamespaceLabels) -> Choice {
     if written.is_empty() {
         return Choice::everything(places);
     }
@@ -162,7 +166,11 @@ pub fn chosen(written: Written<'_>, places: &Places) -> Choice {
 }
 
 /// Namespaces that two conditions allow.
-pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places) -> Choice {
+pub fn chosen_by_both(
+    allowed: NamespaceExpression<'_>,
+    asked: NamespaceExpression<'_>,
+    places: &NamespaceLabels,
+) -> Choice {
     if allowed.is_empty() || allowed == asked {
         return chosen(asked, places);
     }
@@ -175,7 +183,7 @@ pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places)
         let labels = |name: &str| places.get(name).unwrap_or(&plain).clone();
         let names = asked_names
             .into_iter()
-            .filter(|name| allowed.means(name, &labels(name)));
+            .filter(|name| allowed.includes(name, &labels(name)));
         return Choice {
             names: names.map(str::to_owned).collect(),
             ..Choice::default()
@@ -183,21 +191,21 @@ pub fn chosen_by_both(allowed: Written<'_>, asked: Written<'_>, places: &Places)
     }
     let both = places
         .iter()
-        .filter(|(name, labels)| allowed.means(name, labels) && asked.means(name, labels));
+        .filter(|(name, labels)| allowed.includes(name, labels) && asked.includes(name, labels));
     let names: BTreeSet<String> = both
         .map(|(name, _)| name.clone())
-        .filter(|name| name != OWN)
+        .filter(|name| name != SYSTEM_NAMESPACE)
         .collect();
     let note = format!(
         "the allowed namespaces ({}) and the requested ones ({}) are two conditions, a rule has one: the namespaces of now \
          that meet both are named, later ones are not",
-        shown(allowed),
-        shown(asked)
+        expression_text(allowed),
+        expression_text(asked)
     );
     Choice::of(names, note)
 }
 
-fn shown(written: Written<'_>) -> String {
+fn expression_text(written: NamespaceExpression<'_>) -> String {
     [written.list, written.selector]
         .into_iter()
         .filter(|text| !text.trim().is_empty())
@@ -223,7 +231,7 @@ fn expressions(list: &str) -> (Vec<Regex>, Vec<&str>) {
     (good, bad)
 }
 
-fn named(list: &str, places: &Places) -> Choice {
+fn named(list: &str, places: &NamespaceLabels) -> Choice {
     let mut choice = Choice::default();
     for entry in entries(list) {
         let Ok(expression) = Regex::new(&format!("^(?:{entry})$")) else {
@@ -245,7 +253,7 @@ fn named(list: &str, places: &Places) -> Choice {
             None => {
                 let matching = places
                     .keys()
-                    .filter(|name| expression.is_match(name) && *name != OWN);
+                    .filter(|name| expression.is_match(name) && *name != SYSTEM_NAMESPACE);
                 let note = format!(
                     "`{entry}` cannot be written as a glob: the namespaces of now that it matches are named, later ones \
                      are not; a label on them and a selector would follow"
@@ -290,7 +298,7 @@ fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool 
 }
 
 /// Whether a name matches one of the globs; `kube-*` namespaces only match literally.
-pub fn fits(globs: &[String], name: &str) -> bool {
+pub fn matches_any(globs: &[String], name: &str) -> bool {
     globs
         .iter()
         .any(|glob| Pattern::new(glob.as_str()).matches(name))

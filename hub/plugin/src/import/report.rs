@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use super::annotations::{Copier, Id};
-use super::rules::{CopyComparison, Import, ImportedRule};
+use super::rules::{CopyComparison, ImportReport, ImportedRule};
 use crate::wrap::{on_one_line, wrapped};
 
 /// The most names in one command, and the most listed items.
@@ -33,7 +33,7 @@ pub struct ReportContext {
 ///
 /// # Errors
 /// When a rule cannot be written.
-pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
+pub fn text(import: &ImportReport, around: &ReportContext) -> anyhow::Result<String> {
     let mut out = String::new();
     if import.rules.is_empty() {
         comment(
@@ -53,10 +53,10 @@ pub fn text(import: &Import, around: &ReportContext) -> anyhow::Result<String> {
         format!("{id}: has annotations of a copier, and no rule selects it; it is left unchanged")
     });
     list(&mut out, "Copies that no rule adopts:", orphaned_intents);
-    for made in &import.rules {
+    for rule in &import.rules {
         out.push_str("---\n");
-        about(&mut out, made);
-        out.push_str(&serde_saphyr::to_string(&made.rule)?);
+        write_rule(&mut out, rule);
+        out.push_str(&serde_saphyr::to_string(&rule.rule)?);
     }
     Ok(out)
 }
@@ -65,21 +65,21 @@ fn count(number: usize, one: &str, more: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { more })
 }
 
-fn standings<'a>(
+fn comparisons<'a>(
     rules: impl IntoIterator<Item = &'a ImportedRule>,
 ) -> BTreeMap<CopyComparison, usize> {
     let mut counts = BTreeMap::new();
-    for standing in rules.into_iter().flat_map(|made| made.copies.values()) {
+    for standing in rules.into_iter().flat_map(|rule| rule.copies.values()) {
         *counts.entry(*standing).or_insert(0) += 1;
     }
     counts
 }
 
-fn head(out: &mut String, import: &Import) {
-    let copiers: BTreeSet<&str> = import.rules.iter().map(|made| made.copier.name()).collect();
+fn head(out: &mut String, import: &ImportReport) {
+    let copiers: BTreeSet<&str> = import.rules.iter().map(|rule| rule.copier.name()).collect();
     let copiers: Vec<&str> = copiers.into_iter().collect();
-    let sources: BTreeSet<&Id> = import.rules.iter().flat_map(|made| &made.sources).collect();
-    let counts = standings(&import.rules);
+    let sources: BTreeSet<&Id> = import.rules.iter().flat_map(|rule| &rule.sources).collect();
+    let counts = comparisons(&import.rules);
     let of = |standing| counts.get(&standing).copied().unwrap_or_default();
     comment(
         out,
@@ -115,14 +115,14 @@ fn head(out: &mut String, import: &Import) {
     );
 }
 
-fn order(out: &mut String, import: &Import, around: &ReportContext) {
+fn order(out: &mut String, import: &ImportReport, around: &ReportContext) {
     let ReportContext { read, hub, .. } = around;
     comment(out, "");
     comment(
         out,
         "The safe order, in which no copy is deleted or created again:",
     );
-    let used: BTreeSet<Copier> = import.rules.iter().map(|made| made.copier).collect();
+    let used: BTreeSet<Copier> = import.rules.iter().map(|rule| rule.copier).collect();
     let none = Vec::new();
     step(
         out,
@@ -233,25 +233,25 @@ fn missing(out: &mut String, around: &ReportContext) {
     }
 }
 
-fn about(out: &mut String, made: &ImportedRule) {
-    let counts = standings([made]);
+fn write_rule(out: &mut String, rule: &ImportedRule) {
+    let counts = comparisons([rule]);
     let of = |standing| counts.get(&standing).copied().unwrap_or_default();
     comment(
         out,
         &format!(
             "{}: {}; {} now: {} equal, {} different, {} missing.",
-            made.copier.name(),
-            count(made.sources.len(), "source", "sources"),
-            count(made.copies.len(), "copy", "copies"),
+            rule.copier.name(),
+            count(rule.sources.len(), "source", "sources"),
+            count(rule.copies.len(), "copy", "copies"),
             of(CopyComparison::Equal),
             of(CopyComparison::Differs),
             of(CopyComparison::Absent)
         ),
     );
-    for note in &made.notes {
+    for note in &rule.notes {
         item(out, note);
     }
-    let different = made
+    let different = rule
         .copies
         .iter()
         .filter(|(_, standing)| **standing == CopyComparison::Differs);

@@ -4,25 +4,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::HUB_LABEL;
 use serde_json::{Value, json};
 
-use super::annotations::{Copier, CopyRequest, Id, Objects, Read};
-use super::choice::{Choice, Places};
-use super::labelled::{self, ByLabel};
+use super::annotations::{Copier, CopyRequest, Id, Objects, ReadAnnotations};
+use super::choice::{Choice, NamespaceLabels};
+use super::labeled::{self, LabelCopier};
 use runnel_api::{GROUP, VERSION, limits};
 
 /// The content of the relevant objects. Without `Debug`: it contains values of Secrets.
-pub type Bodies = BTreeMap<Id, Value>;
+pub type ObjectContents = BTreeMap<Id, Value>;
 
 /// The target clusters of the rules, and whether the cluster that is read is the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Aim {
+pub struct ImportTarget {
     /// Names of members; empty: all of them.
     pub clusters: Vec<String>,
     /// Whether the sources are in the hub cluster.
     pub is_hub: bool,
     /// The user's description of a copier by label.
-    pub label: Option<ByLabel>,
-    /// Labelled objects on the hub that are not copied in the cluster that is read.
-    pub beside: BTreeSet<Id>,
+    pub label: Option<LabelCopier>,
+    /// Labeled objects on the hub that are not copied in the cluster that is read.
+    pub labeled_not_copied: BTreeSet<Id>,
 }
 
 /// The comparison of a source with the object under the name of its copy.
@@ -53,7 +53,7 @@ pub struct ImportedRule {
 
 /// Everything that is printed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Import {
+pub struct ImportReport {
     /// The rules, by namespace and name.
     pub rules: Vec<ImportedRule>,
     /// Requests that no rule replaces: the object and the reason.
@@ -65,13 +65,16 @@ pub struct Import {
 }
 
 /// Returns the copies of a request in the existing namespaces.
-pub fn copies<'a>(wish: &'a CopyRequest, places: &Places) -> impl Iterator<Item = Id> + 'a {
-    let own = wish.source.clone();
-    let reached = wish.choice.reaches(places).into_iter();
+pub fn copies<'a>(
+    request: &'a CopyRequest,
+    places: &NamespaceLabels,
+) -> impl Iterator<Item = Id> + 'a {
+    let own = request.source.clone();
+    let reached = request.choice.reaches(places).into_iter();
     let copy = |namespace| Id {
-        resource: wish.source.resource.clone(),
+        resource: request.source.resource.clone(),
         namespace,
-        name: wish.copy_name.clone(),
+        name: request.copy_name.clone(),
     };
     reached.map(copy).filter(move |copy| *copy != own)
 }
@@ -90,17 +93,17 @@ struct Kind {
 }
 
 /// Creates the rules. Sources whose content cannot be distributed are skipped with a note, and so
-/// are labelled objects that the copier does not copy.
-pub fn made(
-    mut read: Read,
+/// are labeled objects that the copier does not copy.
+pub fn imported_rules(
+    mut read: ReadAnnotations,
     objects: &Objects,
-    places: &Places,
-    bodies: &Bodies,
-    aim: &Aim,
-) -> Import {
-    let is_equal = |wish: &CopyRequest| {
+    places: &NamespaceLabels,
+    bodies: &ObjectContents,
+    aim: &ImportTarget,
+) -> ImportReport {
+    let is_equal = |request: &CopyRequest| {
         let equals = |copy: &Id| {
-            standing(bodies.get(&wish.source), bodies.get(copy)) == CopyComparison::Equal
+            compare_copy(bodies.get(&request.source), bodies.get(copy)) == CopyComparison::Equal
         };
         // Copies of Runnel are no evidence of the copier.
         let is_ours = |copy: &Id| {
@@ -108,28 +111,33 @@ pub fn made(
                 .get(copy)
                 .is_some_and(|marked| marked.labels.contains_key(HUB_LABEL))
         };
-        copies(wish, places).any(|copy| equals(&copy) && !is_ours(&copy))
+        copies(request, places).any(|copy| equals(&copy) && !is_ours(&copy))
     };
     let excluded = aim
         .label
         .as_ref()
-        .map(|given| labelled::sure(&mut read, given, &aim.beside, is_equal));
-    let aim = &Aim {
-        beside: excluded.unwrap_or_default(),
+        .map(|given| labeled::drop_unproven(&mut read, given, &aim.labeled_not_copied, is_equal));
+    let aim = &ImportTarget {
+        labeled_not_copied: excluded.unwrap_or_default(),
         ..aim.clone()
     };
     let mut groups: BTreeMap<Kind, Vec<CopyRequest>> = BTreeMap::new();
-    let mut import = Import {
+    let mut import = ImportReport {
         left: read.notes,
-        ..Import::default()
+        ..ImportReport::default()
     };
-    for wish in read.wishes {
-        if let Some(why) = refused(&wish.source, bodies) {
-            import.left.push((wish.source, why));
+    for request in read.requests {
+        if let Some(why) = refused(&request.source, bodies) {
+            import.left.push((request.source, why));
             continue;
         }
-        if wish.choice.is_empty() {
-            let notes = wish.choice.notes.into_iter().collect::<Vec<_>>().join("; ");
+        if request.choice.is_empty() {
+            let notes = request
+                .choice
+                .notes
+                .into_iter()
+                .collect::<Vec<_>>()
+                .join("; ");
             let why = if notes.is_empty() {
                 "no namespace is both requested and allowed".to_owned()
             } else {
@@ -137,10 +145,10 @@ pub fn made(
             };
             import
                 .left
-                .push((wish.source, format!("{why}; no rule is created")));
+                .push((request.source, format!("{why}; no rule is created")));
             continue;
         }
-        groups.entry(kind(&wish)).or_default().push(wish);
+        groups.entry(kind(&request)).or_default().push(request);
     }
     let mut taken: BTreeSet<(String, String)> = BTreeSet::new();
     for (kind, wishes) in &groups {
@@ -159,9 +167,9 @@ pub fn made(
     let covered: BTreeSet<&Id> = import
         .rules
         .iter()
-        .flat_map(|made| made.copies.keys())
+        .flat_map(|rule| rule.copies.keys())
         .collect();
-    let is_orphan = |(id, marked): &(&Id, &super::annotations::Marked)| {
+    let is_orphan = |(id, marked): &(&Id, &super::annotations::ObjectMetadata)| {
         marked.copy_of().is_some() && !covered.contains(id)
     };
     let orphaned_intents: BTreeSet<Id> = objects
@@ -173,7 +181,7 @@ pub fn made(
     for (id, marked) in objects {
         let marks: BTreeSet<String> = marked.marks().map(str::to_owned).collect();
         let concerned =
-            covered.contains(id) || import.rules.iter().any(|made| made.sources.contains(id));
+            covered.contains(id) || import.rules.iter().any(|rule| rule.sources.contains(id));
         if concerned && !marks.is_empty() {
             import.marks.insert(id.clone(), marks);
         }
@@ -182,16 +190,16 @@ pub fn made(
     import
 }
 
-fn kind(wish: &CopyRequest) -> Kind {
+fn kind(request: &CopyRequest) -> Kind {
     Kind {
-        namespace: wish.source.namespace.clone(),
-        copier: wish.copier,
-        filled: wish.filled,
-        copy_name: (wish.copy_name != wish.source.name).then(|| wish.copy_name.clone()),
-        labels: wish.labels,
-        annotations: wish.annotations,
-        names: wish.choice.names.clone(),
-        selector: json!(wish.choice.selector).to_string(),
+        namespace: request.source.namespace.clone(),
+        copier: request.copier,
+        filled: request.filled,
+        copy_name: (request.copy_name != request.source.name).then(|| request.copy_name.clone()),
+        labels: request.labels,
+        annotations: request.annotations,
+        names: request.choice.names.clone(),
+        selector: json!(request.choice.selector).to_string(),
     }
 }
 
@@ -220,29 +228,31 @@ fn one(
     kind: &Kind,
     wishes: &[CopyRequest],
     names: &[String],
-    places: &Places,
-    bodies: &Bodies,
-    aim: &Aim,
+    places: &NamespaceLabels,
+    bodies: &ObjectContents,
+    aim: &ImportTarget,
     taken: &mut BTreeSet<(String, String)>,
 ) -> ImportedRule {
     let part = Choice {
         names: names.iter().cloned().collect(),
-        selector: wishes.first().and_then(|wish| wish.choice.selector.clone()),
+        selector: wishes
+            .first()
+            .and_then(|request| request.choice.selector.clone()),
         notes: BTreeSet::new(),
     };
     let mut copies_of = BTreeMap::new();
     let mut notes = BTreeSet::new();
-    for wish in wishes {
-        notes.extend(wish.choice.notes.iter().cloned());
-        let wish = CopyRequest {
+    for request in wishes {
+        notes.extend(request.choice.notes.iter().cloned());
+        let request = CopyRequest {
             choice: part.clone(),
-            ..wish.clone()
+            ..request.clone()
         };
-        for copy in copies(&wish, places) {
+        for copy in copies(&request, places) {
             if is_own_place(kind, &copy, aim) {
                 continue;
             }
-            let standing = standing(bodies.get(&wish.source), bodies.get(&copy));
+            let standing = compare_copy(bodies.get(&request.source), bodies.get(&copy));
             copies_of.insert(copy, standing);
         }
     }
@@ -250,19 +260,22 @@ fn one(
     ImportedRule {
         copier: kind.copier,
         rule: rule(kind, wishes, &part, places, aim, &name),
-        sources: wishes.iter().map(|wish| wish.source.clone()).collect(),
+        sources: wishes
+            .iter()
+            .map(|request| request.source.clone())
+            .collect(),
         copies: copies_of,
         notes,
     }
 }
 
 /// Whether a copy would replace its source, in a cluster that is not the hub.
-fn is_own_place(kind: &Kind, copy: &Id, aim: &Aim) -> bool {
+fn is_own_place(kind: &Kind, copy: &Id, aim: &ImportTarget) -> bool {
     !aim.is_hub && kind.copy_name.is_none() && copy.namespace == kind.namespace
 }
 
 fn free_name(kind: &Kind, taken: &mut BTreeSet<(String, String)>) -> String {
-    let base = format!("from-{}", kind.copier.word());
+    let base = format!("from-{}", kind.copier.rule_prefix());
     let mut name = base.clone();
     let mut number = 1;
     while !taken.insert((kind.namespace.clone(), name.clone())) {
@@ -276,8 +289,8 @@ fn rule(
     kind: &Kind,
     wishes: &[CopyRequest],
     choice: &Choice,
-    places: &Places,
-    aim: &Aim,
+    places: &NamespaceLabels,
+    aim: &ImportTarget,
     name: &str,
 ) -> Value {
     let mut spec = json!({
@@ -313,20 +326,20 @@ fn rule(
     })
 }
 
-fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &Aim) -> Value {
+fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &ImportTarget) -> Value {
     if let (Copier::Label, Some(given)) = (kind.copier, &aim.label) {
         let copied = wishes
             .iter()
-            .map(|wish| wish.source.resource.as_str())
+            .map(|request| request.source.resource.as_str())
             .collect();
-        return labelled::entries(given, &kind.namespace, copied, &aim.beside);
+        return labeled::entries(given, &kind.namespace, copied, &aim.labeled_not_copied);
     }
     let mut by_resource: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for wish in wishes {
+    for request in wishes {
         by_resource
-            .entry(&wish.source.resource)
+            .entry(&request.source.resource)
             .or_default()
-            .insert(&wish.source.name);
+            .insert(&request.source.name);
     }
     let entries = by_resource
         .into_iter()
@@ -335,7 +348,7 @@ fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &Aim) -> Value {
 }
 
 /// Why this is never a source.
-fn refused(source: &Id, bodies: &Bodies) -> Option<String> {
+fn refused(source: &Id, bodies: &ObjectContents) -> Option<String> {
     let kind = runnel_proto::model::Kind::by_resource(&source.resource)?;
     if kind.refuses_name(&source.name) {
         return Some("every cluster makes its own of this name, Runnel never copies it".to_owned());
@@ -353,7 +366,7 @@ fn refused(source: &Id, bodies: &Bodies) -> Option<String> {
 
 /// Compares an object with the source: data, binaryData, type and immutable, as `AdoptIfEqual`
 /// does.
-fn standing(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison {
+fn compare_copy(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison {
     let Some(copy) = copy else {
         return CopyComparison::Absent;
     };

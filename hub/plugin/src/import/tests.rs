@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::annotations::{Copier, Id, Marked, Objects, read};
-use super::choice::{Choice, Places, Written, chosen, chosen_by_both};
+use super::annotations::{Copier, Id, ObjectMetadata, Objects, read};
+use super::choice::{Choice, NamespaceExpression, NamespaceLabels, chosen, chosen_by_both};
 use super::report::{self, ReportContext};
-use super::rules::{Aim, Bodies, CopyComparison, Import, made};
+use super::rules::{CopyComparison, ImportReport, ImportTarget, ObjectContents, imported_rules};
 use runnel_api::{DistributionRule, LabelSelector};
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
 const REFLECTOR: &str = "reflector.v1.k8s.emberstack.com/";
 
-pub(super) fn places() -> Places {
+pub(super) fn places() -> NamespaceLabels {
     let labels = |text: &str| -> BTreeMap<String, String> {
         let pairs = text
             .split_whitespace()
@@ -47,13 +47,13 @@ pub(super) fn id(text: &str) -> Id {
     }
 }
 
-fn marked(prefix: &str, annotations: &[(&str, &str)]) -> Marked {
+fn marked(prefix: &str, annotations: &[(&str, &str)]) -> ObjectMetadata {
     let all = annotations
         .iter()
         .map(|(key, value)| (format!("{prefix}{key}"), (*value).to_owned()));
-    Marked {
+    ObjectMetadata {
         annotations: all.collect(),
-        ..Marked::default()
+        ..ObjectMetadata::default()
     }
 }
 
@@ -66,23 +66,23 @@ fn objects(all: &[Described<'_>]) -> Objects {
         .collect()
 }
 
-pub(super) fn aim() -> Aim {
-    Aim {
+pub(super) fn aim() -> ImportTarget {
+    ImportTarget {
         clusters: vec!["eu-1".to_owned()],
         is_hub: true,
         label: None,
-        beside: BTreeSet::new(),
+        labeled_not_copied: BTreeSet::new(),
     }
 }
 
-pub(super) fn same(all: &Objects) -> Bodies {
+pub(super) fn same(all: &Objects) -> ObjectContents {
     all.keys()
         .map(|id| (id.clone(), json!({"data": {"k": "dg=="}})))
         .collect()
 }
 
-fn import(all: &Objects) -> Import {
-    made(
+fn import(all: &Objects) -> ImportReport {
+    imported_rules(
         read(all, &places(), &Copier::KNOWN),
         all,
         &places(),
@@ -92,7 +92,7 @@ fn import(all: &Objects) -> Import {
 }
 
 /// The spec of the only rule.
-pub(super) fn only(import: &Import) -> &Value {
+pub(super) fn only(import: &ImportReport) -> &Value {
     assert_eq!(import.rules.len(), 1, "{import:?}");
     &import.rules[0].rule["spec"]
 }
@@ -101,8 +101,8 @@ fn names(choice: &Choice) -> Vec<&str> {
     choice.names.iter().map(String::as_str).collect()
 }
 
-fn list(list: &str) -> Written<'_> {
-    Written { list, selector: "" }
+fn list(list: &str) -> NamespaceExpression<'_> {
+    NamespaceExpression { list, selector: "" }
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn selectors_become_selectors() {
     // Objects that the selector matches in kube-* are named, because no selector of a rule matches
     // them.
     let choice = chosen(
-        Written {
+        NamespaceExpression {
             list: "",
             selector: "tier=web",
         },
@@ -280,7 +280,7 @@ fn replicate_from_needs_the_sources_consent() {
         ),
     ]);
     let import = import(&all);
-    let specs: Vec<&Value> = import.rules.iter().map(|made| &made.rule["spec"]).collect();
+    let specs: Vec<&Value> = import.rules.iter().map(|rule| &rule.rule["spec"]).collect();
     assert_eq!(specs.len(), 2, "{specs:?}");
     assert_eq!(specs[0]["namespaces"]["names"], json!(["team-a", "team-b"]));
     assert_eq!(specs[0]["deletionPolicy"], "Retain");
@@ -350,7 +350,7 @@ fn impossible_parts_of_a_rule_are_reported() {
         id("secrets/platform/token"),
         json!({"type": "kubernetes.io/service-account-token"}),
     );
-    let import = made(
+    let import = imported_rules(
         read(&all, &places(), &Copier::KNOWN),
         &all,
         &places(),
@@ -427,7 +427,7 @@ fn reflector_pushes_and_fills_pulled_copies() {
     ]);
     let import = import(&all);
     assert_eq!(import.rules.len(), 2, "{import:?}");
-    let specs: Vec<&Value> = import.rules.iter().map(|made| &made.rule["spec"]).collect();
+    let specs: Vec<&Value> = import.rules.iter().map(|rule| &rule.rule["spec"]).collect();
     assert_eq!(specs[0]["namespaces"]["names"], json!(["team-*"]));
     assert_eq!(
         specs[0]["transform"],
@@ -466,7 +466,7 @@ fn config_syncer_takes_selector_or_all_and_named_clusters() {
     let chosen: Vec<&Value> = import
         .rules
         .iter()
-        .map(|made| &made.rule["spec"]["namespaces"])
+        .map(|rule| &rule.rule["spec"]["namespaces"])
         .collect();
     assert_eq!(
         chosen[0]["names"],
@@ -491,11 +491,11 @@ fn originals_stay_in_a_cluster_that_is_not_the_hub() {
         REPLICATOR,
         &[("replicate-to", "team-.*")],
     )]);
-    let elsewhere = Aim {
+    let elsewhere = ImportTarget {
         is_hub: false,
         ..aim()
     };
-    let import = made(
+    let import = imported_rules(
         read(&all, &places(), &Copier::KNOWN),
         &all,
         &places(),
@@ -523,7 +523,7 @@ fn no_rule_is_larger_than_a_rule_may_be() {
         .map(|name| (id(name), marked(REPLICATOR, &[("replicate-to", "team-a")])))
         .collect();
     let import = import(&all);
-    let sizes: Vec<usize> = import.rules.iter().map(|made| made.sources.len()).collect();
+    let sizes: Vec<usize> = import.rules.iter().map(|rule| rule.sources.len()).collect();
     assert_eq!(sizes, [256, 44]);
     assert_eq!(
         import.rules[1].rule["metadata"]["name"],
@@ -531,7 +531,7 @@ fn no_rule_is_larger_than_a_rule_may_be() {
     );
 }
 
-fn a_cluster() -> (Objects, Bodies) {
+fn a_cluster() -> (Objects, ObjectContents) {
     let to: &[(&str, &str)] = &[
         ("replicate-to", "team-[ab],team-10"),
         ("strip-labels", "true"),
@@ -568,8 +568,8 @@ fn a_cluster() -> (Objects, Bodies) {
 
 fn printed(is_hub: bool) -> String {
     let (all, bodies) = a_cluster();
-    let aim = Aim { is_hub, ..aim() };
-    let import = made(
+    let aim = ImportTarget { is_hub, ..aim() };
+    let import = imported_rules(
         read(&all, &places(), &Copier::KNOWN),
         &all,
         &places(),
@@ -632,7 +632,7 @@ fn import_prints_rules_and_no_content() {
 }
 
 #[test]
-fn only_the_copiers_own_images_are_taken_for_them() {
+fn copiers_are_detected_by_their_images() {
     let runs = |image: &str| Copier::KNOWN.into_iter().find(|one| one.runs(image));
     assert_eq!(
         runs("ghcr.io/mittwald/kubernetes-replicator:v2.10@sha256:00"),

@@ -119,7 +119,7 @@ fn returning_ca_is_listed_once() {
 }
 
 #[test]
-fn a_spare_lasts_for_an_overlap_at_any_time() {
+fn overlap_certificate_outlasts_the_overlap() {
     let own = authority();
     let mut known = TrustedAuthorities::default().switched(own.certificate(), start());
     let mut made = 0;

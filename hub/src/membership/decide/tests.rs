@@ -118,7 +118,7 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
     for token in [&token, &guess(&token)] {
         assert_eq!(
             looked(&member, token),
-            Err(JoinRefusal::Burnt("eu-3".to_owned()))
+            Err(JoinRefusal::LockedOut("eu-3".to_owned()))
         );
     }
     // A new token is valid. Without an id in the join its wrong secrets are not counted.
@@ -136,7 +136,7 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
 }
 
 #[test]
-fn a_join_that_is_brought_back_stays_spent() {
+fn restored_join_stays_redeemed() {
     let (old, new) = (Token::generate().unwrap(), Token::generate().unwrap());
     let mut member = member(&old);
     let join = member.spec.join.clone().unwrap();
@@ -328,7 +328,7 @@ fn every_refusal_names_the_cluster_and_a_hint() {
     let all = [
         JoinRefusal::WrongToken("c".into()),
         JoinRefusal::WrongSecret("c".into()),
-        JoinRefusal::Burnt("c".into()),
+        JoinRefusal::LockedOut("c".into()),
         JoinRefusal::TooManyTokens("c".into()),
         JoinRefusal::Expired("c".into()),
         JoinRefusal::Spent("c".into()),
@@ -349,7 +349,7 @@ fn every_refusal_names_the_cluster_and_a_hint() {
 
 proptest! {
     #[test]
-    fn the_keys_stay_few_and_keep_the_callers_and_the_newest(
+    fn keys_are_bounded_and_include_the_newest(
         ages in prop::collection::vec((0i64..200, 0i64..200), 0..8),
         caller in 0usize..8,
     ) {
@@ -403,7 +403,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
 
     #[test]
-    fn a_certificate_opens_the_very_cluster_whose_name_is_in_it((ours, theirs) in names(), swapped in any::<bool>()) {
+    fn certificate_gives_access_to_its_cluster_only((ours, theirs) in names(), swapped in any::<bool>()) {
         let (ours, theirs) = if swapped { (theirs, ours) } else { (ours, theirs) };
         let mut member = with_keys(member(&Token::generate().unwrap()), vec![key_record(print("k"), at(0), at(100))]);
         member.metadata.name = Some(ours.clone());

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tonic::Status;
 
 use crate::query::review::{Access, User};
-use crate::query::{Questions, aside, resource_of};
+use crate::query::{Questions, resource_of, run_blocking};
 use runnel_hub_core::index::{ChangedObject, Cluster};
 use runnel_hub_core::plan::{Rule, RuleGrant};
 
@@ -23,7 +23,7 @@ const CHANGED_KINDS: [(&str, &str); 2] = [
 ];
 /// The limits of rules that are judged with one change, and of rules about which agents are asked.
 const JUDGED: usize = 200;
-const ASKED: usize = 50;
+const PLANNED_RULES_LIMIT: usize = 50;
 /// The number of rules that are compared while the index is locked.
 const COMPARED: usize = 64;
 
@@ -68,7 +68,7 @@ impl Questions {
     ) -> Result<Change, Status> {
         let (object, exists) = self.changed_object(user, kind, asked).await?;
         let (state, changed) = (self.hub_state.clone(), object.clone());
-        let affected = aside(move || {
+        let affected = run_blocking(move || {
             let member = match &changed {
                 ChangedObject::Member(name, _) => Some(name.clone()),
                 ChangedObject::Grant(..) => None,
@@ -98,10 +98,10 @@ impl Questions {
         let notes = judged(&mut affected).into_iter().collect();
         let (mut asked, mut readable) = (Vec::new(), BTreeMap::new());
         for (uid, rule) in &affected {
-            if asked.len() == ASKED {
+            if asked.len() == PLANNED_RULES_LIMIT {
                 break;
             }
-            if self.may_see(user, rule, &mut readable).await? {
+            if self.may_list(user, rule, &mut readable).await? {
                 asked.push((uid.clone(), rule.terms.rule.clone()));
             }
         }
@@ -118,7 +118,7 @@ impl Questions {
 
     /// Whether the user may read a rule and the sources that it selects. `readable` caches the
     /// answers for whole namespaces.
-    async fn may_see(
+    async fn may_list(
         &self,
         user: &User,
         rule: &Rule,

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_called_as_the_api_server_lets_it_be_called() {
+    fn rule_names_follow_the_api_server() {
         let called = |kind: &str, namespace: &str, name: &str| {
             check_identity(&RuleName {
                 kind: kind.into(),

@@ -98,7 +98,7 @@ impl Texts {
                     ..wire::Refusal::default()
                 }],
             }),
-            Frame::Want(wire::Want {
+            Frame::ContentRequest(wire::ContentRequest {
                 rule_uid: self.next(),
                 sources: vec![self.source(), self.source()],
             }),
@@ -186,10 +186,10 @@ impl Texts {
 }
 
 /// Text that `Debug` escapes is not plain. `Debug` escapes invisible characters, and line ends.
-fn is_filtered(shown: &str) -> bool {
+fn is_filtered(live_digest: &str) -> bool {
     !["\\u{", "\\n", "\\r", "\\t", "\\0"]
         .iter()
-        .any(|escaped| shown.contains(escaped))
+        .any(|escaped| live_digest.contains(escaped))
 }
 
 /// Shell characters are allowed only in sentences, such as `message`.
@@ -229,8 +229,8 @@ proptest! {
         prop_assert!(is_filtered(&format!("{refused:?}")), "{:?}", refused);
         for delta in read.rules {
             let sources: Vec<_> = delta.upserts.iter().map(|intent| intent.source.clone()).collect();
-            let shown = format!("{:?} {:?} {sources:?} {:?}", delta.uid, delta.terms, delta.tombstones);
-            prop_assert!(is_filtered(&shown), "{}", shown);
+            let live_digest = format!("{:?} {:?} {sources:?} {:?}", delta.uid, delta.terms, delta.tombstones);
+            prop_assert!(is_filtered(&live_digest), "{}", live_digest);
             prop_assert!(sources.iter().all(has_names_only));
         }
         let frames = [
@@ -243,12 +243,12 @@ proptest! {
         ];
         for frame in frames {
             let read = hub_frame(wire::HubFrame { frame: Some(frame), ..wire::HubFrame::default() });
-            let shown = match &read {
+            let live_digest = match &read {
                 Ok((HubFrame::Revoked(reason), _)) => format!("{reason:?}"),
                 Ok((HubFrame::SnapshotBegin(begin), _)) => format!("{:?} {:?}", begin.hub_id, begin.hub_cluster_uid),
                 _ => String::new(),
             };
-            prop_assert!(is_filtered(&shown), "{}", shown);
+            prop_assert!(is_filtered(&live_digest), "{}", live_digest);
         }
     }
 }

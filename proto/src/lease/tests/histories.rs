@@ -40,7 +40,7 @@ impl Process for Candidate {
     }
 
     fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
-        self.wrote(lease, sent, now);
+        self.record_write(lease, sent, now);
     }
 
     fn failed(&mut self, changed: bool, now: Instant) {
@@ -54,7 +54,7 @@ impl Process for Candidate {
 
 struct World {
     election: Election<Candidate>,
-    lives: u64,
+    starts: u64,
     /// The terms in which a process led, with which process that was (one life of one process).
     led: BTreeMap<(String, u64), String>,
 }
@@ -63,7 +63,7 @@ impl World {
     fn new(start: Instant) -> Self {
         let mut world = Self {
             election: Election::new(start),
-            lives: 0,
+            starts: 0,
             led: BTreeMap::new(),
         };
         world.election.processes = (0..PROCESSES).map(|number| world.started(number)).collect();
@@ -71,10 +71,10 @@ impl World {
     }
 
     fn started(&mut self, number: usize) -> Candidate {
-        self.lives += 1;
+        self.starts += 1;
         let mut started = Candidate::new(
             NAME,
-            me(&format!("p{number}"), &self.lives.to_string(), true),
+            me(&format!("p{number}"), &self.starts.to_string(), true),
             TIMING,
         );
         started.observe(self.election.lease.clone(), self.election.now);

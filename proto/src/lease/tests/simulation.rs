@@ -139,7 +139,7 @@ impl<P: Process> Election<P> {
         let wall = Timestamp::UNIX_EPOCH + (self.now - self.start);
         loop {
             match self.processes[from].next(self.now, wall) {
-                Step::Look => self.processes[from].observed(self.lease.clone(), self.now),
+                Step::Read => self.processes[from].observed(self.lease.clone(), self.now),
                 Step::Create(write) | Step::Replace(write) => {
                     self.requests.push(Request {
                         from,

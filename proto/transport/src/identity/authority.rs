@@ -20,7 +20,7 @@ use super::{Fingerprint, IdentityError, PeerCertificate, SpiffeId, is_hub_id, ra
 /// Time by which a certificate's validity starts earlier, for slow clocks.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);
 /// The default validity of a self-signed CA: ten years.
-pub const AUTHORITY_LIFE: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+pub const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// The organization in the names that this system writes.
 const ORGANIZATION: &str = "runnel";
 
@@ -67,7 +67,7 @@ impl Authority {
     /// # Errors
     /// [`IdentityError`], when the hub id is none or the system gives no random numbers.
     pub fn generate(hub_id: &str, now: SystemTime) -> Result<Self, IdentityError> {
-        Self::generate_for(hub_id, now, AUTHORITY_LIFE)
+        Self::generate_for(hub_id, now, AUTHORITY_LIFETIME)
     }
 
     /// As [`Self::generate`], with another validity.
@@ -148,7 +148,7 @@ impl Authority {
     }
 
     /// Whether a hub created it for itself, so that only the hub renews it.
-    pub fn is_self_made(&self) -> bool {
+    pub fn is_self_issued(&self) -> bool {
         let Ok(certificate) = parse(&self.certificate) else {
             return false;
         };
@@ -492,7 +492,7 @@ mod tests {
             one.pin(),
             Fingerprint::of_certificate(one.certificate()).unwrap()
         );
-        assert!(again.is_self_made() && again.renew_at() > now() + 4 * 365 * DAY);
+        assert!(again.is_self_issued() && again.renew_at() > now() + 4 * 365 * DAY);
         let mixed = Authority::from_pem(one.certificate_pem(), &two.key_pem());
         assert_eq!(mixed.err(), Some(IdentityError::AuthorityKey));
         assert_eq!(

@@ -135,14 +135,14 @@ impl PeerCertificate {
 impl PeerCertificate {
     /// Whether the certificate is valid at this time. For a new certificate: whether the clock is
     /// right.
-    pub fn holds_at(&self, now: SystemTime) -> bool {
+    pub fn is_valid_at(&self, now: SystemTime) -> bool {
         (self.not_before..self.not_after).contains(&now)
     }
 
     /// Returns the remaining validity by this clock; the whole validity by a clock that must be
     /// wrong, as the issuer assumes it.
     pub fn remaining_validity(&self, now: SystemTime) -> Duration {
-        let from = if self.holds_at(now) {
+        let from = if self.is_valid_at(now) {
             now
         } else {
             self.not_before

@@ -8,7 +8,7 @@ mod names;
 mod spiffe;
 mod token;
 
-pub use authority::{AUTHORITY_LIFE, Authority, SKEW, ServingPair, SignedCertificate};
+pub use authority::{AUTHORITY_LIFETIME, Authority, SKEW, ServingPair, SignedCertificate};
 pub use certificate::{Fingerprint, PeerCertificate, certificate_end};
 pub use join_string::{JOIN_PREFIX, JoinString, JoinStringError};
 pub use key::MemberKey;

@@ -21,9 +21,9 @@ pub struct Readiness(Arc<Mutex<BTreeMap<String, usize>>>);
 impl Readiness {
     /// The process is not ready while the returned guard lives.
     #[must_use]
-    pub fn wait_for(&self, part: &str) -> Awaited {
+    pub fn wait_for(&self, part: &str) -> PendingPart {
         *self.parts().entry(part.to_owned()).or_default() += 1;
-        Awaited {
+        PendingPart {
             part: part.to_owned(),
             readiness: self.clone(),
         }
@@ -40,12 +40,12 @@ impl Readiness {
 }
 
 /// One part that is not ready; dropping it marks the part as ready.
-pub struct Awaited {
+pub struct PendingPart {
     part: String,
     readiness: Readiness,
 }
 
-impl Drop for Awaited {
+impl Drop for PendingPart {
     fn drop(&mut self) {
         let mut parts = self.readiness.parts();
         if let Some(count) = parts.get_mut(&self.part) {
@@ -98,7 +98,7 @@ pub async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener
 }
 
 #[derive(Clone)]
-struct Shown {
+struct ReadyLabel {
     registry: Arc<Registry>,
     readiness: Readiness,
     shutdown: CancellationToken,
@@ -115,7 +115,7 @@ pub fn router(
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
-        .with_state(Shown {
+        .with_state(ReadyLabel {
             registry,
             readiness,
             shutdown,
@@ -138,7 +138,7 @@ pub async fn serve(
         .await
 }
 
-async fn ready(State(shown): State<Shown>) -> Response {
+async fn ready(State(shown): State<ReadyLabel>) -> Response {
     if shown.shutdown.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response();
     }
@@ -153,7 +153,7 @@ async fn ready(State(shown): State<Shown>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
-async fn metrics(State(shown): State<Shown>) -> Response {
+async fn metrics(State(shown): State<ReadyLabel>) -> Response {
     let mut text = String::new();
     if prometheus_client::encoding::text::encode(&mut text, &shown.registry).is_err() {
         return (

@@ -27,7 +27,7 @@ struct Times {
 
 impl Times {
     /// Several watches of a kind are as fresh as the oldest of them.
-    fn shown(&self) -> Option<SystemTime> {
+    fn last_event_time(&self) -> Option<SystemTime> {
         self.open.values().min().copied().or(self.last)
     }
 }
@@ -95,7 +95,9 @@ impl Collector for WatchTimes {
         let name = "runnel_watch_last_event_timestamp_seconds";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (resource, times) in &*self.times() {
-            let Some(at) = times.shown() else { continue };
+            let Some(at) = times.last_event_time() else {
+                continue;
+            };
             let seconds = at
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or_default()
@@ -238,7 +240,12 @@ mod tests {
     #[test]
     fn most_silent_of_several_watches_is_shown() {
         let times = WatchTimes::default();
-        let shown = || times.times().get("secrets").and_then(Times::shown);
+        let shown = || {
+            times
+                .times()
+                .get("secrets")
+                .and_then(Times::last_event_time)
+        };
         let (one, other) = (
             times.open("secrets".to_owned()),
             times.open("secrets".to_owned()),

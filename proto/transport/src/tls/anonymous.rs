@@ -10,47 +10,47 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Sleep, sleep};
 
-use super::waiting::Origin;
+use super::accept_queue::Origin;
 
 /// Limits of the number and the duration of connections.
 pub(super) struct Anonymous {
     most: usize,
-    life: Duration,
+    lifetime: Duration,
     /// The oldest first. A connection that is dropped here ends.
-    here: VecDeque<(Origin, oneshot::Sender<()>)>,
+    connections: VecDeque<(Origin, oneshot::Sender<()>)>,
 }
 
 impl Anonymous {
     pub(super) fn new(most: usize, life: Duration) -> Self {
         Self {
             most,
-            life,
-            here: VecDeque::new(),
+            lifetime: life,
+            connections: VecDeque::new(),
         }
     }
 
     /// Adds a connection. Above the limit, the oldest one of the largest group is closed.
-    pub(super) fn enter(&mut self, origin: Origin) -> Stay {
-        self.here.retain(|(_, stay)| !stay.is_closed());
+    pub(super) fn enter(&mut self, origin: Origin) -> ConnectionTimeout {
+        self.connections.retain(|(_, stay)| !stay.is_closed());
         let (here, ended) = oneshot::channel();
-        self.here.push_back((origin, here));
-        if self.here.len() > self.most {
+        self.connections.push_back((origin, here));
+        if self.connections.len() > self.most {
             tracing::debug!(
                 "too many connections without a client certificate: the oldest of a crowd is closed"
             );
             let mut crowds: BTreeMap<Origin, usize> = BTreeMap::new();
-            self.here
+            self.connections
                 .iter()
                 .for_each(|(origin, _)| *crowds.entry(*origin).or_default() += 1);
             let most = crowds.values().max();
             let oldest = self
-                .here
+                .connections
                 .iter()
                 .position(|(origin, _)| crowds.get(origin) == most);
-            oldest.and_then(|oldest| self.here.remove(oldest));
+            oldest.and_then(|oldest| self.connections.remove(oldest));
         }
-        Stay {
-            limit: Box::pin(sleep(self.life)),
+        ConnectionTimeout {
+            limit: Box::pin(sleep(self.lifetime)),
             ended,
             over: false,
         }
@@ -58,13 +58,13 @@ impl Anonymous {
 }
 
 /// The time limit of one connection.
-pub(super) struct Stay {
+pub(super) struct ConnectionTimeout {
     limit: Pin<Box<Sleep>>,
     ended: oneshot::Receiver<()>,
     over: bool,
 }
 
-impl Stay {
+impl ConnectionTimeout {
     /// Returns an error after the time limit; before, registers the task to be woken then.
     pub(super) fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         self.over = self.over

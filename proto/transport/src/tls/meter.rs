@@ -17,10 +17,10 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// An end that has received more than this since it last sent anything must send a ping. Pings and
 /// their answers are less.
-const OWED_BYTES: u64 = 512;
+const PING_BYTES: u64 = 512;
 /// And that has sent nothing for this long. The limit of the other end is more than three times as
 /// long.
-const OWED_AFTER: Duration = Duration::from_secs(5);
+const PING_AFTER: Duration = Duration::from_secs(5);
 
 /// The traffic of the newest connection of a connector, or of one connection of a hub.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Meter {
             .saturating_add(bytes);
         let silent =
             Duration::from_millis(now.saturating_sub(self.sent_at.load(Ordering::Relaxed)));
-        let needs_ping = received > OWED_BYTES && silent >= OWED_AFTER;
+        let needs_ping = received > PING_BYTES && silent >= PING_AFTER;
         if needs_ping {
             self.sent(now);
             self.needs_ping.notify_one();
@@ -80,14 +80,14 @@ impl Meter {
 
 /// The time of the last activity.
 #[derive(Debug)]
-struct Flow {
+struct Activity {
     /// The time of the last received data, or of the last progress of blocked data.
     moved_at: Instant,
     /// Data waits to be sent, because the peer does not accept earlier data.
     blocked: bool,
 }
 
-impl Flow {
+impl Activity {
     /// Records received data.
     fn read(&mut self, now: Instant) {
         self.moved_at = now;
@@ -108,7 +108,7 @@ pub struct Metered<S> {
     stream: S,
     meter: Arc<Meter>,
     silence: Duration,
-    flow: Flow,
+    flow: Activity,
     deadline: Pin<Box<Sleep>>,
 }
 
@@ -116,7 +116,7 @@ impl<S> Metered<S> {
     /// Ends `stream` when no bytes have moved for `silence`, and counts on `meter`.
     pub fn new(stream: S, meter: Arc<Meter>, silence: Duration) -> Self {
         meter.sent(meter.now());
-        let flow = Flow {
+        let flow = Activity {
             moved_at: Instant::now(),
             blocked: false,
         };
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn flow_counts_reads_and_writes_that_had_to_wait() {
         let start = Instant::now();
-        let mut flow = Flow {
+        let mut flow = Activity {
             moved_at: start,
             blocked: false,
         };

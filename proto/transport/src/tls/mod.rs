@@ -2,6 +2,7 @@
 //! only provider.
 //! TLS authenticates the peer at the handshake only: the hub ends a session at the end of its
 //! certificate.
+mod accept_queue;
 mod anonymous;
 mod choose;
 mod client;
@@ -16,7 +17,6 @@ mod tunnel;
 #[cfg(test)]
 mod tunnel_tests;
 mod verify;
-mod waiting;
 
 use std::sync::{Arc, LazyLock};
 

@@ -181,7 +181,7 @@ impl Route {
             .to_ascii_lowercase();
         let port = port.parse().ok();
         let proxy = self.proxy.as_ref()?;
-        (!self.around.iter().any(|entry| entry.holds(&host, port))).then_some(proxy)
+        (!self.around.iter().any(|entry| entry.matches(&host, port))).then_some(proxy)
     }
 }
 
@@ -220,7 +220,7 @@ fn entry(text: &str) -> Entry {
 }
 
 impl Entry {
-    fn holds(&self, host: &str, port: Option<u16>) -> bool {
+    fn matches(&self, host: &str, port: Option<u16>) -> bool {
         let same_port = |wanted: &Option<u16>| wanted.is_none() || *wanted == port;
         let address: Option<IpAddr> = host.parse().ok();
         match self {
@@ -237,14 +237,14 @@ impl Entry {
             }
             Self::Address(known, port) => same_port(port) && address == Some(*known),
             Self::Network(network, bits) => {
-                address.is_some_and(|address| within(address, *network, *bits))
+                address.is_some_and(|address| is_in_network(address, *network, *bits))
             }
         }
     }
 }
 
 /// Whether an address lies in a network.
-fn within(address: IpAddr, network: IpAddr, bits: u8) -> bool {
+fn is_in_network(address: IpAddr, network: IpAddr, bits: u8) -> bool {
     let prefix = |address: u128, width: u32| {
         address
             .checked_shr(width.saturating_sub(u32::from(bits)))

@@ -61,7 +61,7 @@ impl Refusals {
     }
 
     /// Returns the connection of a handshake that ended well.
-    pub(super) fn taken<C>(&mut self, done: Handshake<C>) -> Option<C> {
+    pub(super) fn complete<C>(&mut self, done: Handshake<C>) -> Option<C> {
         match done {
             Ok((_, Ok(connection))) => return Some(connection),
             // Probes and load balancers open and close without a request.

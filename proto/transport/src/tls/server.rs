@@ -21,12 +21,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::anonymous::{Anonymous, Stay};
+use super::accept_queue::{AcceptQueue, Origin};
+use super::anonymous::{Anonymous, ConnectionTimeout};
 use super::choose::Choices;
 use super::meter::{Meter, Metered};
 use super::refusals::{HANDSHAKE_LIMIT, HandshakeError, Refusals};
 use super::verify::MemberVerifier;
-use super::waiting::{Origin, Waiting};
 use super::{ALPN, TlsError, provider};
 use crate::identity::{PeerCertificate, ServingPair, SpiffeId};
 
@@ -40,7 +40,7 @@ const HANDSHAKE_TURN: Duration = Duration::from_secs(2);
 /// Connections without a client certificate at once; one more ends the oldest.
 const ANONYMOUS: usize = 1024;
 /// Time limit of a connection without a client certificate.
-const ANONYMOUS_LIFE: Duration = Duration::from_secs(60);
+const ANONYMOUS_TIMEOUT: Duration = Duration::from_secs(60);
 /// A connection on which nothing moves for so long is dead: the hub pings each after 15 s, and agents after 9 s.
 const SILENCE: Duration = Duration::from_secs(25);
 /// Pause after an accept error such as too many open files, doubled up to [`PAUSE_LIMIT`].
@@ -152,7 +152,7 @@ pub struct Connection {
     stream: TlsStream<Metered<TcpStream>>,
     peer: Peer,
     /// For how long, where the peer is anonymous.
-    stay: Option<Stay>,
+    stay: Option<ConnectionTimeout>,
 }
 
 impl Connection {
@@ -226,7 +226,7 @@ struct Incoming<A> {
     handshakes: JoinSet<(SocketAddr, Result<Connection, HandshakeError>)>,
     /// The handshakes, the oldest first.
     begun: VecDeque<(Instant, Origin, AbortHandle)>,
-    waiting: Waiting<(TcpStream, SocketAddr)>,
+    waiting: AcceptQueue<(TcpStream, SocketAddr)>,
     refusals: Refusals,
     anonymous: Anonymous,
     limits: Limits,
@@ -239,14 +239,14 @@ pub(super) struct Limits {
     pub(super) handshakes: usize,
     pub(super) turn: Duration,
     pub(super) anonymous: usize,
-    pub(super) anonymous_life: Duration,
+    pub(super) anonymous_timeout: Duration,
 }
 
 const LIMITS: Limits = Limits {
     handshakes: HANDSHAKES,
     turn: HANDSHAKE_TURN,
     anonymous: ANONYMOUS,
-    anonymous_life: ANONYMOUS_LIFE,
+    anonymous_timeout: ANONYMOUS_TIMEOUT,
 };
 
 /// The connections of a listener, for `serve_with_incoming_shutdown`. Never ends and never gives an error: failed
@@ -263,8 +263,8 @@ pub(super) fn incoming_within<A: Accept>(
     tls: Arc<ServerTls>,
     limits: Limits,
 ) -> impl Stream<Item = io::Result<Connection>> + Send {
-    let anonymous = Anonymous::new(limits.anonymous, limits.anonymous_life);
-    let (handshakes, begun, waiting) = (JoinSet::new(), VecDeque::new(), Waiting::new(WAITING));
+    let anonymous = Anonymous::new(limits.anonymous, limits.anonymous_timeout);
+    let (handshakes, begun, waiting) = (JoinSet::new(), VecDeque::new(), AcceptQueue::new(WAITING));
     let refusals = Refusals::default();
     let state = Incoming {
         listener,
@@ -292,13 +292,13 @@ impl<A: Accept> Incoming<A> {
                 // Finished handshakes are returned before new connections are accepted.
                 biased;
                 Some(done) = self.handshakes.join_next() => {
-                    if let Some(mut connection) = self.refusals.taken(done) {
+                    if let Some(mut connection) = self.refusals.complete(done) {
                         let origin = Origin::of(connection.peer.address);
                         connection.stay = connection.peer.certificate.is_none().then(|| self.anonymous.enter(origin));
                         return connection;
                     }
                 }
-                () = sleep_until(full_until.unwrap_or_else(Instant::now)), if full_until.is_some() => self.make_room(),
+                () = sleep_until(full_until.unwrap_or_else(Instant::now)), if full_until.is_some() => self.close_oldest(),
                 accepted = self.listener.accept() => match accepted {
                     Ok((tcp, address)) => {
                         self.pause = PAUSE;
@@ -326,7 +326,7 @@ impl<A: Accept> Incoming<A> {
                 if next.is_none_or(|next| next + 1 >= most) {
                     return;
                 }
-                self.make_room();
+                self.close_oldest();
             }
             let Some((origin, (tcp, address))) = self.waiting.pop(count) else {
                 return;
@@ -350,12 +350,12 @@ impl<A: Accept> Incoming<A> {
     fn full_until(&self) -> Option<Instant> {
         let (begun, ..) = self
             .begun
-            .get(self.oldest_of_crowd()?)
+            .get(self.oldest_of_largest_origin()?)
             .filter(|_| !self.waiting.is_empty())?;
         Some(*begun + self.limits.turn)
     }
 
-    fn oldest_of_crowd(&self) -> Option<usize> {
+    fn oldest_of_largest_origin(&self) -> Option<usize> {
         let running = self.running();
         let most = running.values().max();
         self.begun
@@ -363,9 +363,9 @@ impl<A: Accept> Incoming<A> {
             .position(|(_, origin, _)| running.get(origin) == most)
     }
 
-    fn make_room(&mut self) {
+    fn close_oldest(&mut self) {
         if let Some((_, _, oldest)) = self
-            .oldest_of_crowd()
+            .oldest_of_largest_origin()
             .and_then(|oldest| self.begun.remove(oldest))
         {
             oldest.abort();

@@ -40,15 +40,15 @@ fn session_of(trusted: &Authority, key: &MemberKey, signed: &SignedCertificate) 
 }
 
 /// The peer that the hub saw and the bytes that it sent, or `None` for a refused connection.
-type Seen = Option<(Peer, Vec<u8>)>;
+type ServedPeer = Option<(Peer, Vec<u8>)>;
 
 /// Runs one connection of a client to a hub with this serving certificate, over real sockets. The
 /// client sends data after its handshake and reads some.
-async fn meet(
+async fn handshake_once(
     authority: &Authority,
     serving: ServingPair,
     client: ClientConfig,
-) -> (Result<(), String>, Seen) {
+) -> (Result<(), String>, ServedPeer) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let tls = ServerTls::new(&[authority.certificate().clone()], serving).unwrap();
@@ -91,7 +91,7 @@ fn serving(authority: &Authority) -> ServingPair {
 async fn a_client_without_certificate_is_anonymous() {
     let authority = authority();
     let client = join_config(authority.pin(), HUB).unwrap();
-    let (agent, hub) = meet(&authority, serving(&authority), client).await;
+    let (agent, hub) = handshake_once(&authority, serving(&authority), client).await;
     assert_eq!(agent, Ok(()));
     let (peer, word) = hub.unwrap();
     assert!(peer.certificate.is_none());
@@ -102,7 +102,7 @@ async fn a_client_without_certificate_is_anonymous() {
 async fn member_is_identified_by_its_certificate() {
     let authority = authority();
     let (key, signed) = member_of(&authority, SystemTime::now());
-    let (agent, hub) = meet(
+    let (agent, hub) = handshake_once(
         &authority,
         serving(&authority),
         session_of(&authority, &key, &signed),
@@ -126,7 +126,8 @@ async fn certificates_of_another_authority_are_refused() {
         SystemTime::now() - 3 * DAY,
     ] {
         let (key, signed) = member_of(&foreign, at);
-        let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
+        let (agent, hub) =
+            handshake_once(&own, serving(&own), session_of(&own, &key, &signed)).await;
         assert!(agent.is_err() && hub.is_none());
     }
 }
@@ -141,19 +142,22 @@ async fn clock_set_back_rejects_no_certificate() {
             let (key, signed) = member_of(authority, now + ahead);
             let serving = || authority.sign_hub(HUB, now + ahead, DAY).unwrap();
             let (agent, hub) =
-                meet(authority, serving(), session_of(authority, &key, &signed)).await;
+                handshake_once(authority, serving(), session_of(authority, &key, &signed)).await;
             assert_eq!(agent, Ok(()), "{ahead:?}");
             assert_eq!(
                 hub.unwrap().0.certificate.unwrap().not_after,
                 signed.not_after
             );
             let joining = join_config(authority.pin(), HUB).unwrap();
-            assert_eq!(meet(authority, serving(), joining).await.0, Ok(()));
+            assert_eq!(
+                handshake_once(authority, serving(), joining).await.0,
+                Ok(())
+            );
             // And certificates issued at the right time.
             let (key, signed) = member_of(authority, now);
             let served = authority.sign_hub(HUB, now, DAY).unwrap();
             assert_eq!(
-                meet(authority, served, session_of(authority, &key, &signed))
+                handshake_once(authority, served, session_of(authority, &key, &signed))
                     .await
                     .0,
                 Ok(())
@@ -165,7 +169,7 @@ async fn clock_set_back_rejects_no_certificate() {
     let over = authority.sign_hub(HUB, now - 2 * DAY, DAY).unwrap();
     let (key, signed) = member_of(&authority, now);
     assert!(
-        meet(&authority, over, session_of(&authority, &key, &signed))
+        handshake_once(&authority, over, session_of(&authority, &key, &signed))
             .await
             .0
             .is_err()
@@ -181,7 +185,8 @@ async fn expired_hub_certificate_blames_the_clock() {
             session_of(&own, &key, &signed),
             join_config(own.pin(), HUB).unwrap(),
         ] {
-            let (agent, hub) = meet(&own, own.sign_hub(HUB, at, DAY).unwrap(), client).await;
+            let (agent, hub) =
+                handshake_once(&own, own.sign_hub(HUB, at, DAY).unwrap(), client).await;
             let text = agent.unwrap_err();
             assert!(
                 text.contains("set the clock") && !text.contains(UNTRUSTED),
@@ -200,14 +205,14 @@ async fn expired_member_is_identified_as_expired() {
         Authority::generate(HUB, made).unwrap(),
     );
     let (key, signed) = member_of(&own, made + DAY);
-    let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
+    let (agent, hub) = handshake_once(&own, serving(&own), session_of(&own, &key, &signed)).await;
     assert_eq!(agent, Ok(()));
     let certificate = hub.unwrap().0.certificate.unwrap();
     assert_eq!(certificate.not_after, signed.not_after);
     assert!(certificate.not_after < SystemTime::now() - 6 * DAY);
     // Age does not make up for another authority.
     let (key, signed) = member_of(&foreign, made + DAY);
-    let (agent, hub) = meet(&own, serving(&own), session_of(&own, &key, &signed)).await;
+    let (agent, hub) = handshake_once(&own, serving(&own), session_of(&own, &key, &signed)).await;
     assert!(agent.is_err() && hub.is_none());
 }
 
@@ -215,7 +220,7 @@ async fn expired_member_is_identified_as_expired() {
 async fn a_client_with_another_pin_sends_nothing() {
     let authority = authority();
     let client = join_config(Fingerprint::of_key(b"another"), HUB).unwrap();
-    let (agent, hub) = meet(&authority, serving(&authority), client).await;
+    let (agent, hub) = handshake_once(&authority, serving(&authority), client).await;
     assert!(
         agent
             .unwrap_err()
@@ -229,7 +234,7 @@ async fn foreign_chain_with_the_pinned_ca_beside_it_is_rejected() {
     let (own, foreign) = (authority(), authority());
     let mut pair = serving(&foreign);
     pair.chain.push(own.certificate().clone());
-    let (agent, hub) = meet(&own, pair, join_config(own.pin(), HUB).unwrap()).await;
+    let (agent, hub) = handshake_once(&own, pair, join_config(own.pin(), HUB).unwrap()).await;
     assert!(agent.is_err() && hub.is_none());
 }
 
@@ -237,7 +242,8 @@ async fn foreign_chain_with_the_pinned_ca_beside_it_is_rejected() {
 async fn another_hub_of_the_same_authority_is_refused() {
     let authority = authority();
     let pair = authority.sign_hub("other", SystemTime::now(), DAY).unwrap();
-    let (agent, hub) = meet(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
+    let (agent, hub) =
+        handshake_once(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
     assert!(agent.unwrap_err().contains("not the hub of this agent"));
     assert!(hub.is_none());
 }
@@ -258,7 +264,7 @@ async fn a_member_cannot_pose_as_the_hub() {
             key: key.to_der(),
             not_after: signed.not_after,
         };
-        let (agent, hub) = meet(&authority, pair, client).await;
+        let (agent, hub) = handshake_once(&authority, pair, client).await;
         assert!(agent.is_err() && hub.is_none());
     }
 }
@@ -281,7 +287,8 @@ async fn a_leaf_without_usages_or_identity_is_no_hub() {
         key: der,
         not_after: SystemTime::now(),
     };
-    let (agent, hub) = meet(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
+    let (agent, hub) =
+        handshake_once(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
     assert!(agent.unwrap_err().contains("not the hub of this agent"));
     assert!(hub.is_none());
 }
@@ -292,7 +299,7 @@ async fn the_hubs_certificate_is_no_members() {
     let own = serving(&authority);
     let authorities = [authority.certificate().clone()];
     let client = session_config(&authorities, HUB, own.chain, own.key).unwrap();
-    let (agent, hub) = meet(&authority, serving(&authority), client).await;
+    let (agent, hub) = handshake_once(&authority, serving(&authority), client).await;
     assert!(agent.is_err() && hub.is_none());
 }
 
@@ -374,7 +381,7 @@ const ROOMY: Limits = Limits {
     handshakes: 100,
     turn: Duration::from_millis(100),
     anonymous: 100,
-    anonymous_life: DAY,
+    anonymous_timeout: DAY,
 };
 
 #[tokio::test]
@@ -471,7 +478,7 @@ async fn peer_without_certificate_is_cut_soon_and_members_stay() {
     let (address, hub) = hub_within(
         &authority,
         Limits {
-            anonymous_life: life,
+            anonymous_timeout: life,
             ..ROOMY
         },
     )

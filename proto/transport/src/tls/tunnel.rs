@@ -88,7 +88,7 @@ pub(super) async fn open(route: &Route, target: &str) -> Result<TcpStream, Conne
     };
     let stream = TcpStream::connect(&proxy.address).await;
     let mut stream = stream.map_err(|error| through(format!("it cannot be reached: {error}")))?;
-    let head = ask(&mut stream, proxy, target)
+    let head = request_tunnel(&mut stream, proxy, target)
         .await
         .map_err(|error| through(format!("it broke off: {error}")))?;
     match answer(&head) {
@@ -109,7 +109,7 @@ pub(super) async fn open(route: &Route, target: &str) -> Result<TcpStream, Conne
 }
 
 /// Requests the tunnel and reads exactly the head of the answer.
-async fn ask(stream: &mut TcpStream, proxy: &Proxy, target: &str) -> io::Result<String> {
+async fn request_tunnel(stream: &mut TcpStream, proxy: &Proxy, target: &str) -> io::Result<String> {
     stream
         .write_all(proxy.connect_request(target).as_bytes())
         .await?;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use runnel_hub::writer::LOOK;
+use runnel_hub::writer::CHECK_INTERVAL;
 use runnel_hub_core::status::SETTLING;
 use serde_json::json;
 
@@ -35,7 +35,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let watched = if quick {
         Duration::from_secs(3)
     } else {
-        SETTLING + LOOK + Duration::from_secs(5)
+        SETTLING + CHECK_INTERVAL + Duration::from_secs(5)
     };
     let mut lab = Lab::start().await?;
     lab.write_all(

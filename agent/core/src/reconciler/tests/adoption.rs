@@ -103,7 +103,7 @@ fn adopted_object_is_released_with_its_rule() {
         world.settle();
         let object = &world.objects[&copy("a", "s0")];
         assert_eq!(
-            (object.live.ownership, object.labelled),
+            (object.live.ownership, object.labeled),
             (Ownership::Foreign, false)
         );
         assert!(world.reported_state("r").unwrap().gone);
@@ -254,7 +254,7 @@ fn unsealed_copy_is_corrected_by_its_agent() {
 /// Removes our marks from an object, as a full replacement does. Its managed fields remain.
 fn unseal(object: &mut Object) {
     if object.live.ownership == Ownership::Ours {
-        object.labelled = false;
+        object.labeled = false;
         (object.live.sealed, object.live.intact, object.live.adopted) = (None, false, true);
     }
 }
@@ -417,7 +417,7 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
             }
             Step::Policy(adopt, all, purge) => world.set_policy(policy(*adopt, *all, *purge)),
             Step::Revoke => world.core.handle(Event::Revoked, world.now),
-            Step::Deliver => drop(world.tell_one()),
+            Step::Deliver => drop(world.deliver_one()),
             Step::Work => drop(world.work_one()),
             Step::Lose => world.lose_one(),
             Step::GiveOut => world.dispatch(),

@@ -46,7 +46,7 @@ fn edit_decides_each_copy_once() {
     let mut world = applied();
     let count = decisions(&mut world, |world| world.batch(edit(2)));
     assert_eq!(count, COPIES);
-    assert!(all_hold(&world, 2) && world.untold.is_empty());
+    assert!(all_hold(&world, 2) && world.undelivered.is_empty());
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn echo_before_the_answer_decides_nothing() {
         }
     });
     assert_eq!(count, COPIES);
-    assert!(all_hold(&world, 2) && world.untold.is_empty());
+    assert!(all_hold(&world, 2) && world.undelivered.is_empty());
 }
 
 #[test]

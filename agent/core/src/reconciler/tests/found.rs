@@ -35,7 +35,7 @@ fn pairs(world: &World, uid: &str) -> Vec<(String, Revision)> {
 }
 
 #[test]
-fn restored_cluster_is_corrected_whatever_its_versions() {
+fn restored_cluster_is_corrected_with_any_version() {
     let mut world = applied();
     let backup = world.objects.clone();
     world.batch(vec![RuleDelta {
@@ -74,7 +74,7 @@ fn list_without_a_copy_that_is_written_has_it_read_again() {
         .find(|(_, object)| object.live.sealed.as_ref().unwrap().revision.0[0] == 2);
     let written = written.unwrap().0.clone();
     world.objects.remove(&written);
-    world.untold.clear();
+    world.undelivered.clear();
     for (copy, object) in world.objects.clone() {
         world.core.handle(Event::Copy(copy, object.live), world.now);
     }
@@ -84,7 +84,7 @@ fn list_without_a_copy_that_is_written_has_it_read_again() {
 }
 
 #[test]
-fn source_deleted_out_of_sight_does_not_come_back() {
+fn source_deleted_while_unwatched_stays_deleted() {
     let mut world = applied();
     let narrow = Policy::parse("{namespaces: {allowed: [a]}, kinds: [configmaps]}").unwrap();
     let wide = Policy::parse("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}").unwrap();
@@ -231,7 +231,7 @@ fn strangers_objects_with_our_label_are_not_remembered() {
         let place = copy("a", &format!("x{number}"));
         world.make_foreign(&place);
         world.edit(&place, |object| {
-            object.labelled = true;
+            object.labeled = true;
             if number % 2 == 0 {
                 let key = IntentKey {
                     rule: format!("u{number}").into(),
@@ -253,7 +253,7 @@ fn strangers_objects_with_our_label_are_not_remembered() {
                 source: place.clone(),
             };
             (object.live.ownership, object.live.unproved) = (Ownership::Ours, Some(Box::new(key)));
-            object.labelled = true;
+            object.labeled = true;
         });
     }
     world.settle_now();

@@ -19,7 +19,7 @@ enum Step {
     Strip(u8, u8),
     Delete(u8, u8),
     Foreign(u8, u8),
-    Tell,
+    DeliverEvent,
     Work,
     Lose,
     GiveOut,
@@ -57,7 +57,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => pair().prop_map(|(n, s)| Step::Strip(n, s)),
         1 => pair().prop_map(|(n, s)| Step::Delete(n, s)),
         1 => pair().prop_map(|(n, s)| Step::Foreign(n, s)),
-        6 => Just(Step::Tell),
+        6 => Just(Step::DeliverEvent),
         6 => Just(Step::Work),
         1 => Just(Step::Lose),
         6 => Just(Step::GiveOut),
@@ -81,7 +81,7 @@ fn removals() -> impl Strategy<Value = Vec<Step>> {
         4 => (0u8..2).prop_map(|s| Step::Expire(0, s)),
         1 => Just(Step::Remove(0)),
         3 => (0u8..4).prop_map(|c| Step::Choose(0, c)),
-        2 => Just(Step::Tell),
+        2 => Just(Step::DeliverEvent),
         8 => Just(Step::Work),
         1 => Just(Step::Lose),
         8 => Just(Step::GiveOut),
@@ -91,7 +91,8 @@ fn removals() -> impl Strategy<Value = Vec<Step>> {
     ];
     let applied = || {
         let begin = [Step::Upsert(0, 0, 1), Step::Upsert(0, 1, 1), Step::GiveOut];
-        let works = std::iter::repeat_n(Step::Work, 4).chain(std::iter::repeat_n(Step::Tell, 4));
+        let works =
+            std::iter::repeat_n(Step::Work, 4).chain(std::iter::repeat_n(Step::DeliverEvent, 4));
         begin.into_iter().chain(works).chain([Step::Save(true)])
     };
     proptest::collection::vec(step, 4..40).prop_map(move |steps| applied().chain(steps).collect())
@@ -220,11 +221,11 @@ impl Hub {
             }
             Step::Tamper(n, s) => world.edit(&names(*n, *s), |object| object.live.intact = false),
             Step::Strip(n, s) => world.edit(&names(*n, *s), |object| {
-                (object.labelled, object.live.intact) = (false, false);
+                (object.labeled, object.live.intact) = (false, false);
             }),
             Step::Delete(n, s) => world.delete(&names(*n, *s)),
             Step::Foreign(n, s) => world.make_foreign(&names(*n, *s)),
-            Step::Tell => drop(world.tell_one()),
+            Step::DeliverEvent => drop(world.deliver_one()),
             Step::Work => drop(world.work_one()),
             Step::Lose => world.lose_one(),
             Step::GiveOut => world.dispatch(),
@@ -362,7 +363,7 @@ fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
                 }
                 // A copy that lost its label while nothing was watched is unknown.
                 None => prop_assert!(
-                    object.is_none_or(|object| !object.labelled),
+                    object.is_none_or(|object| !object.labeled),
                     "{place} is left: {object:?}"
                 ),
             }
@@ -405,7 +406,7 @@ proptest! {
 /// Found by proptest: a narrower policy hid the copies while their rule was deleted, and a wider
 /// one shows them again.
 #[test]
-fn a_rules_removal_finds_copies_that_came_to_light_later() {
+fn rule_removal_includes_copies_found_later() {
     use Step::{GiveOut, Policy, Remove, Upsert};
     play(&[Upsert(0, 0, 1), GiveOut, Remove(0), Policy(2), Policy(5)]).unwrap();
 }
@@ -486,7 +487,7 @@ fn discovered_copies_are_removed_with_the_others() {
 }
 
 #[test]
-fn removal_is_not_reported_once_its_place_is_out_of_sight() {
+fn unwatched_removal_is_not_reported() {
     use Step::{Choose, HubBack, Later, Policy, Refuse, Upsert};
     play_with(
         &[

@@ -41,10 +41,10 @@ fn agent_explains_each_copy_as_it_reports_it() {
     assert!(live.ours && live.intact);
     assert_eq!(live.sealed.map(|(rule, ..)| rule), Some("r".into()));
 
-    let taken = asked(&mut world, "b");
-    let copy_error = taken.states[0].copy_error.clone().unwrap();
+    let result = asked(&mut world, "b");
+    let copy_error = result.states[0].copy_error.clone().unwrap();
     assert_eq!(
-        (taken.states[0].outcome, copy_error.0),
+        (result.states[0].outcome, copy_error.0),
         (CopyOutcome::Failed, Reason::Conflict)
     );
 

@@ -156,7 +156,7 @@ fn agent_without_namespaces_connects_and_writes_nothing() {
     let mut world = applied();
     world.core = world::core(world.stored.clone(), &world.policy);
     world.delete(&copy("b", "s1"));
-    world.untold.clear();
+    world.undelivered.clear();
     let (now, writes) = (world.now, world.writes);
     world.core.handle(Event::NamespacesListed, now);
     for resource in ["configmaps", "secrets"] {

@@ -2,12 +2,11 @@ mod adoption;
 mod audit;
 mod contention;
 mod decisions;
+mod drift_and_conflicts;
 mod dry_run;
 mod found;
 mod histories;
 mod inspected;
-mod keeping;
-mod lives;
 mod lost;
 mod namespace_prunes;
 mod orders;
@@ -16,6 +15,7 @@ mod preview;
 mod proof;
 mod quota;
 mod renames;
+mod rule_lifecycles;
 mod stored;
 mod versions;
 mod world;
@@ -54,7 +54,7 @@ fn sent_copies_are_created_acked_and_reported() {
         (state.counts.copies, state.counts.applied, state.intents),
         (4, 4, 2)
     );
-    assert!(world.objects.values().all(|object| object.labelled));
+    assert!(world.objects.values().all(|object| object.labeled));
 }
 
 #[test]
@@ -91,11 +91,10 @@ fn damaged_copy_without_twin_is_requested_from_the_hub() {
     assert!(!world.holds(&copy("a", "s0"), "r", "s0", 1));
     world.connect();
     world.settle_now();
-    assert!(
-        world
-            .sent
-            .contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")]))
-    );
+    assert!(world.sent.contains(&AgentFrame::ContentRequest(
+        "r".into(),
+        vec![copy("team", "s0")]
+    )));
     let state = world.reported_state("r").unwrap();
     assert_eq!(
         (state.counts.failed, state.failures[0].reason),
@@ -123,7 +122,7 @@ fn missing_content_is_requested_again_without_a_loop() {
         world
             .sent
             .iter()
-            .filter(|frame| matches!(frame, AgentFrame::Want(..)))
+            .filter(|frame| matches!(frame, AgentFrame::ContentRequest(..)))
             .count()
     };
     assert_eq!(asked(&world), 1);
@@ -178,7 +177,7 @@ fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
         world
             .objects
             .values()
-            .all(|object| object.live.ownership == Ownership::Retained && !object.labelled)
+            .all(|object| object.live.ownership == Ownership::Retained && !object.labeled)
     );
     assert!(world.reported_state("r").unwrap().gone);
     assert!(world.stored.is_empty());
@@ -388,7 +387,7 @@ fn foreign_object_is_left_alone_until_it_is_deleted() {
 fn a_copy_without_our_label_is_found_and_put_back() {
     let mut world = applied();
     world.edit(&copy("a", "s0"), |object| {
-        (object.labelled, object.live.intact) = (false, false);
+        (object.labeled, object.live.intact) = (false, false);
     });
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));

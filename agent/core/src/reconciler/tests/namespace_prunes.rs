@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use runnel_proto::model::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-fn labelled(value: &str) -> Namespace {
+fn labeled(value: &str) -> Namespace {
     Namespace {
         labels: BTreeMap::from([("env".to_owned(), value.to_owned())]),
         ..Namespace::default()
@@ -44,7 +44,7 @@ fn world() -> World {
     let mut world = World::new(&["team"]);
     world.approves_prunes = false;
     for name in ["a", "b", "c"] {
-        world.set_namespace(name, Some(labelled("prod")));
+        world.set_namespace(name, Some(labeled("prod")));
     }
     world.connect();
     let upserts = vec![intent("s0", 1), intent("s1", 1)];
@@ -61,7 +61,7 @@ fn waiting(world: &World) -> Option<NamespacePrunes> {
     world.reported_state("r").unwrap().namespace_prunes
 }
 
-fn digest(world: &World) -> AskedDigest {
+fn digest(world: &World) -> PruneDigest {
     waiting(world).unwrap().digest
 }
 
@@ -75,7 +75,7 @@ fn left(world: &World) -> Vec<&str> {
 fn copies_in_a_relabeled_namespace_stay_until_approved() {
     let mut world = world();
     let writes = world.writes;
-    world.set_namespace("a", Some(labelled("test")));
+    world.set_namespace("a", Some(labeled("test")));
     world.settle();
     let reported = world.reported_state("r").unwrap();
     assert_eq!(
@@ -94,18 +94,18 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     assert_eq!(world.writes, writes, "and nothing is written");
 
     // The set grows, so that the former digest is void. Then the label returns.
-    world.set_namespace("b", Some(labelled("test")));
+    world.set_namespace("b", Some(labeled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 4);
     world.approve_prunes("r", namespace_prunes.digest);
     world.settle();
     assert_eq!(world.writes, writes);
-    world.set_namespace("a", Some(labelled("prod")));
-    world.set_namespace("b", Some(labelled("prod")));
+    world.set_namespace("a", Some(labeled("prod")));
+    world.set_namespace("b", Some(labeled("prod")));
     world.settle();
     assert_eq!((waiting(&world), world.writes), (None, writes));
     // The same set has the same digest again. The earlier approval came too late and is void.
-    world.set_namespace("a", Some(labelled("test")));
+    world.set_namespace("a", Some(labeled("test")));
     world.settle();
     assert_eq!(
         (digest(&world), world.writes),
@@ -116,9 +116,9 @@ fn copies_in_a_relabeled_namespace_stay_until_approved() {
     assert_eq!((left(&world), waiting(&world)), (vec!["b", "c"], None));
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
     // New objects with the same names have another digest.
-    world.set_namespace("a", Some(labelled("prod")));
+    world.set_namespace("a", Some(labeled("prod")));
     world.settle();
-    world.set_namespace("a", Some(labelled("test")));
+    world.set_namespace("a", Some(labeled("test")));
     world.settle();
     assert_ne!(digest(&world), namespace_prunes.digest);
 }
@@ -128,7 +128,7 @@ fn pending_prunes_wait_while_the_hub_is_away() {
     let mut world = world();
     world.core.handle(Event::HubLost, world.now);
     for name in ["a", "b"] {
-        world.set_namespace(name, Some(labelled("test")));
+        world.set_namespace(name, Some(labeled("test")));
     }
     world.settle();
     assert_eq!(left(&world), ["a", "b", "c"]);
@@ -153,7 +153,7 @@ fn pending_prunes_wait_while_the_hub_is_away() {
     world.settle();
     assert_eq!((left(&world), waiting(&world)), (vec!["c"], None));
     // An approval of an earlier stream is void.
-    world.set_namespace("c", Some(labelled("test")));
+    world.set_namespace("c", Some(labeled("test")));
     world.settle();
     let last = digest(&world);
     world.core.handle(Event::HubLost, world.now);
@@ -167,13 +167,13 @@ fn pending_prunes_wait_while_the_hub_is_away() {
 fn prune_approval_lapses_with_the_hub_or_suspension() {
     let named = || {
         let mut world = world();
-        world.set_namespace("a", Some(labelled("test")));
+        world.set_namespace("a", Some(labeled("test")));
         world.settle();
         let asked = digest(&world);
         world.approve_prunes("r", asked);
         (world, asked)
     };
-    let goes = |mut world: World, asked| {
+    let is_removed = |mut world: World, asked| {
         assert_eq!(
             (left(&world), digest(&world)),
             (vec!["a", "b", "c"], asked),
@@ -190,7 +190,7 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
     assert_eq!(left(&world), ["a", "b", "c"]);
     world.connect();
     world.settle();
-    goes(world, asked);
+    is_removed(world, asked);
     // Removals that fail are not repeated while the hub is unreachable.
     let (mut world, asked) = named();
     world.failing = Some(CopyError::new(Reason::Unavailable, "no"));
@@ -201,7 +201,7 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
     assert_eq!(left(&world), ["a", "b", "c"]);
     world.connect();
     world.settle();
-    goes(world, asked);
+    is_removed(world, asked);
     // A suspension ends the approval, even if it is short.
     for pause in [false, true] {
         let (mut world, asked) = named();
@@ -218,17 +218,17 @@ fn prune_approval_lapses_with_the_hub_or_suspension() {
         }
         world.batch(vec![numbered(chosen(&[], Some("prod")), 3)]);
         world.settle();
-        goes(world, asked);
+        is_removed(world, asked);
     }
 }
 
 #[test]
-fn few_literal_names_taken_out_are_deliberate() {
+fn removing_few_literal_names_is_deliberate() {
     let names: Vec<_> = (0..12).map(|number| format!("n{number:02}")).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let world = || {
         let mut world = World::new(&names);
-        world.set_namespace("lab", Some(labelled("prod")));
+        world.set_namespace("lab", Some(labeled("prod")));
         world.approves_prunes = false;
         world.connect();
         world.batch(vec![RuleDelta {
@@ -302,7 +302,7 @@ fn few_literal_names_taken_out_are_deliberate() {
     assert_eq!(suspended(&[&names[1..], &["n*"], &names[1..]]), (13, 1));
     // Other pending removals stay pending.
     let mut both = world();
-    both.set_namespace("lab", Some(labelled("test")));
+    both.set_namespace("lab", Some(labeled("test")));
     both.settle();
     assert_eq!(then(&mut both, &names[1..], Some("prod")), (12, 1));
     // After a restart, the earlier terms are unknown.
@@ -324,7 +324,7 @@ fn few_literal_names_taken_out_are_deliberate() {
             retained
                 .objects
                 .values()
-                .filter(|object| object.labelled)
+                .filter(|object| object.labeled)
                 .count(),
             waiting(&retained)
         ),
@@ -361,7 +361,7 @@ fn only_ungranted_copies_wait_for_approval() {
     );
     // An approval in one batch with a tombstone covers the copies that waited before the batch.
     let mut both = self::world();
-    both.set_namespace("a", Some(labelled("test")));
+    both.set_namespace("a", Some(labeled("test")));
     both.settle();
     let (prune, tombstones) = (Some(digest(&both)), vec![tombstone("s1")]);
     both.batch(vec![RuleDelta {
@@ -410,12 +410,12 @@ fn only_ungranted_copies_wait_for_approval() {
         "b",
         Some(Namespace {
             terminating: true,
-            ..labelled("prod")
+            ..labeled("prod")
         }),
     );
     world.settle();
     assert_eq!(waiting(&world), None);
-    world.set_namespace("b", Some(labelled("prod")));
+    world.set_namespace("b", Some(labeled("prod")));
     world.settle();
     // A suspended rule requests nothing. An order of the hub removes the whole rule.
     world.batch(vec![numbered(
@@ -472,7 +472,7 @@ fn versions(names: &[&str]) -> World {
     let mut world = World::new(&["team"]);
     world.approves_prunes = false;
     for name in ["a", "b"] {
-        world.set_namespace(name, Some(labelled("prod")));
+        world.set_namespace(name, Some(labeled("prod")));
     }
     world.connect();
     let mut terms = versioned(names, 3);
@@ -492,7 +492,7 @@ fn versions(names: &[&str]) -> World {
 #[test]
 fn older_versions_wait_as_the_newest_does_despite_edits() {
     let mut world = versions(&[]);
-    world.set_namespace("a", Some(labelled("test")));
+    world.set_namespace("a", Some(labeled("test")));
     world.settle();
     assert_eq!(
         (world.objects.len(), waiting(&world).unwrap().copies),
@@ -525,7 +525,7 @@ fn older_versions_wait_as_the_newest_does_despite_edits() {
 fn older_versions_in_a_returning_namespace_follow_the_rules() {
     let mut world = versions(&[]);
     for label in ["test", "prod"] {
-        world.set_namespace("a", Some(labelled(label)));
+        world.set_namespace("a", Some(labeled(label)));
         world.settle();
     }
     assert_eq!((world.objects.len(), waiting(&world)), (4, None));
@@ -606,7 +606,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let mut world = World::new(&["team"]);
     world.approves_prunes = false;
     for name in NAMES {
-        world.set_namespace(name, Some(labelled("prod")));
+        world.set_namespace(name, Some(labeled("prod")));
     }
     let mut delta = edited(0, 0, 1);
     let (mut choice, mut grant, mut number, mut revision, mut connected) = (0, 0, 1, 1, true);
@@ -629,7 +629,7 @@ fn play(steps: Vec<Step>) -> Result<(), TestCaseError> {
             Step::Label(n, prod) => {
                 world.set_namespace(
                     NAMES[usize::from(n)],
-                    Some(labelled(if prod { "prod" } else { "test" })),
+                    Some(labeled(if prod { "prod" } else { "test" })),
                 );
             }
             Step::Choose(_) | Step::Grant(_) => {
@@ -765,7 +765,7 @@ fn found_sources_have_no_targets_until_the_hub_names_them() {
 #[test]
 fn removed_rule_waits_for_nothing_though_a_seal_was_lost() {
     let mut world = world();
-    world.set_namespace("a", Some(labelled("test")));
+    world.set_namespace("a", Some(labeled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 2);
     world.edit(&copy("a", "s0"), |object| {
@@ -795,12 +795,12 @@ fn rule_blocked_by_a_pending_prune_names_the_obstacle() {
         upserts: vec![intent("s0", 1), twice],
         ..with_terms("q", other)
     }]);
-    world.set_namespace("a", Some(labelled("test")));
+    world.set_namespace("a", Some(labeled("test")));
     world.settle();
     assert_eq!(waiting(&world).unwrap().copies, 2);
     let reported = world.reported_state("q").unwrap();
     assert_eq!(
-        (reported.counts.failed, reported.counts.under_way()),
+        (reported.counts.failed, reported.counts.copies_in_progress()),
         (1, 0),
         "{reported:?}"
     );

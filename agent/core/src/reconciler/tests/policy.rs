@@ -243,7 +243,7 @@ fn created_or_deleted_role_is_noticed_without_restart() {
 }
 
 #[test]
-fn removal_ordered_out_of_sight_happens_on_sight() {
+fn unwatched_removal_is_carried_out_once_watched() {
     let mut world = World::new(&["team", "a", "b"]);
     world.set_policy(policy(
         "{namespaces: {allowed: [a, b]}, kinds: [configmaps]}",
@@ -289,7 +289,7 @@ fn revoked_cluster_purges_copies_by_its_policy() {
 }
 
 #[test]
-fn no_hub_has_more_deleted_within_an_hour_than_the_policy_lets() {
+fn deletes_per_hour_are_limited_for_any_hub() {
     let mut world = applied();
     world.set_policy(policy("deletesPerHour: 3"));
     let gone = vec![tombstone("s0"), tombstone("s1")];

@@ -31,7 +31,7 @@ pub(super) fn question(
         tombstones: tombstones.iter().map(|name| tombstone(name)).collect(),
         removal: None,
         blocked: BTreeSet::new(),
-        holds_all: false,
+        blocks_all: false,
         dry_run: false,
         key: FieldsKey([3; 32]),
     }
@@ -259,7 +259,7 @@ fn edited_rule_previews_changes_removals_and_blocks() {
         ["a/s0 Retain", "a/s1 Retain", "b/s0 Retain", "b/s1 Retain"]
     );
     let all_blocked = PreviewRequest {
-        holds_all: true,
+        blocks_all: true,
         ..question("r", None, &[], &[])
     };
     assert_eq!(
@@ -362,7 +362,7 @@ fn copies_beyond_the_limit_are_not_read_for_a_diff() {
         );
         let (_, preview_job) = world.core.hub.previews.waiting.back().unwrap();
         let open =
-            |item: &&crate::job::Item| matches!(item.known, crate::job::CopyKnowledge::Open(_));
+            |item: &&crate::job::Item| matches!(item.known, crate::job::PreviewInput::Open(_));
         let found = (
             preview_job.items.len(),
             preview_job.items.iter().filter(open).count(),

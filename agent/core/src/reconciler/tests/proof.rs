@@ -25,7 +25,7 @@ fn edit_is_proved_when_all_its_copies_have_it() {
     let between: Vec<_> = world
         .reported_states("r")
         .into_iter()
-        .filter(|state| state.counts.under_way() > 0)
+        .filter(|state| state.counts.copies_in_progress() > 0)
         .collect();
     assert!(
         between.iter().all(|state| state.proof.is_none()),
@@ -109,7 +109,7 @@ fn copies_waiting_for_namespaces_count_as_sent() {
         ..terms("r", &["a", "later"])
     };
     world.batch(vec![with_terms("r", left.clone())]);
-    let mut shown = Shown::default();
+    let mut shown = LiveDigest::default();
     shown.insert(
         &copy("team", "s0"),
         ContentDigest::of(&content(1), &ignore_fields),

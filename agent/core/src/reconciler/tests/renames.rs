@@ -43,7 +43,7 @@ fn settle_without_a_gap(world: &mut World, names: [&str; 2]) {
             );
         }
         world.dispatch();
-        if !(world.work_one() || world.tell_one()) {
+        if !(world.work_one() || world.deliver_one()) {
             return;
         }
     }
@@ -58,7 +58,7 @@ fn renamed_copy_exists_before_the_old_one_is_removed() {
     for namespace in ["a", "b"] {
         assert!(!world.objects.contains_key(&copy(namespace, "s0")));
         let live = &world.objects[&copy(namespace, "s0-eu")].live;
-        assert!(live.holds(
+        assert!(live.has_revision(
             &"r".into(),
             &copy("team", "s0").as_copy("s0-eu"),
             &Revision([2; 16])

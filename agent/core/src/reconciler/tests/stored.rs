@@ -235,7 +235,7 @@ fn edit_and_lone_removal_need_no_store() {
     world.settle();
     remove(&mut world, &["s0"]);
     world.settle();
-    assert!(!world.core.wants_store());
+    assert!(!world.core.needs_store());
     assert_eq!(names(&world), ["a/s1"]);
 }
 

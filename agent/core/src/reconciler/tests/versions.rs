@@ -73,12 +73,12 @@ fn restart(world: &mut World, connects: bool) {
 
 /// Checks that these versions exist, that the first one has the label of the newest, and that the
 /// counts include only it.
-fn stand(world: &World, namespaces: &[&str], contents: &[u8]) {
+fn check_versions(world: &World, namespaces: &[&str], contents: &[u8]) {
     for namespace in namespaces {
         let here = world
             .objects
             .iter()
-            .filter(|(copy, object)| *copy.namespace == **namespace && object.labelled);
+            .filter(|(copy, object)| *copy.namespace == **namespace && object.labeled);
         let mut here: Vec<_> = here
             .map(|(copy, object)| (object.live.newest, copy.name.to_string()))
             .collect();
@@ -100,29 +100,29 @@ fn newest_versions_stay_and_a_returning_one_is_newest() {
     for content in 2..=5 {
         edit(&mut world, content - 1, content);
     }
-    stand(&world, &["a", "b"], &[5, 4, 3]);
+    check_versions(&world, &["a", "b"], &[5, 4, 3]);
     // Earlier content returns: its version is the newest again, and no new object.
     let uid = world.objects[&copy("a", &name(3))].live.uid.clone();
     edit(&mut world, 5, 3);
-    stand(&world, &["a", "b"], &[3, 5, 4]);
+    check_versions(&world, &["a", "b"], &[3, 5, 4]);
     assert_eq!(world.objects[&copy("a", &name(3))].live.uid, uid);
     edit(&mut world, 3, 6);
-    stand(&world, &["a", "b"], &[6, 3, 5]);
+    check_versions(&world, &["a", "b"], &[6, 3, 5]);
     // A deleted older version is not created again, and another one stays one edit longer.
     world.delete(&copy("a", &name(3)));
     world.settle();
-    stand(&world, &["a"], &[6, 5]);
+    check_versions(&world, &["a"], &[6, 5]);
     edit(&mut world, 6, 7);
-    stand(&world, &["a"], &[7, 6, 5]);
-    stand(&world, &["b"], &[7, 6, 3]);
+    check_versions(&world, &["a"], &[7, 6, 5]);
+    check_versions(&world, &["b"], &[7, 6, 3]);
     // A lost label is restored.
     world.edit(&copy("a", &name(7)), |object| object.live.newest = false);
     world.settle();
-    stand(&world, &["a"], &[7, 6, 5]);
+    check_versions(&world, &["a"], &[7, 6, 5]);
     // The rule keeps fewer versions, and later none, so that copies are changed in place.
     world.batch(vec![versioned(2, &["a", "b"])]);
     world.settle();
-    stand(&world, &["a", "b"], &[7, 6]);
+    check_versions(&world, &["a", "b"], &[7, 6]);
     let delta = with_terms(
         "r",
         Terms {
@@ -163,7 +163,7 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
     }
     // The agent knows the order of the versions, and removes the oldest.
     edit(&mut world, 2, 5);
-    stand(&world, &["a", "b"], &[5, 2, 4]);
+    check_versions(&world, &["a", "b"], &[5, 2, 4]);
     // A restart between the creation of the newest version and the update of the others.
     let delta = RuleDelta::new("r".into());
     world.batch(vec![
@@ -184,7 +184,7 @@ fn versions_outlive_restarts_and_the_newest_is_reported() {
     edit(&mut world, 5, 6);
     world.confirm();
     world.settle();
-    stand(&world, &["a", "b"], &[6, 5, 2]);
+    check_versions(&world, &["a", "b"], &[6, 5, 2]);
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn failing_version_removes_no_older_one() {
     for content in 1..=3 {
         let object = &world.objects[&copy("a", &name(content))];
         assert_eq!(
-            (object.labelled, object.live.newest),
+            (object.labeled, object.live.newest),
             (true, content == 3),
             "{content}"
         );
@@ -206,7 +206,7 @@ fn failing_version_removes_no_older_one() {
     assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
     world.poisoned.clear();
     world.settle();
-    stand(&world, &["a", "b"], &[4, 3, 2]);
+    check_versions(&world, &["a", "b"], &[4, 3, 2]);
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn versions_go_with_source_namespace_and_rule() {
             && world
                 .objects
                 .values()
-                .filter(|object| object.labelled)
+                .filter(|object| object.labeled)
                 .count()
                 == 2
     );
@@ -313,7 +313,7 @@ fn two_desired_versions_do_not_contend() {
         }]);
         world.settle();
     }
-    stand(&world, &["a", "b"], &[1, 3, 2]);
+    check_versions(&world, &["a", "b"], &[1, 3, 2]);
 }
 
 #[test]
@@ -330,24 +330,24 @@ fn renamed_copy_is_removed_only_by_a_tombstone() {
         ..versioned(3, &["a"])
     }]);
     world.settle();
-    let labelled = |world: &World, name: &str| {
+    let labeled = |world: &World, name: &str| {
         world
             .objects
             .get(&copy("a", name))
-            .is_some_and(|object| object.labelled)
+            .is_some_and(|object| object.labeled)
     };
-    assert!(labelled(&world, "s0") && labelled(&world, &name(1)));
+    assert!(labeled(&world, "s0") && labeled(&world, &name(1)));
     for connects in [false, true] {
         restart(&mut world, connects);
         assert!(
-            labelled(&world, "s0") && labelled(&world, &name(1)),
+            labeled(&world, "s0") && labeled(&world, &name(1)),
             "{connects}"
         );
     }
     edit(&mut world, 1, 2);
     world.edit(&copy("a", "s0"), |object| object.live.newest = true);
     world.settle();
-    assert!(labelled(&world, "s0") && labelled(&world, &name(1)) && labelled(&world, &name(2)));
+    assert!(labeled(&world, "s0") && labeled(&world, &name(1)) && labeled(&world, &name(2)));
     let tombstone = Tombstone {
         source: copy("team", "s0"),
         deletion_policy: DeletionPolicy::Delete,
@@ -357,5 +357,5 @@ fn renamed_copy_is_removed_only_by_a_tombstone() {
         ..RuleDelta::new("r".into())
     }]);
     world.settle();
-    assert!(!labelled(&world, "s0") && labelled(&world, &name(1)) && labelled(&world, &name(2)));
+    assert!(!labeled(&world, "s0") && labeled(&world, &name(1)) && labeled(&world, &name(2)));
 }

@@ -10,12 +10,12 @@ use super::orders::Orders;
 use crate::copy::CopyError;
 use crate::decide::ExpectedObject;
 pub use crate::desired::Namespace;
-use crate::desired::{Home, StoredRule};
-use crate::job::{CopyKnowledge, Item, PreviewJob};
-use crate::job::{DesiredObject, Done, Job, Work, Wrote};
+use crate::desired::{AgentLocation, StoredRule};
+use crate::job::{DesiredObject, Done, Job, Work, WriteEffect};
+use crate::job::{Item, PreviewInput, PreviewJob};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
-use crate::preview::{Found, answer, preview};
+use crate::preview::{PreviewFinding, answer, preview};
 use crate::queue::Key;
 use crate::reconciler::{Event, Reconciler, Setup};
 use crate::records::Observed;
@@ -25,7 +25,7 @@ use crate::records::Observed;
 pub struct Object {
     pub live: Live,
     /// Whether it has our label, so that the watch shows it.
-    pub labelled: bool,
+    pub labeled: bool,
     /// Whether a foreign object equals the desired copy, except for its marks.
     pub equal: bool,
     /// The revision whose content another client wrote, until the agent overwrites it.
@@ -49,7 +49,7 @@ pub struct World {
     pub objects: BTreeMap<SourceRef, Object>,
     pub namespaces: BTreeMap<String, Namespace>,
     /// The events that the watches have not delivered yet.
-    pub untold: VecDeque<Event>,
+    pub undelivered: VecDeque<Event>,
     pub under_way: VecDeque<Job>,
     /// Names whose writes the API server refuses.
     pub poisoned: BTreeSet<String>,
@@ -123,7 +123,7 @@ fn facts(copy: &SourceRef, content: &Content) -> Facts {
 
 /// Returns the proof that the hub expects for these applied sources, by name and revision.
 pub fn proof_of<'a>(uid: &str, sources: impl IntoIterator<Item = (&'a str, u8)>) -> Proof {
-    let mut shown = Shown::default();
+    let mut shown = LiveDigest::default();
     for (name, revision) in sources {
         shown.insert(
             &copy("team", name),
@@ -155,7 +155,7 @@ pub fn tombstone(name: &str) -> Tombstone {
 
 pub fn core(stored: Vec<StoredRule>, policy: &Policy) -> Reconciler {
     Reconciler::new(Setup {
-        home: Home {
+        location: AgentLocation {
             namespace: "runnel-system".into(),
             cluster_uid: "member".into(),
         },
@@ -186,7 +186,7 @@ impl World {
                 .iter()
                 .map(|name| ((*name).to_owned(), Namespace::default()))
                 .collect(),
-            untold: VecDeque::new(),
+            undelivered: VecDeque::new(),
             under_way: VecDeque::new(),
             poisoned: BTreeSet::new(),
             failing: None,
@@ -229,7 +229,7 @@ impl World {
         }
         self.handle(Event::CopiesListed(area.clone()));
         for (copy, object) in self.objects.clone() {
-            if object.labelled && self.policy.area(&copy).as_ref() == Some(area) {
+            if object.labeled && self.policy.area(&copy).as_ref() == Some(area) {
                 self.handle(Event::Copy(copy, object.live));
             }
         }
@@ -239,8 +239,8 @@ impl World {
     /// Changes the policy file: watches end, the agent receives the policy, and new watches begin.
     pub fn set_policy(&mut self, policy: Policy) {
         let before = self.policy.areas();
-        self.untold.retain(|event| match event {
-            Event::Copy(copy, _) | Event::CopyGone(copy, _) => {
+        self.undelivered.retain(|event| match event {
+            Event::Copy(copy, _) | Event::CopyDeleted(copy, _) => {
                 policy.area(copy).is_some_and(|area| before.contains(&area))
             }
             _ => true,
@@ -272,8 +272,8 @@ impl World {
     pub fn forbid(&mut self, area: &Area) {
         if self.policy.areas().contains(area) && self.forbidden.insert(area.clone()) {
             let policy = &self.policy;
-            self.untold.retain(|event| match event {
-                Event::Copy(copy, _) | Event::CopyGone(copy, _) => {
+            self.undelivered.retain(|event| match event {
+                Event::Copy(copy, _) | Event::CopyDeleted(copy, _) => {
                     policy.area(copy).as_ref() != Some(area)
                 }
                 _ => true,
@@ -303,7 +303,7 @@ impl World {
     /// Stops the agent as a crash does, and starts it again.
     pub fn restart(&mut self) {
         self.under_way.clear();
-        self.untold.clear();
+        self.undelivered.clear();
         self.core = core(self.stored.clone(), &self.policy);
         self.list();
     }
@@ -353,14 +353,14 @@ impl World {
             let known = self.objects.get(copy).map(|known| &known.live.version);
             if known != Some(&object.live.version) {
                 self.objects.insert(copy.clone(), object.clone());
-                self.untold
+                self.undelivered
                     .push_back(Event::Copy(copy.clone(), object.live.clone()));
             }
         }
     }
 
-    pub fn tell_one(&mut self) -> bool {
-        let Some(event) = self.untold.pop_front() else {
+    pub fn deliver_one(&mut self) -> bool {
+        let Some(event) = self.undelivered.pop_front() else {
             return false;
         };
         self.handle(event);
@@ -401,7 +401,7 @@ impl World {
 
     /// Collects the frames of the core, and returns the removals that it requests if the hub
     /// approves them.
-    fn handle_output(&mut self) -> Vec<(RuleUid, AskedDigest)> {
+    fn handle_output(&mut self) -> Vec<(RuleUid, PruneDigest)> {
         let mut asked = vec![];
         while let Some(frame) = self.core.next_frame(self.now) {
             if let AgentFrame::Report(states) | AgentFrame::AckedRules(states, _) = &frame
@@ -454,7 +454,7 @@ impl World {
                     assert_eq!(*body.limits.policy, self.policy);
                     // The watch of namespaces is late, too.
                     assert!(
-                        !refuses(&copy.namespace) || !self.untold.is_empty(),
+                        !refuses(&copy.namespace) || !self.undelivered.is_empty(),
                         "{copy} is written"
                     );
                 }
@@ -476,7 +476,7 @@ impl World {
     pub fn work_all_after_the_watches(&mut self) {
         let jobs: Vec<_> = self.under_way.drain(..).collect();
         let answers: Vec<_> = jobs.into_iter().map(|job| self.carry_out(job)).collect();
-        while self.tell_one() {}
+        while self.deliver_one() {}
         self.dispatch();
         for done in answers {
             self.handle(Event::Done(Box::new(done)));
@@ -500,8 +500,8 @@ impl World {
     pub fn settle_now(&mut self) {
         for _ in 0..10_000 {
             self.dispatch();
-            if !(self.work_one() || self.tell_one()) {
-                assert_eq!(self.core.member.desired.owners().wrong_claims(), []);
+            if !(self.work_one() || self.deliver_one()) {
+                assert_eq!(self.core.member.desired.owners().stale_claims(), []);
                 return;
             }
         }
@@ -522,7 +522,7 @@ impl World {
         self.version.to_string()
     }
 
-    fn notify(&mut self, copy: &SourceRef, was_labelled: bool) {
+    fn notify(&mut self, copy: &SourceRef, was_labeled: bool) {
         if self
             .policy
             .area(copy)
@@ -531,13 +531,13 @@ impl World {
             return;
         }
         match self.objects.get(copy) {
-            Some(object) if object.labelled => {
-                self.untold
+            Some(object) if object.labeled => {
+                self.undelivered
                     .push_back(Event::Copy(copy.clone(), object.live.clone()));
             }
-            Some(object) if was_labelled => {
-                self.untold
-                    .push_back(Event::CopyGone(copy.clone(), object.live.uid.clone()));
+            Some(object) if was_labeled => {
+                self.undelivered
+                    .push_back(Event::CopyDeleted(copy.clone(), object.live.uid.clone()));
             }
             Some(_) | None => {}
         }
@@ -549,7 +549,7 @@ impl World {
         let Some(object) = self.objects.get_mut(copy) else {
             return;
         };
-        let was = object.labelled;
+        let was = object.labeled;
         change(object);
         object.live.version = version.as_str().into();
         self.notify(copy, was);
@@ -562,11 +562,11 @@ impl World {
             .area(copy)
             .is_some_and(|area| !self.forbidden.contains(&area));
         if let Some(object) = self.objects.remove(copy)
-            && object.labelled
+            && object.labeled
             && shown
         {
-            self.untold
-                .push_back(Event::CopyGone(copy.clone(), object.live.uid));
+            self.undelivered
+                .push_back(Event::CopyDeleted(copy.clone(), object.live.uid));
         }
     }
 
@@ -604,7 +604,7 @@ impl World {
             copy.clone(),
             Object {
                 live,
-                labelled: false,
+                labeled: false,
                 equal: false,
                 theirs: None,
             },
@@ -634,7 +634,7 @@ impl World {
         match namespace {
             Some(namespace) => {
                 self.namespaces.insert(name.to_owned(), namespace.clone());
-                self.untold
+                self.undelivered
                     .push_back(Event::Namespace(name.into(), namespace));
             }
             None => {
@@ -648,13 +648,14 @@ impl World {
                 for copy in copies {
                     self.delete(&copy);
                 }
-                self.untold.push_back(Event::NamespaceGone(name.into()));
+                self.undelivered
+                    .push_back(Event::NamespaceDeleted(name.into()));
             }
         }
     }
 
     /// Computes the answer to a preview. Nothing is written.
-    fn look_for(&mut self, job: Job) -> Done {
+    fn run_read(&mut self, job: Job) -> Done {
         let mut done = Done::new(job.key);
         let Work::Preview(preview_job) = job.work else {
             return done;
@@ -673,18 +674,18 @@ impl World {
                  after,
              }| {
                 let outcome = match known {
-                    CopyKnowledge::Decided(outcome) => Some(outcome),
-                    CopyKnowledge::Open(open) => {
+                    PreviewInput::Decided(outcome) => Some(outcome),
+                    PreviewInput::Open(open) => {
                         let observed = if open.needs_read() {
                             self.observed(&copy)
                         } else {
                             open.observed
                         };
                         let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
-                        preview(&open.want, &observed, is_equal)
+                        preview(&open.desired, &observed, is_equal)
                     }
                 };
-                Found {
+                PreviewFinding {
                     copy,
                     source,
                     outcome,
@@ -705,7 +706,7 @@ impl World {
                 return done;
             }
             Key::Copy(copy) => copy.clone(),
-            Key::Question(_) => return self.look_for(job),
+            Key::Question(_) => return self.run_read(job),
         };
         if self.failing.is_some() {
             done.copy_error.clone_from(&self.failing);
@@ -736,13 +737,13 @@ impl World {
                     let created =
                         there.is_some_and(|object| object.live.ownership == Ownership::Retained);
                     self.write(&copy, Some(&target), &body, &mut done, !created);
-                    done.wrote = done.wrote.map(|_| Wrote::Adopted);
+                    done.wrote = done.wrote.map(|_| WriteEffect::Adopted);
                 }
             },
             Work::Overwrite(target, body) => {
                 assert!(self.policy.overwrite, "{copy} is overwritten");
                 self.write(&copy, Some(&target), &body, &mut done, false);
-                done.wrote = done.wrote.map(|_| Wrote::Overwrote);
+                done.wrote = done.wrote.map(|_| WriteEffect::Overwrote);
             }
             Work::Compare(target, _) => {
                 done.observed = Some(self.observed(&copy));
@@ -769,13 +770,13 @@ impl World {
                     self.orders.removed(&copy, key);
                 }
                 self.delete(&copy);
-                (done.observed, done.wrote) = (Some(Observed::Absent), Some(Wrote::Deleted));
+                (done.observed, done.wrote) = (Some(Observed::Absent), Some(WriteEffect::Deleted));
                 done.passed.push(target.version);
             }
             Work::Retain(target, _) if self.is(&copy, &target) => {
                 self.writes += 1;
                 self.edit(&copy, |object| {
-                    object.labelled = false;
+                    object.labeled = false;
                     let adopted = std::mem::take(&mut object.live.adopted);
                     object.live.ownership = if adopted {
                         Ownership::Foreign
@@ -784,13 +785,15 @@ impl World {
                     };
                     (object.live.sealed, object.live.intact) = (None, false);
                 });
-                (done.observed, done.wrote) = (Some(self.observed(&copy)), Some(Wrote::Retained));
+                (done.observed, done.wrote) =
+                    (Some(self.observed(&copy)), Some(WriteEffect::Retained));
                 done.passed.push(target.version);
             }
             Work::Demote(target) if self.is(&copy, &target) => {
                 self.writes += 1;
                 self.edit(&copy, |object| object.live.newest = false);
-                (done.observed, done.wrote) = (Some(self.observed(&copy)), Some(Wrote::Changed));
+                (done.observed, done.wrote) =
+                    (Some(self.observed(&copy)), Some(WriteEffect::Changed));
                 done.passed.push(target.version);
             }
             Work::Delete(_) | Work::Retain(..) | Work::Demote(_) => {
@@ -879,14 +882,14 @@ impl World {
         let object = match self.objects.remove(copy).filter(|_| adopted) {
             Some(object) => Object {
                 live: live.clone(),
-                labelled: true,
+                labeled: true,
                 ..object
             },
             None => {
                 let theirs = None;
                 Object {
                     live: live.clone(),
-                    labelled: true,
+                    labeled: true,
                     equal: true,
                     theirs,
                 }
@@ -898,16 +901,16 @@ impl World {
         done.passed
             .extend(target.map(|target| target.version.clone()));
         done.wrote = Some(if target.is_some() {
-            Wrote::Changed
+            WriteEffect::Changed
         } else {
-            Wrote::Created
+            WriteEffect::Created
         });
     }
 
     pub fn holds(&self, copy: &SourceRef, rule: &str, name: &str, revision: u8) -> bool {
         self.objects.get(copy).is_some_and(|object| {
-            object.labelled
-                && object.live.holds(
+            object.labeled
+                && object.live.has_revision(
                     &rule.into(),
                     &self::copy("team", name),
                     &Revision([revision; 16]),
@@ -916,7 +919,7 @@ impl World {
     }
 
     /// Delivers the hub's approval of removals from namespaces that are no longer targets.
-    pub fn approve_prunes(&mut self, uid: &str, digest: AskedDigest) {
+    pub fn approve_prunes(&mut self, uid: &str, digest: PruneDigest) {
         self.batch(vec![RuleDelta {
             prune: Some(digest),
             ..RuleDelta::new(uid.into())

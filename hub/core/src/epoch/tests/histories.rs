@@ -81,7 +81,7 @@ impl Process for Replica {
     }
 
     fn wrote(&mut self, lease: Lease, sent: Instant, now: Instant) {
-        self.candidate.wrote(lease, sent, now);
+        self.candidate.record_write(lease, sent, now);
     }
 
     fn failed(&mut self, changed: bool, now: Instant) {

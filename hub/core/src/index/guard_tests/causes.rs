@@ -180,14 +180,15 @@ fn blocked_delete_of_one_rule_blocks_no_delete_of_another() {
     world.add("big", "team", 40);
     world.add("small", "other", 1);
     let terms = FleetTerms {
-        holds_deliberate: true,
+        limits_deliberate_deletes: true,
         ..FleetTerms::default()
     };
     world.change(|index| index.set_fleet_terms(terms));
     world.change(|index| index.set_rule(rule("big", "team", &gone)));
     world.change(|index| index.set_rule(rule("small", "other", &gone)));
     assert!(
-        world.index.rules().may_go(&"small".into()) && !world.index.rules().may_go(&"big".into())
+        world.index.rules().is_removal_allowed(&"small".into())
+            && !world.index.rules().is_removal_allowed(&"big".into())
     );
     assert_eq!(
         world.pending(),
@@ -232,7 +233,7 @@ fn new_leader_names_the_cause_of_the_former_one() {
     next.index.set_rule(carried);
     next.index.reset_removal_guards();
     for member in MEMBERS {
-        next.set_holding("one", member, 12);
+        next.set_reported_copies("one", member, 12);
         next.change(|index| index.orphaned_cluster(&"one".into(), &member.into()));
     }
     let found = next.approval("one");

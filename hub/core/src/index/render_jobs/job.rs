@@ -16,7 +16,7 @@ pub struct RenderJob {
 
 pub(super) enum Work {
     /// The rule is another one.
-    Whole {
+    WholeRule {
         serial: u64,
         plan: Arc<RulePlan>,
         clusters: Vec<(ClusterName, Labels)>,
@@ -28,7 +28,7 @@ pub(super) enum Work {
         cluster_plans: ClusterPlans,
         sources: Vec<(SourceRef, Option<SourceState>, Option<SourceState>)>,
         clusters: Vec<(ClusterName, Labels)>,
-        again: bool,
+        rerender: bool,
     },
 }
 
@@ -38,11 +38,11 @@ pub struct Rendered {
     pub(super) number: u64,
     pub(super) plan: Arc<RulePlan>,
     pub(super) cluster_plans: ClusterPlans,
-    pub(super) what: What,
+    pub(super) part: RenderedPart,
     pub(super) garbage: Vec<ClusterPlans>,
 }
 
-pub(super) enum What {
+pub(super) enum RenderedPart {
     /// The rule that was given so.
     Whole(u64),
     /// Sources and clusters that had changed.
@@ -59,26 +59,26 @@ impl RenderJob {
             work,
         } = self;
         let (plan, cluster_plans, what) = match work {
-            Work::Whole {
+            Work::WholeRule {
                 serial,
                 plan,
                 clusters,
                 known,
             } => {
                 let mut cluster_plans =
-                    known.again(&rule, &plan, clusters.into_iter(), &revision_hasher);
+                    known.render(&rule, &plan, clusters.into_iter(), &revision_hasher);
                 if cluster_plans.exceeds() {
                     // Perhaps not without what the rule before has, which counts as long as it is sent.
-                    cluster_plans.begin_again(&rule, &plan, Vec::new(), &revision_hasher);
+                    cluster_plans.render_all(&rule, &plan, Vec::new(), &revision_hasher);
                 }
-                (plan, cluster_plans, What::Whole(serial))
+                (plan, cluster_plans, RenderedPart::Whole(serial))
             }
             Work::Changes {
                 mut plan,
                 mut cluster_plans,
                 sources,
                 clusters,
-                again,
+                rerender: again,
             } => {
                 let mut changed = BTreeSet::new();
                 for (source, selected, secret_refs) in sources {
@@ -111,9 +111,9 @@ impl RenderJob {
                 let names = clusters.iter().map(|(name, _)| name.clone()).collect();
                 if cluster_plans.exceeds() || again {
                     // Perhaps not with all that has changed.
-                    cluster_plans.begin_again(&rule, &plan, clusters, &revision_hasher);
+                    cluster_plans.render_all(&rule, &plan, clusters, &revision_hasher);
                 }
-                (plan, cluster_plans, What::Changes(changed, names))
+                (plan, cluster_plans, RenderedPart::Changes(changed, names))
             }
         };
         Rendered {
@@ -121,7 +121,7 @@ impl RenderJob {
             number,
             plan,
             cluster_plans,
-            what,
+            part: what,
             garbage: Vec::new(),
         }
     }

@@ -17,7 +17,7 @@ impl ClusterPlans {
         selection: &RulePlan,
         revision_hasher: &RevisionHasher,
     ) {
-        let Variation::Each(by_cluster) = &mut self.variation else {
+        let Variation::PerCluster(by_cluster) = &mut self.variation else {
             return;
         };
         let mut nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
@@ -50,7 +50,7 @@ impl ClusterPlans {
     }
 
     /// Returns the size in bytes.
-    pub(super) fn takes(&self) -> u64 {
+    pub(super) fn size_bytes(&self) -> u64 {
         let entries = self
             .entries
             .values()
@@ -62,11 +62,11 @@ impl ClusterPlans {
     }
 
     /// Whether the rule is within the budget, without the deleted clusters.
-    pub(super) fn fits(&self, revision_hasher: &RevisionHasher) -> bool {
-        if self.takes() <= revision_hasher.budget() {
+    pub(super) fn is_within_budget(&self, revision_hasher: &RevisionHasher) -> bool {
+        if self.size_bytes() <= revision_hasher.budget() {
             return true;
         }
         self.contents.lock().recount();
-        self.takes() <= revision_hasher.budget()
+        self.size_bytes() <= revision_hasher.budget()
     }
 }

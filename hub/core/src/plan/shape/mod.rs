@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 
 use super::{RenderError, RenderErrorKind, SecretRefs};
 use overrides::Override;
-pub use template::{About, Reads};
+pub use template::{TemplateContext, TemplateInputs};
 
 /// The most bytes to which the template of a name is filled; no name is longer, and the message shows how it begins.
 const NAME_LIMIT: usize = 1024;
@@ -72,16 +72,16 @@ impl From<&runnel_api::Marks> for Marks {
 
 /// Why there is no content.
 #[derive(Clone, Debug, PartialEq)]
-pub enum NotRendered {
+pub enum ShapeError {
     /// The copy cannot be rendered as the rule requires.
     Failed(RenderError),
     /// A value of it is still being read.
     Awaited,
 }
 
-impl From<RenderError> for NotRendered {
+impl From<RenderError> for ShapeError {
     fn from(render_error: RenderError) -> Self {
-        NotRendered::Failed(render_error)
+        ShapeError::Failed(render_error)
     }
 }
 
@@ -216,9 +216,9 @@ impl Shape {
     }
 
     /// Returns the cluster properties that the copies of a source depend on.
-    pub fn reads(&self, source: &SourceRef, content: &Content) -> Reads {
+    pub fn reads(&self, source: &SourceRef, content: &Content) -> TemplateInputs {
         let sensitive = Kind::by_resource(&source.resource).is_some_and(|kind| kind.sensitive);
-        let mut reads = Reads::default();
+        let mut reads = TemplateInputs::default();
         let data = content.fields.get("data").and_then(Value::as_object);
         for (key, value) in data.into_iter().flatten() {
             if matches_any(&self.substitute, self.rename.get(key).unwrap_or(key)) {
@@ -235,7 +235,7 @@ impl Shape {
     }
 
     /// Returns these properties of a cluster as text; equal texts give equal contents.
-    pub fn read(&self, reads: &Reads, about: About<'_>) -> String {
+    pub fn read(&self, reads: &TemplateInputs, about: TemplateContext<'_>) -> String {
         let chooses = |change: &Override| if change.chooses(about) { '1' } else { '0' };
         let mut read: String = self.overrides.iter().map(chooses).collect();
         reads.read(about, &mut read);
@@ -263,7 +263,7 @@ impl Shape {
     ///
     /// # Errors
     /// When it cannot be made, or is none for an object.
-    pub fn name(&self, about: About<'_>) -> Result<Arc<str>, RenderError> {
+    pub fn name(&self, about: TemplateContext<'_>) -> Result<Arc<str>, RenderError> {
         let name = self.plain_name(about)?;
         if self.versioned && name.len() + 1 + VERSION_DIGITS > 253 {
             let message = format!(
@@ -277,7 +277,7 @@ impl Shape {
         Ok(name)
     }
 
-    fn plain_name(&self, about: About<'_>) -> Result<Arc<str>, RenderError> {
+    fn plain_name(&self, about: TemplateContext<'_>) -> Result<Arc<str>, RenderError> {
         let Some(template) = &self.name else {
             return Ok(about.source.name.clone());
         };
@@ -313,9 +313,9 @@ impl Shape {
         &self,
         mut content: Content,
         denied: &Content,
-        about: About<'_>,
+        about: TemplateContext<'_>,
         secret_refs: &SecretRefs<'_>,
-    ) -> Result<Content, NotRendered> {
+    ) -> Result<Content, ShapeError> {
         let Some(kind) = Kind::by_resource(&about.source.resource) else {
             return Ok(content);
         };
@@ -389,7 +389,7 @@ impl Shape {
         &self,
         kind: &Kind,
         content: &mut Content,
-        about: About<'_>,
+        about: TemplateContext<'_>,
     ) -> Result<(), RenderError> {
         if self.substitute.is_empty() {
             return Ok(());
@@ -421,7 +421,7 @@ impl Shape {
                 )
             })?;
             let filled = template::fill(&text, about, room).map_err(|unfilled| {
-                let why = if unfilled == template::Unfilled::TooLong {
+                let why = if unfilled == template::TemplateError::TooLong {
                     RenderErrorKind::Object
                 } else {
                     RenderErrorKind::Variable

@@ -5,7 +5,7 @@ use runnel_proto::model::{Content, Kind};
 use serde_json::{Map, Value, json};
 
 use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
-use super::{About, NotRendered, render_error};
+use super::{ShapeError, TemplateContext, render_error};
 
 /// An override for the clusters that it chooses.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,7 +70,7 @@ impl Override {
     }
 
     /// Whether the override applies to this cluster.
-    pub(super) fn chooses(&self, about: About<'_>) -> bool {
+    pub(super) fn chooses(&self, about: TemplateContext<'_>) -> bool {
         self.clusters.chooses(about.cluster, about.labels)
     }
 
@@ -81,9 +81,9 @@ impl Override {
         number: usize,
         kind: &Kind,
         content: &mut Content,
-        about: About<'_>,
+        about: TemplateContext<'_>,
         secret_refs: &SecretRefs<'_>,
-    ) -> Result<(), NotRendered> {
+    ) -> Result<(), ShapeError> {
         if !self.chooses(about) {
             return Ok(());
         }
@@ -122,7 +122,7 @@ impl Override {
                     format!("{field} for {}: {lacks}", about.source),
                 )
             })?;
-            data.insert(entry.key.clone(), value.ok_or(NotRendered::Awaited)?);
+            data.insert(entry.key.clone(), value.ok_or(ShapeError::Awaited)?);
         }
         for key in &self.remove {
             data.remove(key);

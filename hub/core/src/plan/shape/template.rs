@@ -6,7 +6,7 @@ use runnel_proto::model::{ClusterName, SourceRef};
 
 /// The values of variables.
 #[derive(Clone, Copy)]
-pub struct About<'a> {
+pub struct TemplateContext<'a> {
     /// The source.
     pub source: &'a SourceRef,
     /// The cluster.
@@ -17,7 +17,7 @@ pub struct About<'a> {
 
 /// Why a text cannot be filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unfilled<'t> {
+pub enum TemplateError<'t> {
     /// A `${` without `}`.
     Open,
     /// No variable is called so.
@@ -28,26 +28,26 @@ pub enum Unfilled<'t> {
     TooLong,
 }
 
-impl Unfilled<'_> {
+impl TemplateError<'_> {
     /// Returns the message. `quote`: the text may be quoted.
     pub fn describe(&self, quote: bool) -> String {
         match self {
-            Unfilled::Open => "it has a ${ without a }; write $${ for the characters themselves".to_owned(),
-            Unfilled::Unknown(name) if quote => format!(
+            TemplateError::Open => "it has a ${ without a }; write $${ for the characters themselves".to_owned(),
+            TemplateError::Unknown(name) if quote => format!(
                 "${{{name}}} is unknown; there are cluster.name, cluster.labels.KEY, source.namespace and source.name, \
                  and $${{ stands for the characters themselves"
             ),
-            Unfilled::Unknown(_) => "it has an unknown variable; there are cluster.name, cluster.labels.KEY, \
+            TemplateError::Unknown(_) => "it has an unknown variable; there are cluster.name, cluster.labels.KEY, \
                  source.namespace and source.name, and $${ stands for the characters themselves"
                 .to_owned(),
-            Unfilled::NoLabel(key) if quote => {
+            TemplateError::NoLabel(key) if quote => {
                 format!("the cluster has no label {key}; add it, or write ${{cluster.labels.{key}:-default}}")
             }
-            Unfilled::TooLong => {
+            TemplateError::TooLong => {
                 "with its variables filled it is longer than an object may be; use fewer variables, or shorter texts"
                     .to_owned()
             }
-            Unfilled::NoLabel(_) => {
+            TemplateError::NoLabel(_) => {
                 "the cluster lacks a label that it names; add it, or give a default by :-".to_owned()
             }
         }
@@ -62,8 +62,12 @@ enum Piece<'t> {
 /// The text with its variables filled.
 ///
 /// # Errors
-/// [`Unfilled`], and never an empty string instead. Nothing is filled beyond `limit` bytes.
-pub fn fill<'t>(text: &'t str, about: About<'_>, limit: usize) -> Result<String, Unfilled<'t>> {
+/// [`TemplateError`], and never an empty string instead. Nothing is filled beyond `limit` bytes.
+pub fn fill<'t>(
+    text: &'t str,
+    about: TemplateContext<'_>,
+    limit: usize,
+) -> Result<String, TemplateError<'t>> {
     let mut filled = String::with_capacity(text.len().min(limit));
     each_piece(text, |piece| {
         let piece = match piece {
@@ -71,7 +75,7 @@ pub fn fill<'t>(text: &'t str, about: About<'_>, limit: usize) -> Result<String,
             Piece::Variable(variable) => value(variable, about)?,
         };
         if piece.len() > limit - filled.len() {
-            return Err(Unfilled::TooLong);
+            return Err(TemplateError::TooLong);
         }
         filled.push_str(piece);
         Ok(())
@@ -81,12 +85,12 @@ pub fn fill<'t>(text: &'t str, about: About<'_>, limit: usize) -> Result<String,
 
 /// The cluster properties that texts use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reads {
+pub struct TemplateInputs {
     name: bool,
     labels: BTreeSet<String>,
 }
 
-impl Reads {
+impl TemplateInputs {
     /// Records the properties that a text uses.
     pub fn note(&mut self, text: &str) {
         // An error in the text is the same in every cluster, up to there.
@@ -106,7 +110,7 @@ impl Reads {
     }
 
     /// Appends these properties of a cluster; different values give different texts.
-    pub fn read(&self, about: About<'_>, into: &mut String) {
+    pub fn read(&self, about: TemplateContext<'_>, into: &mut String) {
         let mut add = |value: Option<&str>| match value {
             Some(value) => {
                 into.push_str(&value.len().to_string());
@@ -136,8 +140,8 @@ pub fn depends_on_cluster(text: &str) -> bool {
 
 fn each_piece<'t>(
     text: &'t str,
-    mut take: impl FnMut(Piece<'t>) -> Result<(), Unfilled<'t>>,
-) -> Result<(), Unfilled<'t>> {
+    mut take: impl FnMut(Piece<'t>) -> Result<(), TemplateError<'t>>,
+) -> Result<(), TemplateError<'t>> {
     let mut rest = text;
     while let Some(at) = rest.find("${") {
         let (before, from) = rest.split_at(at);
@@ -148,14 +152,17 @@ fn each_piece<'t>(
             continue;
         }
         take(Piece::Text(before))?;
-        let (variable, after) = from[2..].split_once('}').ok_or(Unfilled::Open)?;
+        let (variable, after) = from[2..].split_once('}').ok_or(TemplateError::Open)?;
         take(Piece::Variable(variable))?;
         rest = after;
     }
     take(Piece::Text(rest))
 }
 
-fn value<'v, 't: 'v>(variable: &'t str, about: About<'v>) -> Result<&'v str, Unfilled<'t>> {
+fn value<'v, 't: 'v>(
+    variable: &'t str,
+    about: TemplateContext<'v>,
+) -> Result<&'v str, TemplateError<'t>> {
     Ok(match variable {
         "cluster.name" => about.cluster.as_str(),
         "source.namespace" => &about.source.namespace,
@@ -163,20 +170,20 @@ fn value<'v, 't: 'v>(variable: &'t str, about: About<'v>) -> Result<&'v str, Unf
         _ => {
             let label = variable
                 .strip_prefix("cluster.labels.")
-                .ok_or(Unfilled::Unknown(variable))?;
+                .ok_or(TemplateError::Unknown(variable))?;
             let (key, default) = match label.split_once(":-") {
                 Some((key, default)) => (key, Some(default)),
                 None => (label, None),
             };
             if key.is_empty() {
-                return Err(Unfilled::Unknown(variable));
+                return Err(TemplateError::Unknown(variable));
             }
             about
                 .labels
                 .get(key)
                 .map(String::as_str)
                 .or(default)
-                .ok_or(Unfilled::NoLabel(key))?
+                .ok_or(TemplateError::NoLabel(key))?
         }
     })
 }
@@ -186,7 +193,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn with<T>(pairs: &[(&str, &str)], run: impl FnOnce(About<'_>) -> T) -> T {
+    fn with<T>(pairs: &[(&str, &str)], run: impl FnOnce(TemplateContext<'_>) -> T) -> T {
         let labels = pairs
             .iter()
             .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
@@ -195,7 +202,7 @@ mod tests {
             SourceRef::new("configmaps", "team", "settings"),
             ClusterName::from("eu-1"),
         );
-        run(About {
+        run(TemplateContext {
             source: &source,
             cluster: &cluster,
             labels: &labels,
@@ -203,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_filled_and_what_is_not_one_stays() {
+    fn only_variables_are_replaced() {
         for (text, expected) in [
             ("${source.name}-${cluster.name}", "settings-eu-1"),
             ("${source.namespace}/x", "team/x"),
@@ -228,32 +235,35 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_filled_is_an_error_and_never_empty() {
+    fn unfilled_variable_is_an_error() {
         with(&[], |about| {
             assert_eq!(
                 fill("a ${HOME} b", about, 1 << 20),
-                Err(Unfilled::Unknown("HOME"))
+                Err(TemplateError::Unknown("HOME"))
             );
             assert_eq!(
                 fill("${cluster.name:-x}", about, 1 << 20),
-                Err(Unfilled::Unknown("cluster.name:-x"))
+                Err(TemplateError::Unknown("cluster.name:-x"))
             );
             assert_eq!(
                 fill("${cluster.labels.}", about, 1 << 20),
-                Err(Unfilled::Unknown("cluster.labels."))
+                Err(TemplateError::Unknown("cluster.labels."))
             );
             assert_eq!(
                 fill("${cluster.labels.tier}", about, 1 << 20),
-                Err(Unfilled::NoLabel("tier"))
+                Err(TemplateError::NoLabel("tier"))
             );
-            assert_eq!(fill("${cluster.name", about, 1 << 20), Err(Unfilled::Open));
+            assert_eq!(
+                fill("${cluster.name", about, 1 << 20),
+                Err(TemplateError::Open)
+            );
             assert!(
-                !Unfilled::Unknown("s3cret")
+                !TemplateError::Unknown("s3cret")
                     .describe(false)
                     .contains("s3cret")
             );
             assert!(
-                !Unfilled::NoLabel("s3cret")
+                !TemplateError::NoLabel("s3cret")
                     .describe(false)
                     .contains("s3cret")
             );

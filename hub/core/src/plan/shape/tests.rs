@@ -52,7 +52,7 @@ fn shape(
         .iter()
         .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
         .collect();
-    let about = About {
+    let about = TemplateContext {
         source: &source,
         cluster: &cluster,
         labels: &labels,
@@ -71,8 +71,8 @@ fn shape(
         &SecretRefs::of(&RulePlan::empty(&rule(json!({})))),
     ) {
         Ok(made) => Ok((name, serde_json::to_value(made).unwrap())),
-        Err(NotRendered::Failed(render_error)) => Err(render_error),
-        Err(NotRendered::Awaited) => panic!("nothing is being read"),
+        Err(ShapeError::Failed(render_error)) => Err(render_error),
+        Err(ShapeError::Awaited) => panic!("nothing is being read"),
     }
 }
 
@@ -475,7 +475,7 @@ fn copies_are_named_by_content_with_versioned_names() {
     assert!(plan.intents.is_empty() && plan.is_unknown(&source.as_copy(&first)));
 
     let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
-    let about = About {
+    let about = TemplateContext {
         source: &long,
         cluster: &"c".into(),
         labels: &BTreeMap::new(),

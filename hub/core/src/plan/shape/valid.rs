@@ -14,7 +14,7 @@ const KEY_LIMIT: usize = 253;
 
 /// Why an object of this kind and content would be refused; without any value.
 pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
-    if let Some(flaw) = mark_flaw(content) {
+    if let Some(flaw) = metadata_error(content) {
         return Some(flaw);
     }
     let maps = || {
@@ -57,7 +57,7 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
 }
 
 /// Returns the error of labels and annotations.
-fn mark_flaw(content: &Content) -> Option<String> {
+fn metadata_error(content: &Content) -> Option<String> {
     let keys = content.labels.keys().map(|key| ("label", key));
     let mut keys = keys.chain(content.annotations.keys().map(|key| ("annotation", key)));
     if let Some((what, key)) = keys.find(|(_, key)| !is_label_key(key)) {

@@ -8,7 +8,7 @@ use super::*;
 const CLUSTERS: usize = 12;
 
 #[derive(Clone, Debug)]
-enum Happens {
+enum Event {
     /// A cluster that has been sent the target applies it.
     Applies(usize),
     /// A cluster fails to apply it.
@@ -32,29 +32,29 @@ enum Happens {
     Wait(u64),
     Budget(u64),
     /// Whether what fails is to be rolled back.
-    Reverts(bool),
+    RollingBack(bool),
     /// The stored state for a rollback is lost.
     Loses,
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn happens() -> impl Strategy<Value = Event> {
     let cluster = || 0..CLUSTERS;
     prop_oneof![
-        8 => cluster().prop_map(Happens::Applies),
-        2 => cluster().prop_map(Happens::Fails),
-        1 => cluster().prop_map(Happens::Recovers),
-        2 => cluster().prop_map(Happens::TargetClusters),
-        2 => cluster().prop_map(Happens::Comes),
-        1 => (cluster(), any::<bool>()).prop_map(|(number, begins_again)| Happens::Joins(number, begins_again)),
-        1 => cluster().prop_map(Happens::Leaves),
-        2 => (cluster(), 0..4usize).prop_map(|(number, tier)| Happens::Moves(number, tier)),
-        1 => Just(Happens::Edit),
-        1 => any::<bool>().prop_map(Happens::Pause),
-        1 => any::<bool>().prop_map(|written| Happens::Killed { written }),
-        3 => (1u64..100).prop_map(Happens::Wait),
-        1 => (0u64..4).prop_map(Happens::Budget),
-        1 => any::<bool>().prop_map(Happens::Reverts),
-        1 => Just(Happens::Loses),
+        8 => cluster().prop_map(Event::Applies),
+        2 => cluster().prop_map(Event::Fails),
+        1 => cluster().prop_map(Event::Recovers),
+        2 => cluster().prop_map(Event::TargetClusters),
+        2 => cluster().prop_map(Event::Comes),
+        1 => (cluster(), any::<bool>()).prop_map(|(number, begins_again)| Event::Joins(number, begins_again)),
+        1 => cluster().prop_map(Event::Leaves),
+        2 => (cluster(), 0..4usize).prop_map(|(number, tier)| Event::Moves(number, tier)),
+        1 => Just(Event::Edit),
+        1 => any::<bool>().prop_map(Event::Pause),
+        1 => any::<bool>().prop_map(|written| Event::Killed { written }),
+        3 => (1u64..100).prop_map(Event::Wait),
+        1 => (0u64..4).prop_map(Event::Budget),
+        1 => any::<bool>().prop_map(Event::RollingBack),
+        1 => Just(Event::Loses),
     ]
 }
 
@@ -124,9 +124,9 @@ impl Simulated {
             _ => known.and_then(|progress| progress.completed_target().map(ToOwned::to_owned)),
         };
         self.hub.has_former = base.is_some() && base == self.kept;
-        let goes_back = progress.is_some_and(|progress| progress.phase.is_rollback());
+        let is_rollback = progress.is_some_and(|progress| progress.phase.is_rollback());
         // The target that clusters are compared with.
-        let wanted = if goes_back && self.hub.has_former {
+        let wanted = if is_rollback && self.hub.has_former {
             base.unwrap()
         } else {
             target
@@ -139,7 +139,7 @@ impl Simulated {
         self.hub.clusters = all
             .map(|(number, cluster)| {
                 let health = match &cluster.sent {
-                    _ if !cluster.connected => Health::Away,
+                    _ if !cluster.connected => Health::Unavailable,
                     Some((sent, Some(true))) if *sent == wanted => Health::Applied,
                     Some((sent, Some(false))) if *sent == wanted => Health::Failed,
                     _ => Health::Pending,
@@ -241,7 +241,7 @@ impl Simulated {
             let was_open = gate
                 .as_ref()
                 .is_some_and(|gate| gate.is_open(&self.hub.target));
-            let is_away = |health: &Health| *health == Health::Away;
+            let is_away = |health: &Health| *health == Health::Unavailable;
             prop_assert!(
                 was_open || !self.hub.clusters.values().any(is_away),
                 "open to somebody who is away"
@@ -261,7 +261,7 @@ impl Simulated {
             .into_iter()
             .filter(|name| match health(name) {
                 Health::Pending => since(name) < STUCK_LIMIT,
-                Health::Away => true,
+                Health::Unavailable => true,
                 Health::Applied | Health::Quiet | Health::Failed => false,
             });
         let (in_flight, room) = (
@@ -380,7 +380,7 @@ impl Simulated {
         let in_flight = these.iter().filter(|(name, at)| {
             match self.hub.clusters.get(&turn_of(name.as_str())) {
                 Some(Health::Pending) => self.hub.now().instant - **at < STUCK_LIMIT,
-                Some(Health::Away) => true,
+                Some(Health::Unavailable) => true,
                 _ => false,
             }
         });
@@ -405,19 +405,19 @@ impl Simulated {
         Ok(())
     }
 
-    fn take(&mut self, event: &Happens) -> Result<(), TestCaseError> {
+    fn take(&mut self, event: &Event) -> Result<(), TestCaseError> {
         match event {
-            Happens::Applies(number) | Happens::Fails(number) | Happens::Recovers(number) => {
-                let applies = !matches!(event, Happens::Fails(_));
+            Event::Applies(number) | Event::Fails(number) | Event::Recovers(number) => {
+                let applies = !matches!(event, Event::Fails(_));
                 if let Some((_, how)) = &mut self.clusters[*number].sent
-                    && (how.is_none() || matches!(event, Happens::Recovers(_)))
+                    && (how.is_none() || matches!(event, Event::Recovers(_)))
                 {
                     *how = Some(applies);
                 }
             }
-            Happens::TargetClusters(number) => self.clusters[*number].connected = false,
-            Happens::Comes(number) => self.clusters[*number].connected = true,
-            Happens::Joins(number, begins_again) => {
+            Event::TargetClusters(number) => self.clusters[*number].connected = false,
+            Event::Comes(number) => self.clusters[*number].connected = true,
+            Event::Joins(number, begins_again) => {
                 let cluster = &mut self.clusters[*number];
                 if !cluster.there && *begins_again {
                     *cluster = Cluster {
@@ -430,9 +430,9 @@ impl Simulated {
                     cluster.there = true;
                 }
             }
-            Happens::Moves(number, tier) => self.clusters[*number].tier = *tier,
-            Happens::Leaves(number) => self.clusters[*number].there = false,
-            Happens::Edit => {
+            Event::Moves(number, tier) => self.clusters[*number].tier = *tier,
+            Event::Leaves(number) => self.clusters[*number].there = false,
+            Event::Edit => {
                 self.edits += 1;
                 self.hub.target = format!("t{}", self.edits + 1);
                 self.look();
@@ -441,19 +441,19 @@ impl Simulated {
                     "an edit went out before it was judged"
                 );
             }
-            Happens::Pause(paused) => self.hub.rollout.paused = *paused,
-            Happens::Killed { written } => {
+            Event::Pause(paused) => self.hub.rollout.paused = *paused,
+            Event::Killed { written } => {
                 self.step(*written)?;
                 self.hub.restart();
                 self.uptime = 0;
             }
-            Happens::Wait(seconds) => {
+            Event::Wait(seconds) => {
                 self.hub.seconds += seconds;
                 self.uptime += seconds;
             }
-            Happens::Budget(budget) => self.hub.rollout.max_failures = *budget,
-            Happens::Reverts(reverts) => self.hub.rollout.reverts = *reverts,
-            Happens::Loses => self.kept = None,
+            Event::Budget(budget) => self.hub.rollout.max_failures = *budget,
+            Event::RollingBack(reverts) => self.hub.rollout.reverts = *reverts,
+            Event::Loses => self.kept = None,
         }
         self.step(true)
     }

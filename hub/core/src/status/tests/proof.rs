@@ -3,7 +3,7 @@ use runnel_proto::model::{Proof, ProofKey};
 
 use super::*;
 use crate::plan::proof_on;
-use crate::status::{Proved, Sent, details};
+use crate::status::{ProofState, SentRule, details};
 
 fn key() -> ProofKey {
     ProofKey::new([1; 32])
@@ -15,17 +15,17 @@ impl World {
         proof_on(&self.plan, &self.rule.terms, &key())
     }
 
-    fn shows(&mut self, cluster: &str, proof: Option<Proof>) {
+    fn set_proof(&mut self, cluster: &str, proof: Option<Proof>) {
         self.proof = proof;
         self.applied(cluster);
     }
 
     /// Returns the number of clusters with a proof that differs from their report.
     fn differing(&self) -> usize {
-        Sent::of(&self.view(&self.status)).differing(&self.report_store)
+        SentRule::of(&self.view(&self.status)).differing(&self.report_store)
     }
 
-    fn detail(&self, cluster: &str) -> (bool, Proved) {
+    fn detail(&self, cluster: &str) -> (bool, ProofState) {
         let all = details(
             &self.view(&self.status),
             &self.report_store,
@@ -44,13 +44,13 @@ fn cluster_with_a_wrong_digest_has_failed_until_it_matches() {
     let mut world = World::new(&["one", "two"]);
     let right = world.right();
     assert!(right.is_some());
-    world.shows("one", right);
-    world.shows("two", Some(Proof([3; 16])));
+    world.set_proof("one", right);
+    world.set_proof("two", Some(Proof([3; 16])));
     world.fold();
     assert_eq!(world.ready(), pair("False", "DigestMismatch"));
     assert_eq!(
         (world.detail("one"), world.detail("two")),
-        ((true, Proved::Yes), (true, Proved::No))
+        ((true, ProofState::Yes), (true, ProofState::No))
     );
     let entry = &world.status.clusters[0];
     assert_eq!(
@@ -62,7 +62,7 @@ fn cluster_with_a_wrong_digest_has_failed_until_it_matches() {
             .unwrap()
             .message
     );
-    world.shows("two", right);
+    world.set_proof("two", right);
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
 }
@@ -71,8 +71,8 @@ fn cluster_with_a_wrong_digest_has_failed_until_it_matches() {
 fn mismatches_are_counted_by_the_newest_session() {
     let mut world = World::new(&["one", "two"]);
     let right = world.right();
-    world.shows("one", right);
-    world.shows("two", Some(Proof([3; 16])));
+    world.set_proof("one", right);
+    world.set_proof("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 1);
     // It reconnects, and reports and shows the same as before.
     let text = world.state(
@@ -88,7 +88,7 @@ fn mismatches_are_counted_by_the_newest_session() {
         .connected(&"two".into(), 2, facts(), vec![text]);
     assert_eq!(world.differing(), 1);
     // The former session can no longer change anything.
-    world.shows("two", right);
+    world.set_proof("two", right);
     assert_eq!(world.differing(), 1);
     let text = world.state(
         "two",
@@ -100,10 +100,10 @@ fn mismatches_are_counted_by_the_newest_session() {
     );
     world.report_store.report(&"two".into(), 2, text);
     assert_eq!(world.differing(), 0);
-    world.shows("two", Some(Proof([3; 16])));
+    world.set_proof("two", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 0);
     // A report about another plan is not compared.
-    world.shows("one", Some(Proof([3; 16])));
+    world.set_proof("one", Some(Proof([3; 16])));
     assert_eq!(world.differing(), 1);
     world
         .plan
@@ -114,17 +114,17 @@ fn mismatches_are_counted_by_the_newest_session() {
 #[test]
 fn cluster_without_proof_counts_as_unproved() {
     let mut world = World::new(&["one"]);
-    world.shows("one", None);
+    world.set_proof("one", None);
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
-    assert_eq!(world.detail("one"), (true, Proved::NotCompared));
+    assert_eq!(world.detail("one"), (true, ProofState::NotCompared));
 }
 
 #[test]
 fn copies_under_way_are_not_compared() {
     let mut world = World::new(&["one"]);
     let right = world.right();
-    world.shows("one", right);
+    world.set_proof("one", right);
     world.proof = Some(Proof([3; 16]));
     world.report(
         "one",
@@ -135,9 +135,9 @@ fn copies_under_way_are_not_compared() {
         },
         vec![],
     );
-    assert_eq!(world.detail("one"), (false, Proved::NotCompared));
+    assert_eq!(world.detail("one"), (false, ProofState::NotCompared));
     // The agent has not got the edit.
-    world.shows("one", right);
+    world.set_proof("one", right);
     let content = SourceContent::new(
         Revision([2; 16]),
         Payload::encode(br#"{"fields":{"data":{"k":"v"}}}"#.to_vec()),
@@ -147,13 +147,13 @@ fn copies_under_way_are_not_compared() {
     world
         .plan
         .set(&source, Some(&SourceState::Read(content.into())));
-    assert_eq!(world.detail("one"), (false, Proved::NotCompared));
+    assert_eq!(world.detail("one"), (false, ProofState::NotCompared));
     assert_ne!(world.right(), right, "another content, another proof");
     // It was undone before the agent received it.
     world.plan.set(&source, Some(&SourceState::Read(before)));
     assert_eq!(
         (world.right(), world.detail("one")),
-        (right, (true, Proved::Yes))
+        (right, (true, ProofState::Yes))
     );
 }
 

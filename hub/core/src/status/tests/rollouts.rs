@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::pages::page;
 use super::*;
-use crate::index::{Former, StoredState};
+use crate::index::{RollbackPlan, StoredState};
 use crate::plan::{CompletedState, RollbackBlocker};
 use crate::rollout::{AdmittedClusters, Gate, Phase, Portion, Progress, Rollout, RolloutPosition};
 
@@ -15,7 +15,7 @@ pub(super) struct Under {
     progress: Progress,
     gate: Gate,
     failing: Option<(ClusterName, String)>,
-    former: Former,
+    former: RollbackPlan,
 }
 
 impl Under {
@@ -91,14 +91,14 @@ fn world(phase: Phase) -> World {
 }
 
 /// The stored state: none, or that of t0.
-fn former(state: Option<CompletedState>) -> Former {
+fn former(state: Option<CompletedState>) -> RollbackPlan {
     let state = state.map(Arc::new).ok_or(RollbackBlocker::NoneCompleted);
     let revision = if state.is_ok() {
         "t0".to_owned()
     } else {
         String::new()
     };
-    Former::new(StoredState { revision, state })
+    RollbackPlan::new(StoredState { revision, state })
 }
 
 /// A rollout that is rolled back: the former state had the source in another revision.
@@ -122,7 +122,7 @@ fn rolled_back(phase: Phase) -> World {
 }
 
 /// The agent reports the former state.
-fn holds_former(world: &mut World, cluster: &str, counts: Counts) {
+fn report_former_state(world: &mut World, cluster: &str, counts: Counts) {
     let source = SourceRef::new("configmaps", "a", "s");
     let intents_digest = [(&source, &Revision([9; 16]))].into_iter().collect();
     let state = RuleState {
@@ -214,7 +214,7 @@ fn snapshots_of_a_rollout_in_each_phase() {
     let mut reverting = rolled_back(Phase::Reverting);
     ["eu-1", "eu-2"]
         .iter()
-        .for_each(|cluster| holds_former(&mut reverting, cluster, ALL_APPLIED));
+        .for_each(|cluster| report_former_state(&mut reverting, cluster, ALL_APPLIED));
     let shown_progress = progress(&mut reverting);
     (
         shown_progress.applied,
@@ -230,7 +230,7 @@ fn snapshots_of_a_rollout_in_each_phase() {
     insta::assert_snapshot!("going_back", page(&mut reverting));
 
     let reverted = &mut reverting;
-    holds_former(reverted, "canary-1", ALL_APPLIED);
+    report_former_state(reverted, "canary-1", ALL_APPLIED);
     let shown_progress = progress(reverted);
     (
         shown_progress.phase,
@@ -323,7 +323,7 @@ fn admitted(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
         .unwrap();
     let all = ["canary-1", "eu-1", "eu-2"].into_iter();
     (
-        all.filter(|cluster| gate.lets_in("target", &(*cluster).into()))
+        all.filter(|cluster| gate.admits("target", &(*cluster).into()))
             .collect(),
         gate,
     )
@@ -333,7 +333,7 @@ fn admitted(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
 fn cluster_without_the_former_state_rolls_back_out_of_order() {
     let mut world = rolled_back(Phase::Reverting);
     // It was reached when its label was another.
-    holds_former(&mut world, "eu-2", ALL_APPLIED);
+    report_former_state(&mut world, "eu-2", ALL_APPLIED);
     for just_begun in [false, true] {
         let (admitted, gate) = admitted(&world, just_begun);
         assert!(
@@ -342,7 +342,7 @@ fn cluster_without_the_former_state_rolls_back_out_of_order() {
         );
     }
     for cluster in ["canary-1", "eu-1"] {
-        holds_former(&mut world, cluster, ALL_APPLIED);
+        report_former_state(&mut world, cluster, ALL_APPLIED);
     }
     let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
     let mut view = world.view(&world.status);
@@ -366,7 +366,7 @@ fn rollback_to_a_damaged_state_stops_with_a_message() {
         revision: String::new(),
         state: Err(RollbackBlocker::Damaged),
     };
-    world.rolling.as_mut().unwrap().former = Former::new(damaged);
+    world.rolling.as_mut().unwrap().former = RollbackPlan::new(damaged);
     let (admitted, gate) = admitted(&world, false);
     assert!(
         admitted.is_empty() && !gate.is_rolling_back(),
@@ -404,8 +404,8 @@ fn new_leader_learns_progress_from_agents() {
             },
         );
         if phase.is_rollback() {
-            holds_former(&mut world, "eu-1", busy);
-            holds_former(&mut world, "eu-2", ALL_APPLIED);
+            report_former_state(&mut world, "eu-1", busy);
+            report_former_state(&mut world, "eu-2", ALL_APPLIED);
         } else {
             world.report("eu-1", busy, vec![]);
         }

@@ -60,7 +60,7 @@ fn failing(reason: Reason, message: &str) -> World {
 }
 
 #[test]
-fn a_rule_that_is_well() {
+fn healthy_rule_is_ready() {
     let mut world = World::new(&["eu-1", "eu-2"]);
     world.applied("eu-1");
     world.applied("eu-2");
@@ -68,7 +68,7 @@ fn a_rule_that_is_well() {
 }
 
 #[test]
-fn a_rule_whose_copies_are_on_their_way() {
+fn rule_with_changes_in_flight_is_reconciling() {
     let mut world = World::new(&["eu-1", "eu-2"]);
     world.overdue = true;
     world.applied("eu-1");
@@ -82,7 +82,7 @@ fn a_conflict_in_one_cluster() {
 }
 
 #[test]
-fn different_failures_in_three_clusters_and_one_that_is_well() {
+fn three_failed_clusters_and_a_healthy_one_are_listed() {
     let mut world = World::new(&["eu-1", "eu-2", "eu-3", "eu-4"]);
     let failed = Counts {
         copies: 3,
@@ -127,7 +127,7 @@ fn copy_under_contention() {
 }
 
 #[test]
-fn drift_that_is_left() {
+fn reported_drift_is_not_corrected() {
     let mut world = World::new(&["eu-1"]);
     let counts = Counts {
         copies: 2,
@@ -163,7 +163,7 @@ fn a_namespace_that_does_not_exist_yet() {
 }
 
 #[test]
-fn a_silent_cluster_beside_one_that_is_well() {
+fn unreachable_cluster_does_not_hide_a_healthy_one() {
     let mut world = World::new(&["eu-1", "eu-2"]);
     world.applied("eu-1");
     world.applied("eu-2");

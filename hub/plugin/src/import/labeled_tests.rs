@@ -1,25 +1,27 @@
 //! A rule by label copies the same objects as the copier, and no other object with the label.
 use super::*;
-use crate::import::rules::{Aim, Bodies, CopyComparison, Import, made};
+use crate::import::rules::{
+    CopyComparison, ImportReport, ImportTarget, ObjectContents, imported_rules,
+};
 use crate::import::tests::{aim, id, only, places, same};
 
 const TO: [&str; 2] = ["team-a", "team-b"];
 
-fn given() -> ByLabel {
-    ByLabel::new("rule=test", &TO.map(str::to_owned)).unwrap()
+fn given() -> LabelCopier {
+    LabelCopier::new("rule=test", &TO.map(str::to_owned)).unwrap()
 }
 
-fn both_kinds() -> ByLabel {
-    ByLabel {
+fn both_kinds() -> LabelCopier {
+    LabelCopier {
         resources: vec!["configmaps".to_owned(), "secrets".to_owned()],
         ..given()
     }
 }
 
-fn labelled(names: &[&str]) -> Objects {
-    let marked = Marked {
+fn labeled(names: &[&str]) -> Objects {
+    let marked = ObjectMetadata {
         labels: BTreeMap::from([("rule".to_owned(), "test".to_owned())]),
-        ..Marked::default()
+        ..ObjectMetadata::default()
     };
     names
         .iter()
@@ -27,19 +29,24 @@ fn labelled(names: &[&str]) -> Objects {
         .collect()
 }
 
-fn import_beside(all: &Objects, bodies: &Bodies, given: ByLabel, beside: &[&str]) -> Import {
+fn import_beside(
+    all: &Objects,
+    bodies: &ObjectContents,
+    given: LabelCopier,
+    uncopied: &[&str],
+) -> ImportReport {
     let read = read(all, &places(), &given);
-    let beside = beside.iter().map(|name| id(name)).collect();
-    let aim = Aim {
+    let uncopied = uncopied.iter().map(|name| id(name)).collect();
+    let aim = ImportTarget {
         is_hub: false,
         label: Some(given),
-        beside,
+        labeled_not_copied: uncopied,
         ..aim()
     };
-    made(read, all, &places(), bodies, &aim)
+    imported_rules(read, all, &places(), bodies, &aim)
 }
 
-fn import(all: &Objects, given: ByLabel) -> Import {
+fn import(all: &Objects, given: LabelCopier) -> ImportReport {
     import_beside(all, &same(all), given, &[])
 }
 
@@ -48,15 +55,15 @@ fn selected(resources: &[&str]) -> Value {
 }
 
 /// Of which namespaces rules were made.
-fn homes(import: &Import) -> Vec<&str> {
+fn homes(import: &ImportReport) -> Vec<&str> {
     import
         .rules
         .iter()
-        .filter_map(|made| made.rule["metadata"]["namespace"].as_str())
+        .filter_map(|rule| rule.rule["metadata"]["namespace"].as_str())
         .collect()
 }
 
-fn left(import: &Import) -> Vec<String> {
+fn left(import: &ImportReport) -> Vec<String> {
     import
         .left
         .iter()
@@ -65,8 +72,8 @@ fn left(import: &Import) -> Vec<String> {
 }
 
 #[test]
-fn labelled_choice_stays_a_choice_by_label() {
-    let all = labelled(&[
+fn labeled_choice_stays_a_choice_by_label() {
+    let all = labeled(&[
         "secrets/platform/login",
         "configmaps/platform/settings",
         "secrets/team-a/login",
@@ -82,7 +89,7 @@ fn labelled_choice_stays_a_choice_by_label() {
         found.rules[0].copies[&id("secrets/team-a/login")],
         CopyComparison::Equal
     );
-    let any = ByLabel {
+    let any = LabelCopier {
         key: "rule".to_owned(),
         value: None,
         ..both_kinds()
@@ -92,8 +99,8 @@ fn labelled_choice_stays_a_choice_by_label() {
 }
 
 #[test]
-fn kind_neither_named_nor_labelled_is_not_copied() {
-    let all = labelled(&[
+fn kind_neither_named_nor_labeled_is_not_copied() {
+    let all = labeled(&[
         "secrets/platform/login",
         "configmaps/platform/settings",
         "secrets/team-a/login",
@@ -110,7 +117,7 @@ fn kind_neither_named_nor_labelled_is_not_copied() {
     let of = |resource: &str| {
         import(
             &all,
-            ByLabel {
+            LabelCopier {
                 resources: vec![resource.to_owned()],
                 ..given()
             },
@@ -125,11 +132,11 @@ fn kind_neither_named_nor_labelled_is_not_copied() {
         of("configmaps").rules.is_empty(),
         "nothing in platform is shown to be copied"
     );
-    let both = ByLabel {
+    let both = LabelCopier {
         from: Some("platform".to_owned()),
         ..both_kinds()
     };
-    let secrets = labelled(&["secrets/platform/login"]);
+    let secrets = labeled(&["secrets/platform/login"]);
     assert_eq!(
         only(&import(&secrets, both))["sources"],
         json!([selected(&["configmaps", "secrets"])])
@@ -137,8 +144,8 @@ fn kind_neither_named_nor_labelled_is_not_copied() {
 }
 
 #[test]
-fn namespace_neither_named_nor_labelled_is_no_source() {
-    let all = labelled(&[
+fn namespace_neither_named_nor_labeled_is_no_source() {
+    let all = labeled(&[
         "secrets/platform/login",
         "secrets/team-10/other",
         "secrets/team-a/login",
@@ -157,7 +164,7 @@ fn namespace_neither_named_nor_labelled_is_no_source() {
         "{:?}",
         left(&shown)
     );
-    let read = ByLabel {
+    let read = LabelCopier {
         from: Some("team-10".to_owned()),
         resources: vec!["secrets".to_owned()],
         ..given()
@@ -175,7 +182,7 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
         "secrets/team-10/login",
         "secrets/team-10/ca",
     ];
-    let all = labelled(
+    let all = labeled(
         &[
             names.as_slice(),
             &["secrets/team-a/login", "secrets/team-a/ca"],
@@ -191,13 +198,13 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
         left(&none)
     );
     let to = [TO.as_slice(), &["team-10"]].concat();
-    let right = ByLabel {
+    let right = LabelCopier {
         to: to.into_iter().map(str::to_owned).collect(),
         ..given()
     };
     assert_eq!(homes(&import(&all, right)), ["platform"]);
     // An object that only one of them has is copied.
-    let all = labelled(&[
+    let all = labeled(&[
         "secrets/platform/login",
         "secrets/platform/ca",
         "secrets/team-10/login",
@@ -208,7 +215,7 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
         (homes(&part), &only(&part)["sources"]),
         (vec!["platform"], &json!([selected(&["secrets"])]))
     );
-    let more = labelled(&["secrets/team-b/login"]);
+    let more = labeled(&["secrets/team-b/login"]);
     let part = import(&all.into_iter().chain(more).collect(), given());
     let mut entry = selected(&["secrets"]);
     entry["exclude"] = json!(["login"]);
@@ -216,9 +223,9 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
 }
 
 #[test]
-fn copies_of_runnel_prove_nothing_about_the_other_tool() {
+fn own_copies_do_not_count_as_evidence_of_a_copier() {
     let all = |is_ours: bool| {
-        let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
+        let mut all = labeled(&["secrets/platform/login", "secrets/team-a/login"]);
         if is_ours {
             all.get_mut(&id("secrets/team-a/login"))
                 .unwrap()
@@ -233,12 +240,12 @@ fn copies_of_runnel_prove_nothing_about_the_other_tool() {
 
 #[test]
 fn hub_only_annotations_are_left_out_by_name() {
-    let all = labelled(&[
+    let all = labeled(&[
         "secrets/platform/login",
         "configmaps/platform/settings",
         "secrets/team-a/login",
     ]);
-    let mut on_hub = labelled(&[
+    let mut on_hub = labeled(&[
         "secrets/platform/login",
         "secrets/platform/hub-only",
         "configmaps/platform/settings",
@@ -246,9 +253,9 @@ fn hub_only_annotations_are_left_out_by_name() {
     let mut copy = on_hub[&id("secrets/platform/login")].clone();
     copy.labels.insert(HUB_LABEL.to_owned(), "h".to_owned());
     on_hub.insert(id("secrets/platform/copied"), copy);
-    on_hub.insert(id("secrets/platform/plain"), Marked::default());
+    on_hub.insert(id("secrets/platform/plain"), ObjectMetadata::default());
     let found = read(&all, &places(), &both_kinds());
-    let more = beside(&on_hub, &both_kinds(), &found);
+    let more = labeled_not_copied(&on_hub, &both_kinds(), &found);
     assert_eq!(more, BTreeSet::from([id("secrets/platform/hub-only")]));
     let import = import_beside(
         &all,
@@ -281,7 +288,7 @@ fn hub_only_annotations_are_left_out_by_name() {
 }
 
 #[test]
-fn however_many_have_the_label_one_rule_chooses_them() {
+fn labeled_sources_share_one_rule() {
     let names: Vec<String> = (0..300)
         .map(|number| format!("secrets/platform/s-{number:03}"))
         .collect();
@@ -290,12 +297,12 @@ fn however_many_have_the_label_one_rule_chooses_them() {
         .map(String::as_str)
         .chain(["secrets/team-a/s-000"])
         .collect();
-    let all = labelled(&names);
+    let all = labeled(&names);
     assert_eq!(
         import(&all, given())
             .rules
             .iter()
-            .map(|made| made.sources.len())
+            .map(|rule| rule.sources.len())
             .collect::<Vec<_>>(),
         [300]
     );
@@ -303,7 +310,7 @@ fn however_many_have_the_label_one_rule_chooses_them() {
 
 #[test]
 fn a_copy_of_runnels_is_no_source() {
-    let mut all = labelled(&["secrets/platform/login", "secrets/team-a/login"]);
+    let mut all = labeled(&["secrets/platform/login", "secrets/team-a/login"]);
     all.get_mut(&id("secrets/platform/login"))
         .unwrap()
         .labels
@@ -320,7 +327,7 @@ fn a_copy_of_runnels_is_no_source() {
 fn a_label_and_namespaces_are_read_as_people_write_them() {
     let read = |label: &str, to: &[&str]| {
         let to: Vec<String> = to.iter().map(|one| (*one).to_owned()).collect();
-        ByLabel::new(label, &to).map(|given| (given.key, given.value))
+        LabelCopier::new(label, &to).map(|given| (given.key, given.value))
     };
     let to: &[&str] = &["team-*", "x"];
     assert_eq!(

@@ -219,7 +219,7 @@ fn foreign_object_is_overwritten_only_where_all_allow_it() {
 }
 
 #[test]
-fn in_the_hubs_own_cluster_no_source_is_taken_over() {
+fn source_in_hub_cluster_is_never_taken_over() {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     let begin = SnapshotBegin {
@@ -379,11 +379,10 @@ fn ignored_fields_are_written_once_from_the_hubs_content() {
     // No copy is a twin any more: others may have changed its ignored field.
     world.delete(&copy("a", "s0"));
     world.settle_now();
-    assert!(
-        world
-            .sent
-            .contains(&AgentFrame::Want("r".into(), vec![copy("team", "s0")]))
-    );
+    assert!(world.sent.contains(&AgentFrame::ContentRequest(
+        "r".into(),
+        vec![copy("team", "s0")]
+    )));
     world.batch(vec![RuleDelta {
         upserts: vec![intent("s0", 1)],
         ..RuleDelta::new("r".into())

@@ -17,13 +17,13 @@ impl Origin {
 }
 
 /// Pending connections, by origin.
-pub(super) struct Waiting<T> {
+pub(super) struct AcceptQueue<T> {
     most: usize,
     len: usize,
     queues: BTreeMap<Origin, VecDeque<T>>,
 }
 
-impl<T> Waiting<T> {
+impl<T> AcceptQueue<T> {
     pub(super) fn new(most: usize) -> Self {
         Self {
             most,
@@ -44,8 +44,8 @@ impl<T> Waiting<T> {
         if self.len <= self.most {
             return None;
         }
-        let (crowd, _) = self.queues.iter().max_by_key(|(_, queue)| queue.len())?;
-        self.take(*crowd, VecDeque::pop_back)
+        let (largest_origin, _) = self.queues.iter().max_by_key(|(_, queue)| queue.len())?;
+        self.take(*largest_origin, VecDeque::pop_back)
     }
 
     /// The next: the oldest from where the fewest are `running`.
@@ -97,10 +97,10 @@ mod tests {
 
     #[test]
     fn one_from_elsewhere_is_next_and_stays_though_a_crowd_waits() {
-        let (crowd, other) = (origin("10.0.0.1"), origin("192.0.2.1"));
-        let mut waiting = Waiting::new(100);
+        let (largest_origin, other) = (origin("10.0.0.1"), origin("192.0.2.1"));
+        let mut waiting = AcceptQueue::new(100);
         let dropped = (0..500)
-            .filter_map(|number| waiting.push(crowd, number))
+            .filter_map(|number| waiting.push(largest_origin, number))
             .count();
         assert_eq!(dropped, 400);
         assert_eq!(
@@ -108,9 +108,9 @@ mod tests {
             Some(99),
             "the newest of the crowd goes"
         );
-        let running = |origin| if origin == crowd { 5 } else { 0 };
+        let running = |origin| if origin == largest_origin { 5 } else { 0 };
         assert_eq!(waiting.pop(running), Some((other, 1000)));
-        assert_eq!(waiting.pop(running), Some((crowd, 0)));
+        assert_eq!(waiting.pop(running), Some((largest_origin, 0)));
         while waiting.pop(running).is_some() {}
         assert!(waiting.is_empty() && waiting.queues.is_empty());
     }

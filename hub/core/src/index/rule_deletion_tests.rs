@@ -6,7 +6,7 @@ use kube_core::CustomResourceExt;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Cluster, Holding, Index, ScopeState};
+use super::{Cluster, Index, ReportedCopies, ScopeState};
 use crate::guard::DELAY;
 use crate::now::Now;
 use crate::plan::{Rule, WatchScope};
@@ -58,7 +58,7 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     happens(&mut index);
     index.set_rule(rule(uid, true));
     let holds = move |_: &RuleUid, _: &ClusterName| {
-        Some(Holding {
+        Some(ReportedCopies {
             copies,
             intents: 1,
             prunes: None,
@@ -71,7 +71,7 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
     let uid = RuleUid::from(uid);
     index.judge(&BTreeSet::from([uid.clone()]), &holds, now);
     assert!(
-        !index.rules().may_go(&uid),
+        !index.rules().is_removal_allowed(&uid),
         "judged before its namespace could be heard of"
     );
     index.judge(
@@ -82,7 +82,7 @@ fn may_go(uid: &str, copies: u64, happens: impl Fn(&mut Index)) -> bool {
             ..now
         },
     );
-    index.rules().may_go(&uid)
+    index.rules().is_removal_allowed(&uid)
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
             index
                 .fleet_guard_mut()
                 .terminating
-                .set_definition(name, Some(true))
+                .set_crd(name, Some(true))
         }
     };
     for uid in [NAMESPACED, CLUSTER] {
@@ -115,7 +115,7 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
             !may_go(uid, 11, |index| index
                 .fleet_guard_mut()
                 .terminating
-                .set_definition(own, None)),
+                .set_crd(own, None)),
             "{uid}"
         );
         // A list has the same effect; a failed one has none.
@@ -124,34 +124,25 @@ fn deleted_rule_is_deliberate_unless_namespace_or_crd_goes() {
             !may_go(uid, 11, |index| index
                 .fleet_guard_mut()
                 .terminating
-                .set_definitions(list(true))),
+                .set_crds(list(true))),
             "{uid}"
         );
         assert!(
             may_go(uid, 11, |index| index
                 .fleet_guard_mut()
                 .terminating
-                .set_definitions(None)),
+                .set_crds(None)),
             "{uid}"
         );
         let blind = |index: &mut Index| {
-            index
-                .fleet_guard_mut()
-                .terminating
-                .set_definition(own, Some(true));
-            index.fleet_guard_mut().terminating.set_definitions(None);
+            index.fleet_guard_mut().terminating.set_crd(own, Some(true));
+            index.fleet_guard_mut().terminating.set_crds(None);
         };
         assert!(!may_go(uid, 11, blind), "{uid}");
         // The scope is created again.
         let begins_again = |index: &mut Index| {
-            index
-                .fleet_guard_mut()
-                .terminating
-                .set_definition(own, None);
-            index
-                .fleet_guard_mut()
-                .terminating
-                .set_definitions(list(false));
+            index.fleet_guard_mut().terminating.set_crd(own, None);
+            index.fleet_guard_mut().terminating.set_crds(list(false));
         };
         assert!(may_go(uid, 11, begins_again), "{uid}");
     }

@@ -40,14 +40,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 /// A cluster, and its existing rules.
-struct Lives {
+struct LifecycleWorld {
     world: World,
     /// Uid and source of each existing rule.
     rules: Vec<(String, String)>,
     created: i64,
 }
 
-impl Lives {
+impl LifecycleWorld {
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match step {
             Step::Create(source) => {
@@ -90,7 +90,7 @@ impl Lives {
                 }
             }
             Step::Delete(source) => self.world.delete(&copy("a", &format!("s{source}"))),
-            Step::Deliver => drop(self.world.tell_one()),
+            Step::Deliver => drop(self.world.deliver_one()),
             Step::Work => drop(self.world.work_one()),
             Step::Lose => self.world.lose_one(),
             Step::GiveOut => self.world.dispatch(),
@@ -131,11 +131,11 @@ impl Lives {
     }
 }
 
-fn begin() -> Lives {
+fn begin() -> LifecycleWorld {
     let mut world = World::new(&["team", "a"]);
     world.connect();
     world.confirm();
-    Lives {
+    LifecycleWorld {
         world,
         rules: vec![],
         created: 0,

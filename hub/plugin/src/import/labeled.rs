@@ -2,21 +2,21 @@
 //!
 //! Only the user and the cluster show what such a copier copies, and a rule that selects by the
 //! same label would copy every object with it. So a rule is printed for a namespace and a kind only
-//! if the user names them, or if equal copies prove them. The rule excludes labelled objects
+//! if the user names them, or if equal copies prove them. The rule excludes labeled objects
 //! without copies by name. The rest is refused with the reason.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{HUB_LABEL, is_namespace_pattern};
 use serde_json::{Value, json};
 
-use super::annotations::{Copier, CopyRequest, Id, Marked, Objects, Read};
-use super::choice::{self, Choice, Places};
+use super::annotations::{Copier, CopyRequest, Id, ObjectMetadata, Objects, ReadAnnotations};
+use super::choice::{self, Choice, NamespaceLabels};
 use crate::parse::ArgumentError;
 use runnel_api::{LabelExpression, LabelSelector, Operator, limits};
 
 /// The user's description of a copier that selects by label.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ByLabel {
+pub struct LabelCopier {
     /// The label's key.
     pub key: String,
     /// Its value; `None`: any.
@@ -29,7 +29,7 @@ pub struct ByLabel {
     pub resources: Vec<String>,
 }
 
-impl ByLabel {
+impl LabelCopier {
     /// Reads the label, `KEY=VALUE` or `KEY`, and the namespaces that are copied to.
     ///
     /// # Errors
@@ -74,18 +74,18 @@ impl ByLabel {
     }
 
     /// Whether an object has the label, and Runnel did not copy it there.
-    fn takes(&self, id: &Id, marked: &Marked) -> bool {
-        self.means(&id.resource) && self.has(marked) && !marked.labels.contains_key(HUB_LABEL)
+    fn is_labeled_source(&self, id: &Id, marked: &ObjectMetadata) -> bool {
+        self.includes(&id.resource) && self.has(marked) && !marked.labels.contains_key(HUB_LABEL)
     }
 
-    fn has(&self, marked: &Marked) -> bool {
+    fn has(&self, marked: &ObjectMetadata) -> bool {
         marked
             .labels
             .get(&self.key)
             .is_some_and(|value| self.value.as_ref().is_none_or(|wanted| wanted == value))
     }
 
-    fn means(&self, resource: &str) -> bool {
+    fn includes(&self, resource: &str) -> bool {
         let is_named = self.resources.is_empty()
             || self
                 .resources
@@ -111,24 +111,25 @@ impl ByLabel {
     }
 }
 
-/// Collects the labelled objects in every namespace that is not a target.
-pub fn read(objects: &Objects, places: &Places, given: &ByLabel) -> Read {
+/// Collects the labeled objects in every namespace that is not a target.
+pub fn read(objects: &Objects, places: &NamespaceLabels, given: &LabelCopier) -> ReadAnnotations {
     let choice = Choice {
         names: given.to.iter().cloned().collect(),
         ..Choice::default()
     };
     let reached = choice.reaches(places);
-    let mut read = Read::default();
+    let mut read = ReadAnnotations::default();
     for (id, marked) in objects {
-        let is_target = reached.contains(&id.namespace) || choice::fits(&given.to, &id.namespace);
+        let is_target =
+            reached.contains(&id.namespace) || choice::matches_any(&given.to, &id.namespace);
         let is_elsewhere = given
             .from
             .as_ref()
             .is_some_and(|from| *from != id.namespace);
-        if is_target || is_elsewhere || !given.means(&id.resource) || !given.has(marked) {
+        if is_target || is_elsewhere || !given.includes(&id.resource) || !given.has(marked) {
             continue;
         }
-        if given.takes(id, marked) {
+        if given.is_labeled_source(id, marked) {
             read.push(Copier::Label, id, choice.clone()).annotations = true
         } else {
             read.note(id, "has the label, and is a copy of Runnel's, which is never a source: no rule is made for it");
@@ -137,30 +138,38 @@ pub fn read(objects: &Objects, places: &Places, given: &ByLabel) -> Read {
     read
 }
 
-/// The labelled objects on the hub that are not copied in the cluster that is read.
-pub fn beside(on_hub: &Objects, given: &ByLabel, read: &Read) -> BTreeSet<Id> {
-    let copied: BTreeSet<&Id> = read.wishes.iter().map(|wish| &wish.source).collect();
-    let beside = on_hub
+/// The labeled objects on the hub that are not copied in the cluster that is read.
+pub fn labeled_not_copied(
+    on_hub: &Objects,
+    given: &LabelCopier,
+    read: &ReadAnnotations,
+) -> BTreeSet<Id> {
+    let copied: BTreeSet<&Id> = read
+        .requests
         .iter()
-        .filter(|(id, marked)| given.takes(id, marked) && !copied.contains(id));
-    beside.map(|(id, _)| id.clone()).collect()
+        .map(|request| &request.source)
+        .collect();
+    let uncopied = on_hub
+        .iter()
+        .filter(|(id, marked)| given.is_labeled_source(id, marked) && !copied.contains(id));
+    uncopied.map(|(id, _)| id.clone()).collect()
 }
 
 /// Removes sources that the user did not name and no equal copy proves, and sources that a rule
-/// cannot distinguish from others. `beside` are labelled objects that are not copied. `is_equal`:
+/// cannot distinguish from others. `beside` are labeled objects that are not copied. `is_equal`:
 /// whether an equal copy exists in the copier's targets. Returns the names that a rule must
 /// exclude.
-pub fn sure(
-    read: &mut Read,
-    given: &ByLabel,
-    beside: &BTreeSet<Id>,
+pub fn drop_unproven(
+    read: &mut ReadAnnotations,
+    given: &LabelCopier,
+    uncopied: &BTreeSet<Id>,
     is_equal: impl Fn(&CopyRequest) -> bool,
 ) -> BTreeSet<Id> {
     let equal = read
-        .wishes
+        .requests
         .iter()
-        .filter(|wish| is_equal(wish))
-        .map(|wish| &wish.source);
+        .filter(|request| is_equal(request))
+        .map(|request| &request.source);
     let shown: BTreeSet<(String, String)> = equal
         .map(|id| (id.namespace.clone(), id.resource.clone()))
         .collect();
@@ -189,7 +198,7 @@ pub fn sure(
         },
     );
     let mut contested: BTreeMap<(String, String), BTreeSet<Id>> = BTreeMap::new();
-    for CopyRequest { source, .. } in &read.wishes {
+    for CopyRequest { source, .. } in &read.requests {
         let copy = (source.resource.clone(), source.name.clone());
         contested.entry(copy).or_default().insert(source.clone());
     }
@@ -207,7 +216,7 @@ pub fn sure(
         ))
     });
     let mut excluded: BTreeSet<Id> = contested.into_values().flatten().collect();
-    excluded.extend(beside.iter().cloned());
+    excluded.extend(uncopied.iter().cloned());
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for id in &excluded {
         *counts
@@ -227,11 +236,11 @@ pub fn sure(
             )
         })
     });
-    let notes = beside.iter().filter(|id| {
+    let notes = uncopied.iter().filter(|id| {
         let copied = read
-            .wishes
+            .requests
             .iter()
-            .map(|wish| &wish.source)
+            .map(|request| &request.source)
             .filter(|source| source.namespace == id.namespace);
         let copied: BTreeSet<&str> = copied.map(|source| source.resource.as_str()).collect();
         !copied.is_empty() && given.named(copied).contains(id.resource.as_str())
@@ -242,18 +251,18 @@ pub fn sure(
     excluded
 }
 
-fn leave_out(read: &mut Read, why: impl Fn(&Id) -> Option<String>) {
-    for wish in std::mem::take(&mut read.wishes) {
-        match why(&wish.source) {
-            Some(why) => read.notes.push((wish.source, why)),
-            None => read.wishes.push(wish),
+fn leave_out(read: &mut ReadAnnotations, why: impl Fn(&Id) -> Option<String>) {
+    for request in std::mem::take(&mut read.requests) {
+        match why(&request.source) {
+            Some(why) => read.notes.push((request.source, why)),
+            None => read.requests.push(request),
         }
     }
 }
 
 /// The `sources` of the rule for one namespace and its copied kinds, with the excluded names.
 pub fn entries(
-    given: &ByLabel,
+    given: &LabelCopier,
     namespace: &str,
     copied: BTreeSet<&str>,
     excluded: &BTreeSet<Id>,
@@ -279,5 +288,5 @@ pub fn entries(
 }
 
 #[cfg(test)]
-#[path = "labelled_tests.rs"]
+#[path = "labeled_tests.rs"]
 mod tests;

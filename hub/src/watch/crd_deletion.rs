@@ -16,22 +16,22 @@ use super::{READ_LIMIT, WatchEvent};
 use crate::ordered_lock::LeafMutex;
 
 /// The interval of reads of a definition that does not exist.
-const AGAIN: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state of a definition, as the API server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Definition {
+pub(super) enum CrdState {
     /// It exists, or the hub may not read it.
-    Stands,
+    Present,
     /// It is being deleted, or does not exist.
-    Gone,
+    Deleted,
     /// The API server did not answer.
     Unknown,
 }
 
 /// The state that is kept between watches.
 #[derive(Default)]
-struct Memory {
+struct FilterState {
     /// Objects of the list that is under way.
     listed: usize,
     /// The definition was deleted, and its objects with it. Number of objects in the last list
@@ -41,23 +41,23 @@ struct Memory {
 
 /// Filters the events of a kind. If the definition is deleted or unknown, an error replaces a
 /// deletion and the end of a list, and the events end.
-pub(super) struct Defined<Look> {
-    memory: Arc<LeafMutex<Memory>>,
-    look: Look,
-    again: Duration,
+pub(super) struct DeletedCrdFilter<Look> {
+    memory: Arc<LeafMutex<FilterState>>,
+    reader: Look,
+    retry: Duration,
 }
 
-impl<Look, Looked> Defined<Look>
+impl<Look, Looked> DeletedCrdFilter<Look>
 where
     Look: Fn() -> Looked + Clone + Send + 'static,
-    Looked: Future<Output = Definition> + Send + 'static,
+    Looked: Future<Output = CrdState> + Send + 'static,
 {
     /// Creates a filter for the kind whose definition `look` reads.
     pub(super) fn by(look: Look) -> Self {
         Self {
             memory: Arc::default(),
-            look,
-            again: AGAIN,
+            reader: look,
+            retry: POLL_INTERVAL,
         }
     }
 
@@ -66,7 +66,7 @@ where
         &self,
         events: BoxStream<'static, WatchEvent<K>>,
     ) -> BoxStream<'static, WatchEvent<K>> {
-        let (memory, look, again) = (self.memory.clone(), self.look.clone(), self.again);
+        let (memory, look, again) = (self.memory.clone(), self.reader.clone(), self.retry);
         let events = futures::stream::unfold(Some(events), move |state| {
             let (memory, look) = (memory.clone(), look.clone());
             async move {
@@ -83,14 +83,14 @@ where
                     return Some((event, Some(events)));
                 }
                 tokio::time::sleep(again).await;
-                Some((Err(gone()), None))
+                Some((Err(not_found_error()), None))
             }
         });
         events.boxed()
     }
 }
 
-fn note<K>(memory: &LeafMutex<Memory>, event: &WatchEvent<K>) {
+fn note<K>(memory: &LeafMutex<FilterState>, event: &WatchEvent<K>) {
     let mut memory = memory.lock();
     match event {
         Ok(Event::Init) => memory.listed = 0,
@@ -103,15 +103,15 @@ fn note<K>(memory: &LeafMutex<Memory>, event: &WatchEvent<K>) {
 }
 
 /// Whether a deletion or the end of a list counts.
-fn counts<K>(memory: &LeafMutex<Memory>, event: &WatchEvent<K>, definition: Definition) -> bool {
+fn counts<K>(memory: &LeafMutex<FilterState>, event: &WatchEvent<K>, definition: CrdState) -> bool {
     let mut memory = memory.lock();
     match (definition, event) {
-        (Definition::Unknown, _) => false,
-        (Definition::Gone, _) => {
+        (CrdState::Unknown, _) => false,
+        (CrdState::Deleted, _) => {
             memory.lost = Some(0);
             false
         }
-        (Definition::Stands, Ok(Event::InitDone)) => {
+        (CrdState::Present, Ok(Event::InitDone)) => {
             let listed = memory.listed;
             match memory.lost.replace(listed) {
                 Some(before) if listed == 0 || listed != before => false,
@@ -121,12 +121,12 @@ fn counts<K>(memory: &LeafMutex<Memory>, event: &WatchEvent<K>, definition: Defi
                 }
             }
         }
-        (Definition::Stands, _) => memory.lost.is_none(),
+        (CrdState::Present, _) => memory.lost.is_none(),
     }
 }
 
 /// The answer of an API server without the kind.
-fn gone() -> watcher::Error {
+fn not_found_error() -> watcher::Error {
     watcher::Error::InitialListFailed(kube::Error::Api(Box::new(Status {
         code: 404,
         message: "the definition is missing, or its objects are not there again".to_owned(),
@@ -135,7 +135,7 @@ fn gone() -> watcher::Error {
 }
 
 /// Reads a definition.
-pub(super) async fn look(client: Client, name: &str) -> Definition {
+pub(super) async fn read_crd(client: Client, name: &str) -> CrdState {
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let only = ListParams::default().fields(&format!("metadata.name={name}"));
     let listed = tokio::time::timeout(READ_LIMIT, api.list_metadata(&only)).await;
@@ -146,11 +146,11 @@ pub(super) async fn look(client: Client, name: &str) -> Definition {
                 .iter()
                 .any(|found| found.metadata.deletion_timestamp.is_none()) =>
         {
-            Definition::Stands
+            CrdState::Present
         }
-        Ok(Ok(_)) => Definition::Gone,
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => Definition::Stands,
-        Ok(Err(_)) | Err(_) => Definition::Unknown,
+        Ok(Ok(_)) => CrdState::Deleted,
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => CrdState::Present,
+        Ok(Err(_)) | Err(_) => CrdState::Unknown,
     }
 }
 
@@ -168,12 +168,12 @@ mod tests {
 
     /// Filters received events by the state of the definition.
     async fn received<Look, Looked>(
-        defined: &Defined<Look>,
+        defined: &DeletedCrdFilter<Look>,
         events: Vec<WatchEvent<&'static str>>,
     ) -> String
     where
         Look: Fn() -> Looked + Clone + Send + 'static,
-        Looked: Future<Output = Definition> + Send + 'static,
+        Looked: Future<Output = CrdState> + Send + 'static,
     {
         let all: Vec<_> = defined
             .events(futures::stream::iter(events).boxed())
@@ -190,15 +190,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_that_go_with_their_definition_are_not_deleted() {
-        let now = Arc::new(LeafMutex::new(Definition::Stands));
+    async fn objects_deleted_with_their_definition_are_ignored() {
+        let now = Arc::new(LeafMutex::new(CrdState::Present));
         let seen = now.clone();
-        let looked = Defined::by(move || {
+        let looked = DeletedCrdFilter::by(move || {
             let seen = seen.clone();
             async move { *seen.lock() }
         });
-        let defined = Defined {
-            again: Duration::ZERO,
+        let defined = DeletedCrdFilter {
+            retry: Duration::ZERO,
             ..looked
         };
         let deletion = || vec![Ok(Event::Delete("a")), Ok(Event::Delete("b"))];
@@ -208,20 +208,20 @@ mod tests {
         );
         assert_eq!(received(&defined, deletion()).await, "-a -b");
 
-        *now.lock() = Definition::Unknown;
+        *now.lock() = CrdState::Unknown;
         assert_eq!(received(&defined, deletion()).await, "unknown");
-        *now.lock() = Definition::Stands;
+        *now.lock() = CrdState::Present;
         assert_eq!(
             received(&defined, list(&[])).await,
             "init done",
             "nobody has deleted the definition"
         );
 
-        *now.lock() = Definition::Gone;
+        *now.lock() = CrdState::Deleted;
         assert_eq!(received(&defined, deletion()).await, "unknown");
         assert_eq!(received(&defined, list(&["b"])).await, "init +b unknown");
         // It is there again, and its objects are not yet.
-        *now.lock() = Definition::Stands;
+        *now.lock() = CrdState::Present;
         assert_eq!(received(&defined, list(&[])).await, "init unknown");
         assert_eq!(received(&defined, list(&[])).await, "init unknown");
         assert_eq!(received(&defined, list(&["a"])).await, "init +a unknown");

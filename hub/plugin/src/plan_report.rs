@@ -2,8 +2,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use runnel_proto::closed_list::Verdict;
 use runnel_proto::wire::{PlanCluster, PlanCopy, PlanPage, PlanSource};
-use runnel_proto::words::Verdict;
 use serde_json::{Map, Value, json};
 
 use super::parse::ArgumentError;
@@ -18,7 +18,7 @@ fn tone(verdict: Verdict) -> Tone {
     };
     match verdict {
         Create | Change => Tone::Good,
-        TakeOver | AdoptIfEqual | Remove | Retain | HandOver | Wait | Noop => Tone::Odd,
+        TakeOver | AdoptIfEqual | Remove | Retain | HandOver | Wait | Noop => Tone::Warning,
         Blocked | Conflict | Denied | Forbidden | Invalid | Refused => Tone::Bad,
         Unchanged => Tone::Plain,
     }
@@ -38,7 +38,7 @@ pub enum State {
 }
 
 /// The preview of one rule, or of the rules that a changed grant or member cluster concerns.
-pub struct Planned {
+pub struct PlanReport {
     /// The display name of the rule.
     pub rule: String,
     /// The state of the rule.
@@ -46,10 +46,10 @@ pub struct Planned {
     /// The pages of the hub's answer, joined.
     pub answer: PlanPage,
     /// The rules that change, where it is about a grant or a member cluster.
-    pub rules: Vec<Planned>,
+    pub rules: Vec<PlanReport>,
 }
 
-impl Planned {
+impl PlanReport {
     /// All pages of an answer in one.
     pub fn of(rule: String, state: State, pages: impl IntoIterator<Item = PlanPage>) -> Self {
         let mut pages = pages.into_iter();
@@ -79,7 +79,7 @@ impl Planned {
     }
 
     /// Whether it is about a grant or a member cluster.
-    fn is_of_many(&self) -> bool {
+    fn concerns_many_rules(&self) -> bool {
         ["DistributionGrant ", "MemberCluster "]
             .iter()
             .any(|kind| self.rule.starts_with(kind))
@@ -112,7 +112,7 @@ impl Planned {
     }
 
     /// Formats the plan as text of this width.
-    pub fn text(&self, width: usize, colours: bool) -> String {
+    pub fn text(&self, width: usize, colors: bool) -> String {
         let mut out = String::new();
         let answer = &self.answer;
         let state = match (self.state, answer.exists) {
@@ -122,8 +122,8 @@ impl Planned {
             (State::Edited, true) => "an edit",
             (State::Edited, false) => "new",
         };
-        if self.is_of_many() {
-            return self.text_of_many(state, width, colours);
+        if self.concerns_many_rules() {
+            return self.many_rules_text(state, width, colors);
         }
         let sources = if answer.sent == 1 {
             "source"
@@ -144,7 +144,7 @@ impl Planned {
         let counts: Vec<_> = self.counts();
         let counts = counts
             .iter()
-            .map(|(verdict, count)| tone(*verdict).paint(&format!("{verdict} {count}"), colours));
+            .map(|(verdict, count)| tone(*verdict).paint(&format!("{verdict} {count}"), colors));
         let counts: Vec<_> = counts.collect();
         if !counts.is_empty() {
             let _ = writeln!(out, "  {}", counts.join(", "));
@@ -162,7 +162,7 @@ impl Planned {
                 out,
                 "  {}{place}: {}",
                 source.source,
-                Tone::Bad.paint(&source.state, colours)
+                Tone::Bad.paint(&source.state, colors)
             );
             wrapped(&mut out, "    ", &source.message, width);
         }
@@ -176,13 +176,13 @@ impl Planned {
                 cluster,
                 by_cluster.get(cluster.name.as_str()),
                 width,
-                colours,
+                colors,
             );
         }
         out
     }
 
-    fn text_of_many(&self, state: &str, width: usize, colours: bool) -> String {
+    fn many_rules_text(&self, state: &str, width: usize, colors: bool) -> String {
         let count = |rules: usize| {
             if rules == 1 {
                 "1 rule changes".to_owned()
@@ -196,7 +196,7 @@ impl Planned {
             wrapped(&mut out, "  ", note, width);
         }
         for rule in &self.rules {
-            let _ = write!(out, "\n{}", rule.text(width, colours));
+            let _ = write!(out, "\n{}", rule.text(width, colors));
         }
         if more > 0 {
             let which = "at most 50 are listed, and only those that you may read";
@@ -216,7 +216,7 @@ impl Planned {
         cluster: &PlanCluster,
         copies: Option<&Vec<&PlanCopy>>,
         width: usize,
-        colours: bool,
+        colors: bool,
     ) {
         let wave = if cluster.wave == 0 {
             String::new()
@@ -240,8 +240,8 @@ impl Planned {
             .collect();
         let mut before = String::new();
         for (copy, cells) in &rows {
-            let tone = Verdict::parse(&copy.verdict).map_or(Tone::Odd, tone);
-            let mut line = format!("  {}", tone.paint(&cells[0], colours));
+            let tone = Verdict::parse(&copy.verdict).map_or(Tone::Warning, tone);
+            let mut line = format!("  {}", tone.paint(&cells[0], colors));
             let mut at = cells[0].chars().count() + 2;
             for (column, cell) in cells.iter().enumerate().skip(1) {
                 let _ = write!(
@@ -295,7 +295,7 @@ impl Planned {
                 "reason": one.reason, "message": one.message, "diff": one.diff,
             })
         });
-        if self.is_of_many() {
+        if self.concerns_many_rules() {
             let rules: Vec<_> = self.rules.iter().map(Self::value).collect();
             return json!({
                 "object": self.rule, "exists": answer.exists, "delete": self.state == State::Deleted,

@@ -2,9 +2,9 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
+use runnel_proto::closed_list::ExplainedState;
 use runnel_proto::model::is_subdomain;
 use runnel_proto::wire::{CopyExplained, CopyQuestion, ExplainedRule};
-use runnel_proto::words::ExplainedState;
 use serde_json::{Value, json};
 
 use super::parse::ArgumentError;
@@ -64,26 +64,26 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
     if has(ExplainedState::Applied) {
         ("a copy, as it should be", Tone::Good)
     } else if has(ExplainedState::Drifted) {
-        ("a copy that another client changed", Tone::Odd)
+        ("a copy that another client changed", Tone::Warning)
     } else if has(ExplainedState::Failed) {
         ("failed", Tone::Bad)
     } else if has(ExplainedState::Removing) || has(ExplainedState::PruneRequested) {
-        ("a copy that is to go", Tone::Odd)
+        ("a copy that is to go", Tone::Warning)
     } else if has(ExplainedState::UnderWay) {
-        ("on its way", Tone::Odd)
+        ("on its way", Tone::Warning)
     } else if has(ExplainedState::Reverted) && answer.live.as_ref().is_some_and(|live| live.ours) {
         (
             "a copy as the last completed rollout sent it: the newest one failed",
-            Tone::Odd,
+            Tone::Warning,
         )
     } else if has(ExplainedState::Waiting) {
-        ("waits for its namespace", Tone::Odd)
+        ("waits for its namespace", Tone::Warning)
     } else if answer.live.as_ref().is_some_and(|live| live.ours) {
-        ("a copy without a rule that you may get", Tone::Odd)
+        ("a copy without a rule that you may get", Tone::Warning)
     } else if !answer.answered && has(ExplainedState::NotReported) {
-        ("selected; only its agent has its state", Tone::Odd)
+        ("selected; only its agent has its state", Tone::Warning)
     } else {
-        ("no copy", Tone::Odd)
+        ("no copy", Tone::Warning)
     }
 }
 
@@ -92,16 +92,11 @@ pub fn text(
     question: &CopyQuestion,
     answer: &CopyExplained,
     now: Timestamp,
-    colours: bool,
+    colors: bool,
 ) -> String {
     let mut out = String::new();
     let (headline, tone) = headline(answer);
-    let _ = writeln!(
-        out,
-        "{}: {}",
-        named(question),
-        tone.paint(headline, colours)
-    );
+    let _ = writeln!(out, "{}: {}", named(question), tone.paint(headline, colors));
     let _ = writeln!(out, "  {}", answer.cluster);
     if matches!(
         answer.namespace.as_str(),
@@ -114,15 +109,15 @@ pub fn text(
         };
         let _ = writeln!(out, "  namespace {} {words}", question.namespace);
     }
-    live(&mut out, answer, now);
+    write_live_object(&mut out, answer, now);
     if answer.rules.is_empty() {
-        let who = if answer.hidden > 0 {
+        let scope_text = if answer.hidden > 0 {
             "of those that you may get "
         } else {
             ""
         };
         let nothing = format!(
-            "No rule {who}has a source whose copies are called {}.",
+            "No rule {scope_text}has a source whose copies are called {}.",
             question.name
         );
         wrapped(&mut out, ("", ""), &nothing, WIDTH);
@@ -130,7 +125,7 @@ pub fn text(
         out.push_str("\nRules that have a source for it:\n");
     }
     for rule in &answer.rules {
-        one(&mut out, rule, answer, colours);
+        one(&mut out, rule, answer, colors);
     }
     if answer.hidden > 0 {
         let rules = if answer.hidden == 1 {
@@ -147,7 +142,7 @@ pub fn text(
     out
 }
 
-fn live(out: &mut String, answer: &CopyExplained, now: Timestamp) {
+fn write_live_object(out: &mut String, answer: &CopyExplained, now: Timestamp) {
     let Some(live) = &answer.live else { return };
     if !live.source.is_empty() {
         let _ = writeln!(out, "  source     {}", live.source);
@@ -179,7 +174,7 @@ fn live(out: &mut String, answer: &CopyExplained, now: Timestamp) {
     let _ = writeln!(out, "  now        {words}");
 }
 
-fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: bool) {
+fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colors: bool) {
     let name = if rule.namespace.is_empty() {
         rule.name.clone()
     } else {
@@ -189,7 +184,7 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: 
     let tone = match known {
         Some(ExplainedState::Applied) => Tone::Good,
         Some(ExplainedState::Failed) => Tone::Bad,
-        _ => Tone::Odd,
+        _ => Tone::Warning,
     };
     let _ = writeln!(out, "  {name} ({}), {}", rule.kind, rule.source);
     let state = if known == Some(ExplainedState::NotReported) && !answer.answered {
@@ -198,7 +193,7 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colours: 
         rule.state.as_str()
     };
     let end = if rule.message.is_empty() { "" } else { ":" };
-    let _ = writeln!(out, "    {}{end}", tone.paint(state, colours));
+    let _ = writeln!(out, "    {}{end}", tone.paint(state, colors));
     if !rule.message.is_empty() {
         wrapped(out, ("      ", "      "), &rule.message, WIDTH);
     }
