@@ -223,7 +223,12 @@ impl RemovalGuard {
         }
     }
 
-    /// Whether something blocked was undone or approved since this was asked last.
+    /// The limits changed: what is blocked is judged again, as after an undone change.
+    pub fn apply_changed_limits(&mut self) {
+        self.undone |= !self.decision.blocked.is_empty();
+    }
+
+    /// Whether something blocked was undone or approved, or the limits changed, since this was asked last.
     pub fn take_undone(&mut self) -> bool {
         std::mem::take(&mut self.undone)
     }

@@ -137,6 +137,9 @@ pub(super) fn record_changes(
             }
         }
     }
+    if former.rule.removal.has_other_limit(&entry.rule.removal) {
+        entry.guard.apply_changed_limits();
+    }
     entry.guard.is_open() || former.rule.removal != entry.rule.removal
 }
 

@@ -744,3 +744,35 @@ fn limits_of_rule_member_and_fleet_are_each_kept() {
         )
     );
 }
+
+#[test]
+fn raised_limit_of_the_fleet_frees_what_is_below_it() {
+    let mut world = World::new();
+    for name in [
+        "one", "two", "three", "four", "five", "six", "seven", "eight",
+    ] {
+        world.add(name, "team", 4);
+    }
+    world.relabel("prd");
+    assert_eq!((world.leaving(), world.pending().len()), (0, 1));
+    let raised = FleetTerms {
+        fleet: Limit::NONE,
+        member: Limit::NONE,
+        ..FleetTerms::default()
+    };
+    world.change(|index| index.set_fleet_terms(raised));
+    assert_eq!((world.leaving(), world.pending()), (16, vec![]));
+}
+
+#[test]
+fn raised_limit_of_a_rule_frees_what_is_below_it() {
+    let mut world = World::new();
+    world.add("one", "team", 12);
+    let none = json!({"clusters": {"selector": {"matchLabels": {"env": "none"}}}});
+    world.change(|index| index.set_rule(rule("one", "team", &none)));
+    assert_eq!((world.leaving(), world.pending().len()), (0, 1));
+    let mut raised = none;
+    raised["removalLimit"] = json!({"count": 100, "percent": 100});
+    world.change(|index| index.set_rule(rule("one", "team", &raised)));
+    assert_eq!((world.leaving(), world.pending()), (2, vec![]));
+}

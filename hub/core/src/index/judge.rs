@@ -326,13 +326,23 @@ impl<'a> Judge<'a> {
 }
 
 impl Index {
-    /// Sets the removal settings of the `Fleet` object.
+    /// Sets the removal settings of the `Fleet` object. Other limits also apply to what is blocked.
     pub fn set_fleet_terms(&mut self, terms: FleetTerms) -> Effect {
         let mut effect = Effect::default();
-        if self.fleet_guard.terms != terms {
-            self.fleet_guard.terms = terms;
-            effect.judge = self.rules().with_removals();
+        let former = &self.fleet_guard.terms;
+        if *former == terms {
+            return effect;
         }
+        let has_other_limits = (
+            former.fleet,
+            former.member,
+            former.limits_deliberate_deletes,
+        ) != (terms.fleet, terms.member, terms.limits_deliberate_deletes);
+        self.fleet_guard.terms = terms;
+        if has_other_limits {
+            self.rules_mut().apply_changed_limits();
+        }
+        effect.judge = self.rules().with_removals();
         effect
     }
 

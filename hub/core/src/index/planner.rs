@@ -462,6 +462,9 @@ impl Planner {
             != (&now.approve, now.limit, now.on_rule_delete)
         {
             effect.judge.insert(uid.clone());
+            if former.has_other_limit(now) {
+                entry.guard.apply_changed_limits();
+            }
         }
         effect
     }

@@ -174,6 +174,13 @@ impl Rules {
         }
     }
 
+    /// The limits of the fleet changed: what is blocked is judged again.
+    pub(super) fn apply_changed_limits(&mut self) {
+        for entry in self.entries.values_mut() {
+            entry.guard.apply_changed_limits();
+        }
+    }
+
     /// Returns the rules with removals to judge.
     pub(super) fn with_removals(&self) -> BTreeSet<RuleUid> {
         let open = self.iter().filter(|(_, entry)| entry.guard.is_open());

@@ -44,6 +44,11 @@ pub struct RemovalTerms {
 }
 
 impl RemovalTerms {
+    /// Whether `other` allows more or fewer removals without approval.
+    pub fn has_other_limit(&self, other: &Self) -> bool {
+        (self.limit, self.on_rule_delete) != (other.limit, other.on_rule_delete)
+    }
+
     /// A guard that continues with the state of the status.
     pub fn guard(&self) -> RemovalGuard {
         RemovalGuard::remembering(self.pending.as_ref())
