@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::anyhow;
-use runnel_proto::convert::{agent_frame_to_wire, hub_frame};
+use runnel_proto::convert::{FrameError, agent_frame_to_wire, hub_frame};
 use runnel_proto::model::{AgentFrame, HubFrame, Refusal};
 use runnel_proto::wire;
 use runnel_proto::{FRAME_LIMIT, PROTOCOL_MAX, PROTOCOL_MIN};
@@ -273,8 +273,14 @@ impl Link {
         self.fence
             .admit(&frame.epoch, frame.term, Instant::now())
             .map_err(|error| StreamEnd::Failed(error.to_string()))?;
-        let (frame, refused) =
-            hub_frame(frame).map_err(|error| StreamEnd::Failed(error.to_string()))?;
+        let (frame, refused) = match hub_frame(frame) {
+            Ok(read) => read,
+            Err(error @ FrameError::Question { .. }) => {
+                tracing::warn!(%error, "a question of the hub is ignored");
+                return Ok(FrameEffect::NoEffect);
+            }
+            Err(error) => return Err(StreamEnd::Failed(error.to_string())),
+        };
         if let HubFrame::Revoked(reason) = &frame {
             return Err(StreamEnd::Revoked(format!(
                 "it has revoked cluster {} ({reason})",

@@ -189,10 +189,7 @@ impl HubState {
     /// Changes the index, and wakes the tasks that the effect concerns. A change that affects many
     /// rules updates them one by one, so that the lock is released in between.
     pub fn change(&self, change: impl FnOnce(&mut Index) -> Effect) {
-        let mut follow = self.apply_change(change);
-        while let Some(uid) = follow.pop_first() {
-            follow.append(&mut self.apply_change(|index| index.follow(&uid)));
-        }
+        self.change_and_note(change, |_| {});
     }
 
     /// Changes the index as [`HubState::change`], and records the cause for the rules that the change
@@ -202,20 +199,38 @@ impl HubState {
         cause: impl FnOnce() -> ChangeCause,
         change: impl FnOnce(&mut Index) -> Effect,
     ) {
-        self.change(|index| {
-            let effect = change(index);
+        let (mut cause, mut known) = (Some(cause), None);
+        self.change_and_note(change, |effect| {
+            let rules = effect.rules.iter().chain(&effect.judge);
+            let mut rules = rules.chain(&effect.render).peekable();
             // What was there when the hub began to serve is no change.
-            if self.leadership.serving_since().is_some() {
-                let rules = effect.rules.iter().chain(&effect.follow);
-                let mut rules = rules.chain(&effect.judge).chain(&effect.render).peekable();
-                if rules.peek().is_some() {
-                    let (cause, now) = (cause(), Instant::now());
-                    let mut audit = self.audit.lock();
-                    rules.for_each(|uid| audit.note(uid, &cause, now));
-                }
+            if rules.peek().is_none() || self.leadership.serving_since().is_none() {
+                return;
             }
-            effect
+            let cause = known.get_or_insert_with(|| {
+                let cause = cause.take().expect("the cause is made once");
+                cause()
+            });
+            let now = Instant::now();
+            let mut audit = self.audit.lock();
+            rules.for_each(|uid| audit.note(uid, cause, now));
         });
+    }
+
+    /// `note` gets the effect on each group of rules that changes under one lock.
+    fn change_and_note(
+        &self,
+        change: impl FnOnce(&mut Index) -> Effect,
+        mut note: impl FnMut(&Effect),
+    ) {
+        let mut noted = |effect: Effect| {
+            note(&effect);
+            effect
+        };
+        let mut follow = self.apply_change(|index| noted(change(index)));
+        while let Some(uid) = follow.pop_first() {
+            follow.append(&mut self.apply_change(|index| noted(index.follow(&uid))));
+        }
     }
 
     /// Changes the index without any effect on other tasks.
@@ -283,6 +298,7 @@ impl HubState {
             self.relist.send_modify(|asked| *asked += 1);
         }
         self.queues.dirty_rules.add(effect.rules);
+        self.queues.dirty_rules.add(effect.statuses);
     }
 
     /// Adds namespaces and kinds in which a rule selects sources, so that they are watched.

@@ -27,6 +27,8 @@ pub const CAUSES_LIMIT: usize = 65_536;
 const CLUSTERS_APART: usize = 5;
 /// Number of names in a list.
 const NAMES: usize = 3;
+/// Limit of the names that are counted.
+const NAMES_LIMIT: usize = 64;
 
 /// What changed the copies of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,13 +102,13 @@ impl fmt::Display for ChangeCause {
             ChangeKind::MemberChanged => ("member cluster", "edited"),
             ChangeKind::Approved => {
                 out.write_str("the removal was approved")?;
-                return match self.subjects.first.first() {
+                return match self.subjects.0.first() {
                     Some(why) => write!(out, " ({why})"),
                     None => Ok(()),
                 };
             }
         };
-        match self.subjects.count {
+        match self.subjects.0.len() {
             0 => write!(out, "{noun}s were {verb}"),
             1 => write!(out, "{noun} {} was {verb}", self.subjects),
             _ => write!(out, "{noun}s {} were {verb}", self.subjects),
@@ -114,30 +116,25 @@ impl fmt::Display for ChangeCause {
     }
 }
 
-/// The first of some names, and their number.
+/// Names, up to [`NAMES_LIMIT`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Names {
-    first: Vec<Arc<str>>,
-    count: u64,
-}
+struct Names(Vec<Arc<str>>);
 
 impl Names {
     fn add(&mut self, name: &Arc<str>) {
-        if self.first.contains(name) || name.is_empty() {
-            return;
-        }
-        self.count += 1;
-        if self.first.len() < NAMES {
-            self.first.push(name.clone());
+        if !name.is_empty() && self.0.len() < NAMES_LIMIT && !self.0.contains(name) {
+            self.0.push(name.clone());
         }
     }
 }
 
 impl fmt::Display for Names {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.first.join(", "))?;
-        match self.count.saturating_sub(self.first.len() as u64) {
+        let listed = self.0.len().min(NAMES);
+        out.write_str(&self.0[..listed].join(", "))?;
+        match self.0.len() - listed {
             0 => Ok(()),
+            more if self.0.len() == NAMES_LIMIT => write!(out, " and at least {more} more"),
             more => write!(out, " and {more} more"),
         }
     }
@@ -155,8 +152,6 @@ pub struct ReportedChanges<'a> {
     pub changes: &'a [CopyChange],
     /// When the session of the agent began.
     pub connected_at: Instant,
-    /// Whether the rule is rolled back in this cluster.
-    pub is_rolled_back: bool,
 }
 
 /// What happened to copies of one rule, for one cause.
@@ -248,11 +243,8 @@ impl Audit {
                 && now.saturating_duration_since(*at) < LONGEST;
             *at = now;
             if is_same {
-                cause
-                    .subjects
-                    .first
-                    .iter()
-                    .for_each(|name| known.subjects.add(name));
+                let names = &cause.subjects.0;
+                names.iter().for_each(|name| known.subjects.add(name));
             } else {
                 known.clone_from(cause);
             }
@@ -262,6 +254,13 @@ impl Audit {
             self.causes.pop_first();
         }
         self.causes.insert(rule.clone(), (now, cause.clone()));
+    }
+
+    /// The known cause of a rule takes effect in more clusters now, as the next wave of its rollout begins.
+    pub fn renew(&mut self, rule: &RuleUid, now: Instant) {
+        if let Some((at, _)) = self.causes.get_mut(rule) {
+            *at = now;
+        }
     }
 
     /// Forgets a rule that the hub does not have any more.
@@ -292,7 +291,7 @@ impl Audit {
             clusters: BTreeMap::new(),
             elsewhere: 0,
         });
-        for name in &cause.subjects.first {
+        for name in &cause.subjects.0 {
             sum.cause.subjects.add(name);
         }
         if let Some(known) = sum.clusters.get_mut(reported.cluster) {
@@ -308,9 +307,6 @@ impl Audit {
     fn cause(&self, reported: &ReportedChanges<'_>, origin: ChangeOrigin) -> ChangeCause {
         if origin != ChangeOrigin::Hub {
             return ChangeCause::new(ChangeKind::ByAgent(origin));
-        }
-        if reported.is_rolled_back {
-            return ChangeCause::new(ChangeKind::RolledBack);
         }
         match self.causes.get(reported.uid) {
             Some((at, cause)) if *at >= reported.connected_at => cause.clone(),
@@ -356,11 +352,10 @@ impl Audit {
                 .map(ClusterName::as_str)
                 .collect();
             let at_least = if sum.elsewhere > 0 { "more than " } else { "" };
-            let scope = format!(
-                "{at_least}{} clusters ({}, ...)",
-                sum.clusters.len(),
-                names.join(", ")
-            );
+            let scope = match sum.clusters.len() {
+                0 => "further clusters".to_owned(),
+                number => format!("{at_least}{number} clusters ({}, ...)", names.join(", ")),
+            };
             lines.push(line(all, None, scope));
         }
         (lines, std::mem::take(&mut self.left_out))
@@ -420,7 +415,6 @@ mod tests {
                 cluster: &cluster.into(),
                 changes: &[change],
                 connected_at: self.at(10),
-                is_rolled_back: false,
             };
             self.audit
                 .record(&reported, self.start + Duration::from_secs(second));
@@ -468,10 +462,30 @@ mod tests {
         assert_eq!(
             world.lines(12),
             [
-                "removed 108 copies of shop/x in eu-1: sources configmaps shop/n0, configmaps shop/n1, configmaps shop/n2 were \
-                 created or edited"
+                "removed 108 copies of shop/x in eu-1: sources configmaps shop/n0, configmaps shop/n1, configmaps shop/n2 and \
+                 6 more were created or edited"
             ]
         );
+    }
+
+    #[test]
+    fn repeated_edits_count_once_and_names_are_bounded() {
+        let mut world = World::new();
+        let edit = |world: &mut World, number: usize| {
+            let source = format!("n{number}");
+            world.note(&ChangeCause::of(ChangeKind::SourceChanged, source), 11);
+            world.reports("eu-1", REMOVED, 11);
+        };
+        (0..50).for_each(|_| edit(&mut world, 1));
+        (2..6).for_each(|number| edit(&mut world, number));
+        let lines = world.lines(12);
+        assert!(
+            lines[0].ends_with("sources n1, n2, n3 and 2 more were created or edited"),
+            "{lines:?}"
+        );
+        (0..NAMES_LIMIT + 9).for_each(|number| edit(&mut world, number));
+        let lines = world.lines(12);
+        assert!(lines[0].contains("and at least 61 more were"), "{lines:?}");
     }
 
     #[test]

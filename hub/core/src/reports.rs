@@ -47,7 +47,7 @@ pub struct ReportOutcome {
     /// How long the edit of a rule took to its last cluster.
     pub rules_delivered: Vec<(RuleUid, Duration)>,
     /// What the agent did to copies of its rules, with whether the rule is rolled back.
-    pub changes: Vec<(RuleUid, RuleName, Vec<CopyChange>, bool)>,
+    pub changes: Vec<(RuleUid, RuleName, Vec<CopyChange>)>,
     /// The number of reports whose failures were left out.
     pub shortened: u64,
 }
@@ -93,10 +93,8 @@ impl ReportState<'_> {
         let Some(entry) = self.index.rules().get(&state.uid) else {
             return;
         };
-        let (rule, is_rolled_back) = (entry.rule.terms.rule.clone(), entry.rollback().is_some());
-        outcome
-            .changes
-            .push((state.uid.clone(), rule, changes, is_rolled_back));
+        let rule = entry.rule.terms.rule.clone();
+        outcome.changes.push((state.uid.clone(), rule, changes));
     }
 
     fn take_report(

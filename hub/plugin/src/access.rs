@@ -293,7 +293,8 @@ impl Cluster {
         answer.map_err(|error| self.explained(action, error))
     }
 
-    /// Creates or replaces (`exists`) an object as a dry run, and returns the result.
+    /// Creates or replaces (`exists`) an object as a dry run, and returns the result; `None` if another client has
+    /// written it since it was read.
     ///
     /// # Errors
     /// As [`Cluster::get`].
@@ -303,13 +304,17 @@ impl Cluster {
         path: &str,
         object: &Value,
         exists: bool,
-    ) -> anyhow::Result<Value> {
+    ) -> anyhow::Result<Option<Value>> {
         let path = format!("{path}?dryRun=All&fieldValidation=Strict&fieldManager={FIELD_MANAGER}");
         let method = if exists { Method::PUT } else { Method::POST };
         let answer = self
             .review(method, &path, "application/json", object.clone())
             .await;
-        answer.map_err(|error| self.explained(action, error))
+        match answer {
+            Ok(saved) => Ok(Some(saved)),
+            Err(Some(kube::Error::Api(status))) if status.reason == "Conflict" => Ok(None),
+            Err(error) => Err(self.explained(action, error)),
+        }
     }
 
     /// The clock of the API server.

@@ -19,6 +19,8 @@ const NARROW: usize = 80;
 const WIDE: usize = 160;
 /// The most rules that are planned at a time.
 const RULES: usize = 200;
+/// Number of dry runs against an object that others write meanwhile.
+const DRY_RUN_TRIES: usize = 5;
 
 /// Plans rules.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow::Result<()> {
@@ -204,30 +206,42 @@ async fn with_defaults(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
         "save {} {what} (a dry run: nothing was saved)",
         text(&rule["kind"])
     );
-    let saved: Option<Value> = hub.get("read the object as it is saved", &one).await?;
-    let taken = match saved {
-        None => hub.dry_run(&action, &all, &rule, false).await?,
-        Some(mut saved) => {
-            match (text(&rule["kind"]), &rule["spec"]) {
-                // A manifest of a member cluster often has its labels alone.
-                ("MemberCluster", spec) => {
-                    for (field, value) in spec.as_object().into_iter().flatten() {
-                        saved["spec"][field] = value.clone();
-                    }
-                }
-                (_, spec) => saved["spec"] = spec.clone(),
+    // The hub writes statuses at any time, and so may another client.
+    for _ in 0..DRY_RUN_TRIES {
+        let saved: Option<Value> = hub.get("read the object as it is saved", &one).await?;
+        let taken = match saved {
+            None => hub.dry_run(&action, &all, &rule, false).await?,
+            Some(saved) => {
+                hub.dry_run(&action, &one, &edited(saved, &rule), true)
+                    .await?
             }
-            for place in ["labels", "annotations"] {
-                for (key, value) in rule["metadata"][place].as_object().into_iter().flatten() {
-                    saved["metadata"][place][key] = value.clone();
-                }
+        };
+        if let Some(taken) = taken {
+            let mut taken = tidy(taken);
+            if let Some(object) = taken.as_object_mut() {
+                object.remove("status");
             }
-            hub.dry_run(&action, &one, &saved, true).await?
+            return Ok(taken);
         }
-    };
-    let mut taken = tidy(taken);
-    if let Some(object) = taken.as_object_mut() {
-        object.remove("status");
     }
-    Ok(taken)
+    anyhow::bail!("cannot {action}: it changed {DRY_RUN_TRIES} times meanwhile; try again")
+}
+
+/// Returns the saved object with the spec, labels and annotations of a manifest.
+fn edited(mut saved: Value, rule: &Value) -> Value {
+    match (text(&rule["kind"]), &rule["spec"]) {
+        // A manifest of a member cluster often has its labels alone.
+        ("MemberCluster", spec) => {
+            for (field, value) in spec.as_object().into_iter().flatten() {
+                saved["spec"][field] = value.clone();
+            }
+        }
+        (_, spec) => saved["spec"] = spec.clone(),
+    }
+    for place in ["labels", "annotations"] {
+        for (key, value) in rule["metadata"][place].as_object().into_iter().flatten() {
+            saved["metadata"][place][key] = value.clone();
+        }
+    }
+    saved
 }

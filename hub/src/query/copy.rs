@@ -43,11 +43,13 @@ impl Questions {
                 "the kind is unknown: use configmaps or secrets",
             ));
         }
+        let copy = SourceRef::checked(&resource, &namespace, &name).ok_or_else(|| {
+            Status::invalid_argument(format!(
+                "`{namespace}/{name}` cannot be the namespace and the name of an object"
+            ))
+        })?;
         self.can_answer()?;
-        let (cluster, copy) = (
-            ClusterName::from(cluster),
-            SourceRef::new(&resource, &namespace, &name),
-        );
+        let cluster = ClusterName::from(cluster);
         let mut explanations = self.explain_rules(&cluster, &copy).await?;
         let visible = self.visible(user, &explanations).await?;
         let member = self

@@ -360,21 +360,20 @@ impl Running {
     fn record_changes(
         &self,
         cluster: &ClusterName,
-        changes: &[(RuleUid, RuleName, Vec<CopyChange>, bool)],
+        changes: &[(RuleUid, RuleName, Vec<CopyChange>)],
     ) {
         if changes.is_empty() {
             return;
         }
         let now = Instant::now();
         let mut audit = self.context.hub_state.audit.lock();
-        for (uid, rule, changes, is_rolled_back) in changes {
+        for (uid, rule, changes) in changes {
             let reported = ReportedChanges {
                 uid,
                 rule,
                 cluster,
                 changes,
                 connected_at: self.context.live.since,
-                is_rolled_back: *is_rolled_back,
             };
             audit.record(&reported, now);
         }

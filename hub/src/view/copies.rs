@@ -350,7 +350,7 @@ impl ViewServer {
             .collect::<Vec<_>>()
             .try_into()
             .map_err(|_| unknown())?;
-        let only = SourceRef::new(resource, namespace, copy);
+        let only = SourceRef::checked(resource, namespace, copy).ok_or_else(unknown)?;
         let (server, scope) = (self.clone(), target.scope());
         let selected = Query {
             selection: Selection::of_name(name),
@@ -431,7 +431,9 @@ impl ViewServer {
             rows: Vec::new(),
             more: true,
         };
-        while listing.more && listing.rows.len() < query.limit {
+        // Several listings run at a time, so none of them gathers more than one answer holds.
+        let limit = query.limit.min(COPIES_LIMIT);
+        while listing.more && listing.rows.len() < limit {
             if missing.lock().contains(&listing.pair.cluster) {
                 listing.more = false;
                 break;

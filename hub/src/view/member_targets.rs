@@ -155,11 +155,11 @@ impl Reader<'_> {
         self.serving_since()?;
         let runnel_namespace = &self.hub_state.settings.namespace;
         let index = self.hub_state.index.read();
-        let RuleGrants::Granted(grants) = index
-            .targets()
-            .grants()
-            .of_namespace(namespace, runnel_namespace)
-        else {
+        let all = index.targets().grants();
+        if all.namespaces().is_some() && !all.has_namespace(namespace) {
+            return Ok(Vec::new());
+        }
+        let RuleGrants::Granted(grants) = all.of_namespace(namespace, runnel_namespace) else {
             return Err(ViewError::Unavailable(
                 "the hub cannot read the grants now: try again".to_owned(),
             ));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use data_encoding::BASE64URL_NOPAD;
 use runnel_api::LabelSelector;
-use runnel_proto::model::Selector;
+use runnel_proto::model::{Selector, SourceRef};
 use serde::{Deserialize, Serialize};
 
 use super::error::ViewError;
@@ -224,6 +224,9 @@ pub(super) fn token(after: &Position) -> String {
 fn position(token: &str) -> Option<Position> {
     let bytes = BASE64URL_NOPAD.decode(token.as_bytes()).ok()?;
     let token: Token = serde_json::from_slice(&bytes).ok()?;
+    if let Some([resource, namespace, name]) = &token.after.copy {
+        SourceRef::checked(resource, namespace, name)?;
+    }
     Some(token.after)
 }
 
@@ -342,6 +345,30 @@ mod tests {
             state,
             reason: "AllApplied",
             ..Fields::default()
+        }
+    }
+
+    #[test]
+    fn token_with_an_impossible_copy_is_refused() {
+        let with = |copy: [&str; 3]| {
+            let after = Position {
+                namespace: "shop".to_owned(),
+                rule: "settings".to_owned(),
+                cluster: "eu-1".to_owned(),
+                copy: Some(copy.map(str::to_owned)),
+            };
+            read(&format!("continue={}", token(&after)))
+        };
+        assert!(with(["configmaps", "web", "settings"]).is_ok());
+        for wrong in [
+            ["ConfigMap", "web", "settings"],
+            ["configmaps", "", "settings"],
+            ["configmaps", "web", "a/b"],
+        ] {
+            assert!(
+                matches!(with(wrong), Err(ViewError::BadRequest(_))),
+                "{wrong:?}"
+            );
         }
     }
 

@@ -17,7 +17,7 @@ use super::{DecodedObject, READ_LIMIT};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
-use runnel_hub_core::index::version_number;
+use runnel_hub_core::index::{Index, version_number};
 use runnel_hub_core::plan::{
     SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source,
 };
@@ -314,12 +314,19 @@ fn observe(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object
     }
     let version = version_number(object.metadata.resource_version.as_deref());
     let body = body_of(hub_state, kind, &object);
-    let cause = || ChangeCause::of(ChangeKind::SourceChanged, source.to_string());
-    hub_state.change_because(cause, |index| {
+    let is_edited = hub_state.edits.lock().contains_key(source);
+    let read = |index: &mut Index| {
         let effect = index.read(source, version, labels, body);
         hub_state.follow_edit(index, source, &effect);
         effect
-    });
+    };
+    // A first read is the consequence of a new rule or of another edit, which is the cause.
+    if is_edited {
+        let cause = || ChangeCause::of(ChangeKind::SourceChanged, source.to_string());
+        hub_state.change_because(cause, read);
+    } else {
+        hub_state.change(read);
+    }
 }
 
 /// The content of an object as the API server gave it, or why it is none.

@@ -15,6 +15,7 @@ use crate::object_cache::{ObjectCache, RuleKind, RuleObject};
 use crate::relist_barrier::Watched;
 use runnel_api::{self, FINALIZER};
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
+use runnel_hub_core::guard::approves;
 use runnel_hub_core::plan::Rule;
 
 /// The longest that an API server works on one request to delete an object.
@@ -157,9 +158,12 @@ fn observe<K: RuleKind>(
             .read()
             .rules()
             .get(&uid)
-            .and_then(|entry| Some(entry.guard.pending()?.cause.clone()));
-        let cause = match (&rule.removal.approve, why) {
-            (Some(_), Some(why)) => ChangeCause::of(ChangeKind::Approved, why),
+            .and_then(|entry| entry.guard.pending().cloned());
+        let approve = rule.removal.approve.as_deref();
+        let cause = match why {
+            Some(pending) if approves(approve, &pending.digest) => {
+                ChangeCause::of(ChangeKind::Approved, pending.cause)
+            }
             _ => ChangeCause::new(ChangeKind::RuleEdited),
         };
         hub_state.change_because(

@@ -19,7 +19,7 @@ use super::{RelistingWatch, events, failure, refusal};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
-use runnel_hub_core::index::{ScopeState, version_number};
+use runnel_hub_core::index::{Index, ScopeState, version_number};
 use runnel_hub_core::plan::{WatchScope, is_never_a_source};
 
 /// Delay before a refused watch is retried.
@@ -258,7 +258,7 @@ impl SourceWatch {
         }
         let version = version_number(object.meta().resource_version.as_deref());
         let cause = || ChangeCause::of(ChangeKind::SourceChanged, source.to_string());
-        self.hub_state.change_because(cause, |index| {
+        let observe = |index: &mut Index| {
             let effect = index.observe(&source, version, labels.clone());
             if fresh && effect.read.contains(&source) {
                 self.hub_state
@@ -268,7 +268,13 @@ impl SourceWatch {
                     .or_insert_with(Instant::now);
             }
             effect
-        });
+        };
+        // What a list shows was there before.
+        if fresh {
+            self.hub_state.change_because(cause, observe);
+        } else {
+            self.hub_state.change(observe);
+        }
         Some(source)
     }
 

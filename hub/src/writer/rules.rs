@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::{RuleObject, RuleWork, RuleWorkResult, WriteError, Writer, is_to_be_released};
 use runnel_api::{FINALIZER, RuleStatus};
+use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{Cluster, Index, StoredState};
 use runnel_hub_core::rollout::{Gate, Phase, Progress};
 use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
@@ -274,9 +275,19 @@ impl Writer {
     /// Sets the gate of the next wave. This happens only after the progress of the rollout is
     /// written, so that a new leader can continue.
     fn set_gate(&self, uid: &RuleUid, gate: Option<Gate>) {
-        if let Some(gate) = gate {
-            self.hub_state
-                .change(|index| index.rules_mut().set_gate(uid, gate));
+        let Some(gate) = gate else {
+            return;
+        };
+        let back_to = |index: &Index| index.rules().back_to(uid);
+        let is_rollback =
+            gate.back_to.is_some() && back_to(&self.hub_state.index.read()) != gate.back_to;
+        let set = |index: &mut Index| index.rules_mut().set_gate(uid, gate);
+        if is_rollback {
+            let cause = || ChangeCause::new(ChangeKind::RolledBack);
+            self.hub_state.change_because(cause, set);
+        } else {
+            self.hub_state.audit.lock().renew(uid, Instant::now());
+            self.hub_state.change(set);
         }
     }
 

@@ -28,6 +28,7 @@ const AUTHORITIES_LIMIT: usize = 32;
 /// [`FrameError`], if the frame is unknown to this agent, or unreadable outside a batch's items.
 pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), FrameError> {
     let malformed = |part| FrameError::Malformed { peer: "hub", part };
+    let unreadable = |part| FrameError::Question { part };
     let mut refused = vec![];
     let frame = match wire.frame.ok_or(FrameError::Unknown {
         peer: "hub",
@@ -68,12 +69,12 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
             return Err(malformed("certificates"));
         }
         Frame::Authorities(wire) => HubFrame::Authorities(wire.certificates),
-        Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(malformed)?),
+        Frame::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(unreadable)?),
         Frame::PreviewRequest(wire) => {
             HubFrame::PreviewRequest(Box::new(preview_request(wire, &mut refused)))
         }
         Frame::ListCopies(wire) => {
-            HubFrame::ListCopies(Box::new(list_copies(wire).map_err(malformed)?))
+            HubFrame::ListCopies(Box::new(list_copies(wire).map_err(unreadable)?))
         }
         Frame::Keepalive(_) => HubFrame::Keepalive,
         Frame::Revoked(wire) => HubFrame::Revoked(plain_text(&wire.reason, NAME_LIMIT)),

@@ -19,7 +19,7 @@ pub use preview::question_bytes;
 /// The longest name, namespace, resource or uid that is taken from the wire, in bytes.
 pub const NAME_LIMIT: usize = 253;
 
-/// Why a whole frame cannot be used. The stream ends with it; nothing of the frame is in force.
+/// Why a whole frame cannot be used: nothing of it is in force. The stream ends with it, except after a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// An unsupported frame, or an empty one.
@@ -29,6 +29,12 @@ pub enum FrameError {
         peer: &'static str,
         /// The reader.
         own: &'static str,
+    },
+    /// An unreadable question. It changes nothing, so the stream goes on without an answer.
+    #[error("the hub sent an unreadable question ({part}): it gets no answer")]
+    Question {
+        /// The field, as `sync.proto` calls it.
+        part: &'static str,
     },
     /// A part is missing, too long, or violates the protocol.
     #[error(

@@ -854,3 +854,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn unreadable_question_is_no_malformed_frame() {
+    let question = |namespace: &str| ListCopies {
+        question: 1,
+        rule: "r".into(),
+        after: None,
+        only: Some(SourceRef::new("configmaps", namespace, "settings")),
+        limit: 1,
+    };
+    let read = |frame| hub_frame(hub_frame_to_wire(&frame)).err();
+    assert_eq!(read(HubFrame::ListCopies(Box::new(question("web")))), None);
+    let unreadable = Some(FrameError::Question {
+        part: "source.namespace",
+    });
+    assert_eq!(
+        read(HubFrame::ListCopies(Box::new(question("")))),
+        unreadable
+    );
+    let copy = SourceRef::new("configmaps", "", "settings");
+    assert_eq!(SourceRef::checked("configmaps", "", "settings"), None);
+    assert_eq!(
+        read(HubFrame::Inspect(Inspect { question: 1, copy })),
+        unreadable
+    );
+}

@@ -97,6 +97,13 @@ pub struct SourceRef {
 }
 
 impl SourceRef {
+    /// Returns a reference from text that a user wrote; `None` if no object can have it. A peer refuses a whole frame with
+    /// such a reference.
+    pub fn checked(resource: &str, namespace: &str, name: &str) -> Option<Self> {
+        let is_possible = is_subdomain(resource) && is_label(namespace) && is_subdomain(name);
+        is_possible.then(|| Self::new(resource, namespace, name))
+    }
+
     /// An object's reference.
     pub fn new(resource: &str, namespace: &str, name: &str) -> Self {
         Self {

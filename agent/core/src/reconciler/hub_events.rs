@@ -48,11 +48,11 @@ impl Reconciler {
             HubFrame::SnapshotEnd(end) => self.end(end, now),
             HubFrame::Inspect(question) => {
                 let answer = self.member.decider().inspected(&question);
-                self.hub.send(AgentFrame::Inspected(Box::new(answer)));
+                self.hub.answer(AgentFrame::Inspected(Box::new(answer)));
             }
             HubFrame::ListCopies(question) => {
                 let answer = self.member.decider().listed(&question);
-                self.hub.send(AgentFrame::CopyList(answer));
+                self.hub.answer(AgentFrame::CopyList(answer));
             }
             HubFrame::PreviewRequest(asked) => match preview_job(&self.member, &asked, &refused) {
                 Ok(preview_job) => self.hub.previews.add(preview_job),
@@ -112,6 +112,9 @@ impl Reconciler {
         self.hub.next_queued(false)
     }
 }
+
+/// The queued frames from which on questions get no answer: more than a hub with its limit of open questions causes.
+pub(super) const ANSWERS_LIMIT: usize = 256;
 
 /// An open stream.
 #[derive(Default)]
@@ -190,6 +193,14 @@ impl HubLink {
     pub(super) fn send(&mut self, frame: AgentFrame) {
         if let Some(stream) = &mut self.stream {
             stream.outbox.extend(split(frame));
+        }
+    }
+
+    /// Queues an answer. It is dropped while a hub that asks does not read.
+    fn answer(&mut self, frame: AgentFrame) {
+        let queued = self.stream.as_ref().map_or(0, |stream| stream.outbox.len());
+        if queued < ANSWERS_LIMIT {
+            self.send(frame);
         }
     }
 

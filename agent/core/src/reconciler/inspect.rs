@@ -26,6 +26,14 @@ impl Decider<'_> {
 
     /// Returns a page of the copies of a rule.
     pub(super) fn listed(&self, question: &ListCopies) -> CopyList {
+        if let Some(only) = &question.only {
+            return CopyList {
+                question: question.question,
+                copies: self.listed_copy(&question.rule, only).into_iter().collect(),
+                more: false,
+                last: true,
+            };
+        }
         let all: BTreeSet<_> = self.desired.owners().copies_of(&question.rule).collect();
         let after = question
             .after
@@ -36,7 +44,6 @@ impl Decider<'_> {
             .min(COPIES_LIMIT);
         let mut copies = all
             .range((after, Bound::Unbounded))
-            .filter(|copy| question.only.as_ref().is_none_or(|only| only == *copy))
             .filter_map(|copy| self.listed_copy(&question.rule, copy));
         let page = copies.by_ref().take(limit).collect();
         CopyList {

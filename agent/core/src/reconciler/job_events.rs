@@ -205,6 +205,8 @@ impl Member {
                 self.history.failed.remove(copy);
                 if let Some(wrote) = done.wrote {
                     tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");
+                    // The outcome may be the same as before, as that of a contended copy is.
+                    self.report.touch(&job.target.0.rule);
                     self.history.record_write(copy, wrote, job, now);
                 }
             }

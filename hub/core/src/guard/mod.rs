@@ -501,7 +501,7 @@ impl RemovalGuard {
 }
 
 /// Whether an annotation approves a digest: it names one, or several with commas between them.
-pub(crate) fn approves(approval: Option<&str>, digest: &str) -> bool {
+pub fn approves(approval: Option<&str>, digest: &str) -> bool {
     approval.is_some_and(|named| named.split(',').any(|one| one.trim() == digest))
 }
 

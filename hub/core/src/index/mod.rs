@@ -113,6 +113,8 @@ pub enum Directive {
 pub struct Effect {
     /// Rules whose plan, clusters or spec changed. Their status may be stale.
     pub rules: BTreeSet<RuleUid>,
+    /// Rules of which only the status may be stale.
+    pub statuses: BTreeSet<RuleUid>,
     /// Clusters to which some claim changed.
     pub clusters: BTreeSet<ClusterName>,
     /// Sources whose content must be read.
@@ -131,6 +133,7 @@ impl Effect {
     /// Merges both effects.
     pub fn merge(&mut self, mut other: Effect) {
         self.rules.append(&mut other.rules);
+        self.statuses.append(&mut other.statuses);
         self.clusters.append(&mut other.clusters);
         self.read.append(&mut other.read);
         self.judge.append(&mut other.judge);

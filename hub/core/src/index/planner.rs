@@ -350,7 +350,12 @@ impl Planner {
             // No other cluster is concerned, so only this one is woken; the version informs its
             // session.
             self.rules.renew(uid);
-            effect.rules.insert(uid.clone());
+            let concerned = if chosen || dealt {
+                &mut effect.rules
+            } else {
+                &mut effect.statuses
+            };
+            concerned.insert(uid.clone());
         }
         if all {
             self.rules.touch(uid, effect);

@@ -323,6 +323,11 @@ impl Rules {
         effect
     }
 
+    /// Returns the target to which the gate of a rule lets its clusters return.
+    pub fn back_to(&self, uid: &RuleUid) -> Option<String> {
+        self.get(uid)?.gate.as_ref()?.back_to.clone()
+    }
+
     /// Sets the gate of a rule: its clusters may have its target. The caller has written the
     /// progress to the status before.
     pub fn set_gate(&mut self, uid: &RuleUid, gate: Gate) -> Effect {

@@ -520,6 +520,13 @@ fn verdict(
     }
     let has_none = states.iter().all(|(_, standing)| standing.copies == 0);
     if has_none && let Some(message) = no_namespaces(view, states.len() - absent.len()) {
+        let is_limited =
+            granted(view).is_some_and(|granted| granted.reason == Reason::PartiallyGranted);
+        let message = if is_limited {
+            format!("{message}, or no DistributionGrant allows those that match")
+        } else {
+            message
+        };
         return ConditionValue::new(False, Reason::NoNamespaces, message);
     }
     let message = match absent.as_slice() {

@@ -1,5 +1,6 @@
 //! The answers to the hub's requests for single copies.
 use super::world::*;
+use crate::reconciler::hub_events::ANSWERS_LIMIT;
 use crate::reconciler::*;
 use runnel_proto::model::*;
 
@@ -88,6 +89,55 @@ fn listed(world: &mut World, after: Option<SourceRef>, limit: u32) -> CopyList {
         }
     }
     panic!("the agent does not answer")
+}
+
+#[test]
+fn answers_are_bounded_while_the_hub_does_not_read() {
+    let mut world = World::new(&["team"]);
+    world.connect();
+    world.settle();
+    for question in 0..10_000 {
+        let copy = copy("team", "s0");
+        let frame = HubFrame::Inspect(Inspect { question, copy });
+        world.core.handle(Event::Hub(frame, vec![]), world.now);
+    }
+    let frames = std::iter::from_fn(|| world.core.next_frame(world.now));
+    let answers = frames.filter(|frame| matches!(frame, AgentFrame::Inspected(_)));
+    assert_eq!(answers.count(), ANSWERS_LIMIT);
+}
+
+#[test]
+fn agent_lists_one_copy() {
+    let mut world = World::new(&["team", "a", "b"]);
+    world.connect();
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a", "b"]))
+    }]);
+    world.settle();
+    for (only, found) in [(copy("b", "s0"), 1), (copy("b", "s1"), 0)] {
+        let question = ListCopies {
+            question: 9,
+            rule: "r".into(),
+            after: None,
+            only: Some(only),
+            limit: 1,
+        };
+        let frame = HubFrame::ListCopies(Box::new(question));
+        world.core.handle(Event::Hub(frame, vec![]), world.now);
+        let frames = std::iter::from_fn(|| world.core.next_frame(world.now));
+        let answer = frames
+            .filter_map(|frame| match frame {
+                AgentFrame::CopyList(answer) => Some(answer),
+                _ => None,
+            })
+            .next()
+            .unwrap();
+        assert_eq!(
+            (answer.copies.len(), answer.more, answer.last),
+            (found, false, true)
+        );
+    }
 }
 
 #[test]
