@@ -273,14 +273,8 @@ impl Link {
         self.fence
             .admit(&frame.epoch, frame.term, Instant::now())
             .map_err(|error| StreamEnd::Failed(error.to_string()))?;
-        let (frame, refused) = match hub_frame(frame) {
-            Ok(read) => read,
-            Err(error @ FrameError::Question { .. }) => {
-                tracing::warn!(%error, "a question of the hub is ignored");
-                return Ok(FrameEffect::NoEffect);
-            }
-            Err(error) => return Err(StreamEnd::Failed(error.to_string())),
-        };
+        let (frame, refused) =
+            hub_frame(frame).map_err(|error| StreamEnd::Failed(error.to_string()))?;
         if let HubFrame::Revoked(reason) = &frame {
             return Err(StreamEnd::Revoked(format!(
                 "it has revoked cluster {} ({reason})",
@@ -396,8 +390,14 @@ impl Link {
             frame.history_token.clone(),
             (frame.epoch.clone(), frame.term),
         );
-        let (frame, refused) =
-            hub_frame(frame).map_err(|error| StreamEnd::Failed(error.to_string()))?;
+        let (frame, refused) = match hub_frame(frame) {
+            Ok(read) => read,
+            Err(error @ FrameError::Question { .. }) => {
+                tracing::warn!(%error, "a question of the hub is ignored");
+                return Ok(FrameEffect::NoEffect);
+            }
+            Err(error) => return Err(StreamEnd::Failed(error.to_string())),
+        };
         self.metrics.frames_received.inc();
         if let HubFrame::Revoked(reason) = &frame {
             return Err(StreamEnd::Revoked(format!(

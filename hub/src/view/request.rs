@@ -421,7 +421,7 @@ mod tests {
 
         #[test]
         fn token_names_its_position(namespace in "[a-z-]{0,9}", rule in "[a-z.]{1,9}", cluster in "[a-z]{1,9}") {
-            let after = Position { namespace, rule, copy: Some([cluster.clone(), String::new(), cluster.clone()]), cluster };
+            let after = Position { namespace, rule, copy: Some([cluster.clone(), "web".to_owned(), cluster.clone()]), cluster };
             prop_assert_eq!(position(&token(&after)), Some(after));
         }
     }
