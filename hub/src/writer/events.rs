@@ -19,7 +19,13 @@ use runnel_hub_core::status::{EventReason, Notice};
 /// The limit of queued Events.
 pub const WAITING: usize = 256;
 
-/// The limit of the Events of one object in each class.
+/// The limit of the Events of one object about copies that were created or updated: an ordinary
+/// edit costs one write of the status, and no more.
+const EDITS_OF_OBJECT: Rate = Rate {
+    burst: 4,
+    every: Duration::from_secs(120),
+};
+/// The limit of the Events of one object in each other class.
 const OF_OBJECT: Rate = Rate {
     burst: 10,
     every: Duration::from_secs(6),
@@ -59,6 +65,7 @@ impl Class {
 /// Limits the number of Events.
 struct Budget {
     objects: RateLimits<(String, Class)>,
+    edited_objects: RateLimits<(String, Class)>,
     edits: RateLimit,
     others: RateLimit,
 }
@@ -67,6 +74,7 @@ impl Budget {
     fn new() -> Self {
         Self {
             objects: RateLimits::new(OF_OBJECT),
+            edited_objects: RateLimits::new(EDITS_OF_OBJECT),
             edits: RateLimit::new(OF_EDITS),
             others: RateLimit::new(OF_OTHERS),
         }
@@ -76,11 +84,11 @@ impl Budget {
     fn take(&mut self, regarding: &ObjectReference, notice: &Notice, now: Instant) -> bool {
         let object = regarding.uid.clone().or_else(|| regarding.name.clone());
         let key = (object.unwrap_or_default(), Class::of(notice));
-        let all = match key.1 {
-            Class::Edit => &mut self.edits,
-            Class::Copies | Class::State => &mut self.others,
+        let (all, of_object) = match key.1 {
+            Class::Edit => (&mut self.edits, &mut self.edited_objects),
+            Class::Copies | Class::State => (&mut self.others, &mut self.objects),
         };
-        all.room_at(now).is_none() && self.objects.take(&key, now) && all.take(now)
+        all.room_at(now).is_none() && of_object.take(&key, now) && all.take(now)
     }
 }
 
@@ -213,7 +221,7 @@ mod tests {
                 taken.2 += usize::from(budget.take(&rule("u"), &edit, now));
             }
         }
-        assert_eq!(taken, (19, 19, 19));
+        assert_eq!(taken, (19, 19, 4));
         let now = start + Duration::from_secs(60);
         let others = (0..1000).filter(|number| {
             let rule = rule(&number.to_string());
