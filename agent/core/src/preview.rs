@@ -1,7 +1,7 @@
 //! Decides previewed copies like real copies, without writing. Pure.
 //!
 //! The records of the agent answer most of a preview. The watches do not show foreign objects, so
-//! the agent reads the object that blocks a copy ([`Open`](crate::job::CopyKnowledge::Open)).
+//! the agent reads the object that blocks a copy ([`Open`](crate::job::PreviewInput::Open)).
 //! [`preview`] then decides by the observed object.
 //!
 //! The answer never discloses whether a foreign Secret equals the previewed content. The author of

@@ -101,7 +101,7 @@ impl Records {
     /// intent of ours.
     ///
     /// Anybody can create any number of such objects, so the agent does not record them. It records
-    /// objects with an unproved intent up to [`UNPROVED_LIMIT`].
+    /// objects with an unproved intent up to `UNPROVED_LIMIT`.
     pub fn is_foreign(&self, copy: &SourceRef, live: &Live) -> bool {
         if live.sealed.is_some() && live.ownership == Ownership::Ours {
             return false;

@@ -3,7 +3,7 @@
 //! The change is applied to a copy of the part of the index that it concerns ([`RuleSnapshot`]), with the
 //! same planner, grants and removal guard as for a saved change, and without any effect on agents.
 //! Only the agents know their namespaces and the objects in them. So each agent gets a question
-//! ([`PreviewIndex::ask`]), decides as it would, and drops the state. With their answers the guard
+//! ([`PreviewIndex::question`]), decides as it would, and drops the state. With their answers the guard
 //! judges the removals that only agents know ([`PreviewIndex::settle`]).
 //!
 //! A preview sends no payload to a member. Digests with a key of the question's own let the agent
