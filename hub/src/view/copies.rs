@@ -2,6 +2,7 @@
 //!
 //! An agent answers from its memory, page by page. The hub passes on what agents answer and adds
 //! nothing. Copies of an agent that does not answer are left out, and the response has a warning.
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,6 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use runnel_api::{
     ClusterCopySpec, CopySpec, CopyStatus, CopyTarget, ListedClusterCopy, ListedCopy, VIEW_GROUP,
@@ -26,7 +26,7 @@ use super::error::ViewError;
 use super::request::{Fields, Position, Query, Selection, object_name};
 use super::table::{Column, ViewObject};
 use super::target::{Form, Target};
-use super::{ViewServer, page_response, run_blocking, versioned, warn};
+use super::{ViewServer, page_response, reported_time, run_blocking, versioned, warn};
 use crate::ordered_lock::LeafMutex;
 
 /// The limit of pairs of a rule and a cluster for one page.
@@ -64,7 +64,6 @@ impl CopyRow {
             ..ObjectMeta::default()
         };
         let (reason, message) = listed.copy_error.unzip();
-        let applied_at = Some(listed.applied_at).filter(|seconds| *seconds > 0);
         Self {
             rule: rule.clone(),
             cluster: cluster.clone(),
@@ -80,9 +79,7 @@ impl CopyRow {
                     .source
                     .map(|source| source.to_string())
                     .unwrap_or_default(),
-                applied_at: applied_at
-                    .and_then(|seconds| Timestamp::from_second(seconds).ok())
-                    .map(Time),
+                applied_at: reported_time(listed.applied_at),
             },
         }
     }
@@ -228,6 +225,17 @@ struct Listing {
     more: bool,
 }
 
+impl Listing {
+    fn of(pair: Pair) -> Self {
+        Self {
+            last: pair.after.clone(),
+            pair,
+            rows: Vec::new(),
+            more: true,
+        }
+    }
+}
+
 /// The copies of one page.
 struct CopyPage {
     rows: Vec<CopyRow>,
@@ -293,23 +301,15 @@ fn begins(pair: &mut Pair, after: Option<&Position>) -> bool {
     let Some(after) = after else {
         return true;
     };
-    let here = pair.position(None);
-    let key = |position: &Position| {
-        let Position {
-            namespace,
-            rule,
-            cluster,
-            ..
-        } = position.clone();
-        (namespace, rule, cluster)
-    };
-    match (key(&here).cmp(&key(after)), &after.copy) {
-        (std::cmp::Ordering::Less, _) | (std::cmp::Ordering::Equal, None) => false,
-        (std::cmp::Ordering::Equal, Some([resource, namespace, name])) => {
+    let here = (&pair.rule.namespace, &pair.rule.name, pair.cluster.as_str());
+    let there = (&after.namespace, &after.rule, after.cluster.as_str());
+    match (here.cmp(&there), &after.copy) {
+        (Ordering::Less, _) | (Ordering::Equal, None) => false,
+        (Ordering::Equal, Some([resource, namespace, name])) => {
             pair.after = Some(SourceRef::new(resource, namespace, name));
             true
         }
-        (std::cmp::Ordering::Greater, _) => true,
+        (Ordering::Greater, _) => true,
     }
 }
 
@@ -384,13 +384,20 @@ impl ViewServer {
             run_blocking(move || server.reader().pairs(&scope, &asked)).await??;
         let (all, end) = (pairs.len(), Instant::now() + PAGE);
         let missing = LeafMutex::new(BTreeSet::new());
+        // Several listings run at a time, so none of them gathers more than one answer holds.
+        let ahead = query.limit.min(COPIES_LIMIT);
         let mut listings = stream::iter(pairs)
-            .map(|pair| self.listing(pair, query, &missing, end))
+            .map(|pair| async {
+                let mut listing = Listing::of(pair);
+                self.fill(&mut listing, ahead, query, &missing, end).await;
+                listing
+            })
             .buffered(AGENTS)
             .enumerate();
         let (mut rows, mut next) = (Vec::new(), None);
         while let Some((number, mut listing)) = listings.next().await {
             let room = query.limit.saturating_sub(rows.len());
+            self.fill(&mut listing, room, query, &missing, end).await;
             let is_cut = listing.rows.len() > room;
             if is_cut {
                 listing.rows.truncate(room);
@@ -417,22 +424,15 @@ impl ViewServer {
         })
     }
 
-    /// Asks the agent of a cluster for the copies of a rule, until the page is full.
-    async fn listing(
+    /// Asks the agent of a cluster for the copies of a rule, until there are `limit` of them.
+    async fn fill(
         &self,
-        pair: Pair,
+        listing: &mut Listing,
+        limit: usize,
         query: &Query,
         missing: &LeafMutex<BTreeSet<ClusterName>>,
         end: Instant,
-    ) -> Listing {
-        let mut listing = Listing {
-            last: pair.after.clone(),
-            pair,
-            rows: Vec::new(),
-            more: true,
-        };
-        // Several listings run at a time, so none of them gathers more than one answer holds.
-        let limit = query.limit.min(COPIES_LIMIT);
+    ) {
         while listing.more && listing.rows.len() < limit {
             if missing.lock().contains(&listing.pair.cluster) {
                 listing.more = false;
@@ -447,12 +447,12 @@ impl ViewServer {
                 listing.more = false;
                 break;
             };
-            take_in(&mut listing, answer, query);
+            take_in(listing, answer, query);
+            // Each pair is asked about at least once: the next page begins after what was seen.
             if Instant::now() >= end {
                 break;
             }
         }
-        listing
     }
 
     /// Asks the agent of a cluster for one page; `None` if it does not answer.

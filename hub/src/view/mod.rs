@@ -29,7 +29,9 @@ use axum::response::{IntoResponse, Response};
 use axum::serve::Listener;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};
+use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
@@ -508,6 +510,12 @@ fn warn(response: &mut Response, warning: &str) {
     if let Ok(value) = HeaderValue::try_from(format!("299 - \"{text}\"")) {
         response.headers_mut().append(header::WARNING, value);
     }
+}
+
+/// Returns a time that an agent reports in seconds; zero is none.
+fn reported_time(seconds: i64) -> Option<Time> {
+    let at = Timestamp::from_second(seconds).ok();
+    at.filter(|_| seconds > 0).map(Time)
 }
 
 /// Runs slow work on a thread for blocking tasks, so that no other task of the hub waits for it.

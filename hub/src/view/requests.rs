@@ -2,10 +2,7 @@
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
-use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
 use kube::api::ObjectMeta;
 use runnel_api::{
     ClusterRulePlan, CopyExplanation, CopyExplanationStatus, CopyTarget, ExplainedObject,
@@ -18,10 +15,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::ViewServer;
 use super::discovery::View;
 use super::error::ViewError;
 use super::target::Target;
+use super::{ViewServer, reported_time};
 
 /// The kind of the objects that a namespaced plan is about.
 const NAMESPACED: &str = "DistributionRule";
@@ -242,10 +239,7 @@ fn explanation(answer: CopyExplained) -> CopyExplanationStatus {
         rule: live.rule,
         source: live.source,
         revision: live.revision,
-        applied_at: Some(live.applied_at)
-            .filter(|seconds| *seconds > 0)
-            .and_then(|seconds| Timestamp::from_second(seconds).ok())
-            .map(Time),
+        applied_at: reported_time(live.applied_at),
         uid: live.uid,
     });
     CopyExplanationStatus {
