@@ -10,6 +10,7 @@ mod inquiries;
 mod leadership;
 mod queues;
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -199,7 +200,7 @@ impl HubState {
         cause: impl FnOnce() -> ChangeCause,
         change: impl FnOnce(&mut Index) -> Effect,
     ) {
-        let (mut cause, mut known) = (Some(cause), None);
+        let cause = LazyCell::new(cause);
         self.change_and_note(change, |effect| {
             let rules = effect.rules.iter().chain(&effect.judge);
             let mut rules = rules.chain(&effect.render).peekable();
@@ -207,11 +208,7 @@ impl HubState {
             if rules.peek().is_none() || self.leadership.serving_since().is_none() {
                 return;
             }
-            let cause = known.get_or_insert_with(|| {
-                let cause = cause.take().expect("the cause is made once");
-                cause()
-            });
-            let now = Instant::now();
+            let (cause, now) = (&*cause, Instant::now());
             let mut audit = self.audit.lock();
             rules.for_each(|uid| audit.note(uid, cause, now));
         });

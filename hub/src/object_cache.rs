@@ -177,10 +177,10 @@ impl ObjectCache {
     pub fn set_rule(&self, uid: RuleUid, mut object: RuleObject, leads: bool) -> bool {
         let mut rules = self.rules.lock();
         let known = rules.get(&uid);
-        let doubtful = known.is_some_and(|known| known.is_status_stale);
+        let was_stale = known.is_some_and(|known| known.is_status_stale);
         object.writing = known.is_some_and(|known| known.writing);
         let is_current =
-            |known: &&RuleObject| !doubtful && (leads || known.written_version > object.version());
+            |known: &&RuleObject| !was_stale && (leads || known.written_version > object.version());
         if let Some(known) = known.filter(is_current) {
             let is_newer = object.version() > known.written_version;
             let seen = std::mem::replace(&mut object.status, known.status.clone());
@@ -188,7 +188,7 @@ impl ObjectCache {
             object.written_version = known.written_version;
         }
         rules.insert(uid, object);
-        doubtful
+        was_stale
     }
 
     /// Whether another writer has replaced the status that this process wrote.

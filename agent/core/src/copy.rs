@@ -99,12 +99,3 @@ impl CopyError {
         }
     }
 }
-
-/// Returns the start of a text, at most `limit` bytes, cut at a character boundary.
-pub fn clip(text: &str, limit: usize) -> String {
-    let end = (0..=limit.min(text.len()))
-        .rev()
-        .find(|end| text.is_char_boundary(*end))
-        .unwrap_or_default();
-    text[..end].to_owned()
-}

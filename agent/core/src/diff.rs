@@ -7,12 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use kube_core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
-    Reason, short_value,
+    Reason, clip, short_value,
 };
 use serde_json::{Map, Value};
 
 use crate::copy::CopyError;
-use crate::copy::clip;
 use crate::managed_fields;
 use crate::seal::canonical;
 
@@ -83,7 +82,7 @@ fn list(
             break;
         }
         list.push_str(if list.is_empty() { "" } else { "; " });
-        list.push_str(&clip(difference, LIST_LIMIT));
+        list.push_str(clip(difference, LIST_LIMIT));
         named += 1;
     }
     if all.len() > named {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::{
-    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, Reason, RuleUid, SourceRef,
-    WaitingNamespaces,
+    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, RuleUid, SourceRef,
+    WaitingNamespaces, clip,
 };
 
-use crate::copy::clip;
 use crate::copy::{CopyError, CopyStatus};
 
 /// Time for which the report of an unsettled rule waits: it is usually settled by then.
@@ -196,20 +195,6 @@ impl Report {
             .unwrap_or_default()
     }
 
-    /// Returns the copies of a rule that failed for one reason.
-    pub fn failed_by(&self, rule: &RuleUid, reason: Reason) -> impl Iterator<Item = &SourceRef> {
-        let first = (reason.rank(), SourceRef::new("", "", ""));
-        let failures = self
-            .rules
-            .get(rule)
-            .into_iter()
-            .flat_map(move |entry| entry.failures.range(first.clone()..));
-        failures
-            .map(|(key, _)| key)
-            .take_while(move |(rank, _)| *rank == reason.rank())
-            .map(|(_, copy)| copy)
-    }
-
     /// Returns the copies of a rule in namespaces that are no longer targets, which wait for the
     /// hub's approval.
     pub fn namespace_prunes(&self, rule: &RuleUid) -> impl Iterator<Item = &SourceRef> {
@@ -243,7 +228,7 @@ impl Report {
             .map(|((_, copy), copy_error)| Failure {
                 reason: copy_error.reason,
                 copy: copy.clone(),
-                message: clip(&copy_error.message, MESSAGE_LIMIT),
+                message: clip(&copy_error.message, MESSAGE_LIMIT).to_owned(),
             })
             .collect()
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use runnel_proto::model::{ChangeOrigin, ClusterName, CopyAction, CopyChange, RuleName, RuleUid};
 
-use crate::status::{EventReason, Notice};
+use crate::status::{EventReason, Notice, counted};
 
 /// Time without a report of changes after which the lines are due.
 pub const QUIET: Duration = Duration::from_secs(1);
@@ -187,7 +187,7 @@ impl ChangeLine {
         let message = format!(
             "{} {} in {}: {}",
             self.action,
-            counted(self.copies),
+            counted(self.copies, "copy", "copies"),
             self.place,
             self.cause
         );
@@ -201,16 +201,9 @@ impl ChangeLine {
 
 impl fmt::Display for ChangeLine {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (action, copies) = (self.action, counted(self.copies));
+        let (action, copies) = (self.action, counted(self.copies, "copy", "copies"));
         let (rule, scope, cause) = (&self.rule, &self.place, &self.cause);
         write!(out, "{action} {copies} of {rule} in {scope}: {cause}")
-    }
-}
-
-fn counted(copies: u64) -> String {
-    match copies {
-        1 => "1 copy".to_owned(),
-        copies => format!("{copies} copies"),
     }
 }
 

@@ -2,7 +2,6 @@
 use jiff::Timestamp;
 use k8s_openapi::api::events::v1::Event;
 use runnel_api::COPY_COUNT;
-use runnel_proto::model::is_subdomain;
 use serde_json::{Value, json};
 
 use super::args::{History, HistoryOutput};
@@ -30,13 +29,7 @@ struct Entry {
 /// Shows the history of a rule.
 pub(super) async fn run(session: &CommandContext<'_>, options: &History) -> anyhow::Result<()> {
     let hub = session.hub().await?;
-    let namespace = session
-        .namespace
-        .unwrap_or(&hub.default_namespace)
-        .to_owned();
-    if !is_subdomain(&namespace) {
-        return Err(usage(format!("--namespace `{namespace}` is no name")));
-    }
+    let namespace = session.rule_namespace(&hub)?;
     // A deleted rule has a history, too: its Events outlive it.
     let (kind, namespace, name) = match parse::rule(&options.rule, &namespace).map_err(usage)? {
         RuleRef::Cluster(name) => ("ClusterDistributionRule", "default".to_owned(), name),

@@ -95,6 +95,16 @@ impl CommandContext<'_> {
         Cluster::open("the hub", self.kubeconfig, self.context).await
     }
 
+    /// Returns the namespace of the rules.
+    fn rule_namespace(&self, hub: &Cluster) -> anyhow::Result<String> {
+        let namespace = self.namespace.unwrap_or(&hub.default_namespace);
+        if is_subdomain(namespace) {
+            Ok(namespace.to_owned())
+        } else {
+            Err(usage(format!("--namespace `{namespace}` is no name")))
+        }
+    }
+
     /// Returns the namespace of hub and agents.
     fn system(&self) -> anyhow::Result<&str> {
         let namespace = self.namespace.unwrap_or(args::SYSTEM);

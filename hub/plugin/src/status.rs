@@ -20,13 +20,7 @@ use runnel_api::MemberCluster;
 /// Shows rules, or one.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {
     let hub = session.hub().await?;
-    let namespace = session
-        .namespace
-        .unwrap_or(&hub.default_namespace)
-        .to_owned();
-    if !is_subdomain(&namespace) {
-        return Err(usage(format!("--namespace `{namespace}` is no name")));
-    }
+    let namespace = session.rule_namespace(&hub)?;
     let now = Timestamp::now();
     warn_of_silence(&hub, hub_namespace(&options.hub_namespace)?).await;
     if let Some(given) = &options.rule {

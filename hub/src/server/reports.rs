@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use dashmap::mapref::entry::Entry;
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, CopyChange, LostWatch, RuleName, RuleState, RuleUid};
+use runnel_proto::model::{ClusterName, CopyChange, LostWatch, RuleName, RuleState, RuleUid, clip};
 use tonic::Status;
 
 use super::admission;
@@ -19,15 +19,6 @@ use runnel_hub_core::status::SessionFacts;
 
 /// The limit of the length of a version or uid from an agent, as in the API.
 const TEXT_LIMIT: usize = 128;
-
-fn short(mut text: String) -> String {
-    let end = (0..=TEXT_LIMIT.min(text.len()))
-        .rev()
-        .find(|end| text.is_char_boundary(*end))
-        .unwrap_or_default();
-    text.truncate(end);
-    text
-}
 
 impl SessionContext {
     /// Records that the agent has lost watches of its cluster, or that they work again.
@@ -171,11 +162,11 @@ impl Running {
             );
         }
         let facts = SessionFacts {
-            agent_version: short(hello.agent_version),
-            kubernetes_version: short(hello.kubernetes_version),
-            cluster_uid: short(hello.cluster_uid),
+            agent_version: clip(&hello.agent_version, TEXT_LIMIT).to_owned(),
+            kubernetes_version: clip(&hello.kubernetes_version, TEXT_LIMIT).to_owned(),
+            cluster_uid: clip(&hello.cluster_uid, TEXT_LIMIT).to_owned(),
             key: self.context.identity.certificate.key.to_string(),
-            boot_id: short(hello.boot_id),
+            boot_id: clip(&hello.boot_id, TEXT_LIMIT).to_owned(),
             certificate_expires: Timestamp::try_from(self.context.identity.certificate.not_after)
                 .unwrap_or(Timestamp::MAX),
         };

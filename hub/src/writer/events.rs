@@ -11,6 +11,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, CustomResourceExt, Resource};
 use runnel_api::{COPY_COUNT, MemberCluster, limits};
 use runnel_hub_core::rate_limit::{Rate, RateLimit, RateLimits};
+use runnel_proto::model::clip;
 use tokio::sync::mpsc;
 
 use super::with_timeout;
@@ -133,7 +134,7 @@ fn event(
         .copies
         .map(|copies| (COPY_COUNT.to_owned(), copies.to_string()));
     let metadata = ObjectMeta {
-        name: Some(format!("{}.{:x}", short(&name, NAME), now.as_nanosecond())),
+        name: Some(format!("{}.{:x}", clip(&name, NAME), now.as_nanosecond())),
         namespace: Some(namespace.unwrap_or_else(|| "default".to_owned())),
         annotations: copies.map(|copies| BTreeMap::from([copies])),
         ..ObjectMeta::default()
@@ -142,7 +143,7 @@ fn event(
         metadata,
         action: Some("Distribute".to_owned()),
         event_time: Some(MicroTime(now)),
-        note: Some(short(&notice.message, limits::MESSAGE).to_owned()),
+        note: Some(clip(&notice.message, limits::MESSAGE).to_owned()),
         reason: Some(notice.reason.as_str().to_owned()),
         regarding: Some(regarding),
         related: notice.cluster.map(|cluster| member(cluster.to_string())),
@@ -155,14 +156,6 @@ fn event(
 
 /// The most bytes of an object's name in the name of its Event.
 const NAME: usize = 200;
-
-/// The text, cut to a number of bytes.
-fn short(text: &str, bytes: usize) -> &str {
-    let end = (0..=bytes.min(text.len()))
-        .rev()
-        .find(|end| text.is_char_boundary(*end));
-    &text[..end.unwrap_or_default()]
-}
 
 #[cfg(test)]
 mod tests {
@@ -197,7 +190,6 @@ mod tests {
         assert_eq!(value["metadata"]["annotations"][COPY_COUNT], "12");
         assert_eq!(value["metadata"]["namespace"], "shop");
         assert_eq!(value["note"].as_str().unwrap().len(), limits::MESSAGE);
-        assert_eq!(short("aöb", 2), "a");
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub use inspect::{
 pub use intent::{Intent, Tombstone};
 pub use kinds::{KINDS, Kind};
 pub use names::{
-    ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, is_label, is_label_key,
+    ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, clip, is_label, is_label_key,
     is_label_value, is_namespace_pattern, is_plain_text, is_plain_token, is_subdomain, is_uid,
     plain_lines, plain_text,
 };

@@ -206,6 +206,14 @@ pub fn plain_lines(text: &str) -> String {
         .collect()
 }
 
+/// Returns the start of a text, at most `limit` bytes, cut between characters.
+pub fn clip(text: &str, limit: usize) -> &str {
+    let end = (0..=limit.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or_default()]
+}
+
 /// Whether text is as [`plain_text`] leaves it, but for its length.
 pub fn is_plain_text(text: &str) -> bool {
     text.chars().all(|c| plain_char(c) == Some(c))
@@ -294,6 +302,12 @@ pub fn is_uid(text: &str) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        assert_eq!(clip("aöb", 2), "a");
+        assert_eq!((clip("aöb", 3), clip("aöb", 9)), ("aö", "aöb"));
+    }
 
     #[test]
     fn a_source_reference_reads_back_what_it_wrote() {

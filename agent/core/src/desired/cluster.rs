@@ -219,17 +219,6 @@ impl Cluster {
             .or_else(|| self.denies_creation(copy, &self.target_namespace(rule, copy)))
     }
 
-    /// Returns why this cluster refuses a copy, independent of its content.
-    pub fn denies_any_content(
-        &self,
-        copy: &SourceRef,
-        target: &TargetNamespace,
-    ) -> Option<CopyError> {
-        self.denies_namespace(&copy.namespace)
-            .or_else(|| self.policy.denies_kind(&copy.resource))
-            .or_else(|| self.denies_creation(copy, target))
-    }
-
     /// Returns why a missing namespace may not be created for a copy.
     fn denies_creation(&self, copy: &SourceRef, target: &TargetNamespace) -> Option<CopyError> {
         match target {

@@ -75,7 +75,7 @@ pub(super) struct CopyHistory {
     /// Correct copies over which another client wrote another revision with our marks; with their
     /// last intent and revision.
     rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
-    /// The notices that nobody has taken yet.
+    /// The notices that were not taken yet.
     notices: Vec<Notice>,
     /// What is done to the copies, for the log and the hub.
     pub(super) audit: Audit,

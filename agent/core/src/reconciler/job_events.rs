@@ -187,7 +187,7 @@ impl Member {
             Some(copy_error) => {
                 tracing::debug!(%copy, reason = copy_error.reason.as_str(), "a copy failed");
                 if copy_error.reason == Reason::Unavailable && self.records.live(copy).is_some() {
-                    // The recorded object is doubtful too: it may have another owner now.
+                    // The recorded object may be stale too: it may have another owner now.
                     self.jobs.reread.insert(copy.clone());
                 }
                 self.jobs

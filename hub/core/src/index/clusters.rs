@@ -209,22 +209,8 @@ impl Index {
                 .rules
                 .iter()
                 .filter(|(_, entry)| entry.rule.names_cluster(name));
-            effect.rules.extend(naming.map(|(uid, _)| uid.clone()));
+            effect.statuses.extend(naming.map(|(uid, _)| uid.clone()));
             effect.clusters.insert(name.clone());
-        }
-        effect
-    }
-
-    /// Removes all clusters that are not in a complete list.
-    pub fn retain_clusters(&mut self, listed: &BTreeSet<ClusterName>) -> Effect {
-        let names = self.targets.clusters.names();
-        let gone: Vec<_> = names
-            .filter(|name| !listed.contains(*name))
-            .cloned()
-            .collect();
-        let mut effect = Effect::default();
-        for name in gone {
-            effect.merge(self.remove_cluster(&name));
         }
         effect
     }

@@ -1,5 +1,5 @@
 //! The planner: the rules with their plans, and how an event changes the plans that it affects.
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
@@ -463,13 +463,12 @@ impl Planner {
         };
         let former = std::mem::replace(&mut entry.rule.removal, removal);
         let now = &entry.rule.removal;
-        if (&former.approve, former.limit, former.on_rule_delete)
-            != (&now.approve, now.limit, now.on_rule_delete)
-        {
+        let has_other_limit = former.has_other_limit(now);
+        if has_other_limit {
+            entry.guard.apply_changed_limits();
+        }
+        if has_other_limit || former.approve != now.approve {
             effect.judge.insert(uid.clone());
-            if former.has_other_limit(now) {
-                entry.guard.apply_changed_limits();
-            }
         }
         effect
     }
@@ -480,16 +479,6 @@ impl Planner {
         let former = self.unregister(uid)?;
         self.rules.forget(uid, former.version);
         Some(former)
-    }
-
-    /// Returns the rules that are not in a complete list.
-    fn absent_from(&self, listed: &BTreeSet<RuleUid>) -> BTreeSet<RuleUid> {
-        let awaited = self.rendering.awaited().map(|(uid, _)| uid);
-        let known = self.rules.uids().chain(awaited);
-        known
-            .filter(|uid| !listed.contains(*uid))
-            .cloned()
-            .collect()
     }
 
     /// Returns whether labels that it needs may have been left out.
@@ -579,15 +568,6 @@ impl Index {
             self.sources
                 .drop_unselected(former.needed_sources(), &self.planner);
             self.planner.rendering.drop_unlocked(former.cluster_plans);
-        }
-        effect
-    }
-
-    /// Removes all rules that are not in a complete list.
-    pub fn retain_rules(&mut self, listed: &BTreeSet<RuleUid>) -> Effect {
-        let mut effect = Effect::default();
-        for uid in self.planner.absent_from(listed) {
-            effect.merge(self.remove_rule(&uid));
         }
         effect
     }

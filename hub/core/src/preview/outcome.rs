@@ -53,22 +53,6 @@ pub struct SourceRow {
 }
 
 impl PreviewIndex {
-    /// Judges the removals, and returns the outcome of each copy, at most `diffs` of them with the
-    /// changed lines.
-    pub fn conclude(
-        &mut self,
-        answers: BTreeMap<ClusterName, AgentAnswer>,
-        holdings: ReportedCopiesFn<'_>,
-        now: crate::now::Now,
-        diffs: usize,
-    ) -> Vec<Row> {
-        let all = vec![(self.uid().clone(), answers)];
-        self.conclude_all(all, holdings, now, diffs)
-            .into_iter()
-            .flat_map(|(_, rows)| rows)
-            .collect()
-    }
-
     /// Judges together what agents would ask for of several rules.
     pub fn conclude_all(
         &mut self,

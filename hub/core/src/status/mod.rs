@@ -49,6 +49,7 @@ pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, connection_notice, fleet_notices, notices};
 pub use report_store::{ReportStore, SessionFacts};
 pub use rule_cluster_state::{ProofState, SentRule, is_settled};
+pub(crate) use view::counted;
 pub use view::{Rolling, View};
 pub use write_pace::Pace;
 

@@ -123,7 +123,7 @@ fn readiness(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
     Some(Notice::new(!is_normal(now), now, message.clone()))
 }
 
-/// Whether a reason of `Ready` asks nobody to act.
+/// Whether a reason of `Ready` asks no user to act.
 fn is_normal(reason: Reason) -> bool {
     matches!(
         reason,

@@ -192,10 +192,10 @@ fn missing_in<'v>(view: &'v View<'_>, entry: &'v SourceChoice) -> Vec<&'v str> {
         return names.filter(|name| !exists(name)).collect();
     }
     let mut missing: BTreeSet<&str> = names.collect();
-    if missing.is_empty() {
-        return Vec::new();
-    }
     for source in view.plan.selected() {
+        if missing.is_empty() {
+            break;
+        }
         if view.rule.selects_by(entry, source) {
             missing.remove(&*source.name);
         }

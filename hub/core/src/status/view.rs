@@ -99,6 +99,7 @@ pub struct Rolling<'a> {
 }
 
 /// A number with its noun.
-pub(super) fn counted(number: i64, one: &str, more: &str) -> String {
+pub(crate) fn counted(number: impl Into<i128>, one: &str, more: &str) -> String {
+    let number = number.into();
     format!("{number} {}", if number == 1 { one } else { more })
 }
