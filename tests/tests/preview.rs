@@ -36,6 +36,7 @@ async fn fleet() -> Result<&'static Fleet> {
     let agent_values = json!({"policy": {"overwrite": true, "createNamespaces": true}});
     let options = FleetOptions {
         members: 2,
+        views: true,
         agent_values,
         ..FleetOptions::default()
     };
@@ -61,7 +62,7 @@ async fn plan(
     command
         .arg("--kubeconfig")
         .arg(kubeconfig)
-        .args(["plan", "--hub-url", &fleet.hub_address(), "-f"])
+        .args(["plan", "-f"])
         .arg(&file);
     command.args(more).kill_on_drop(true);
     let output = tokio::time::timeout(SOON, command.output())

@@ -147,15 +147,7 @@ impl Stage {
 
     fn arguments(&self, words: &[&str]) -> Vec<String> {
         let kubeconfig = self.fleet.hub().kubeconfig().display().to_string();
-        let address = self.fleet.hub_address();
-        let flags = [
-            "-n",
-            HOME,
-            "--hub-url",
-            &address,
-            "--kubeconfig",
-            &kubeconfig,
-        ];
+        let flags = ["-n", HOME, "--kubeconfig", &kubeconfig];
         words
             .iter()
             .chain(&flags)
@@ -209,6 +201,7 @@ impl Stage {
 async fn stage() -> Result<Stage> {
     let fleet = Fleet::start(FleetOptions {
         members: MEMBERS,
+        views: true,
         ..FleetOptions::default()
     })
     .await?;
@@ -334,6 +327,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     let grown = grown.await?;
 
     // The former digest approves nothing; the published one approves the set everywhere.
+    stage.fleet.views_are_served().await?;
     stage.release(&stage.rule, &blocked).await?;
     ensure!(stage.is_blocked(24, 12).await? == grown);
     let (code, printed) = stage.runnel(&["approve", "all"]).await?;

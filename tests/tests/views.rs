@@ -31,30 +31,16 @@ const CANARY: &str = "canary-7f31";
 
 /// A fleet of two members whose API server forwards requests for views to the hub.
 async fn fleet() -> Result<&'static Fleet> {
-    let fleet = FLEET.get_or_try_init(started).await?;
-    available(fleet).await?;
-    Ok(fleet)
+    FLEET.get_or_try_init(started).await
 }
 
 async fn started() -> Result<Fleet> {
     Fleet::start(FleetOptions {
         members: 2,
-        hub_values: json!({"view": {"enabled": true}}),
+        views: true,
         ..FleetOptions::default()
     })
     .await
-}
-
-/// Waits until the API server has found the hub's API.
-async fn available(fleet: &Fleet) -> Result<()> {
-    let condition = "--for=condition=Available";
-    let service = "apiservice/v1alpha1.view.runnel.dev";
-    eventually("the APIService is available", SOON, async || {
-        let arguments = ["wait", condition, service, "--timeout=1s"];
-        fleet.hub().kubectl(&arguments).await.map(Some)
-    })
-    .await
-    .map(drop)
 }
 
 /// Creates a rule with one ConfigMap that goes to both members, and waits until it is applied.
@@ -294,7 +280,6 @@ async fn tenant_sees_the_deliveries_of_its_namespace_only() -> Result<()> {
 #[tokio::test]
 async fn members_that_are_away_or_not_granted_are_left_out() -> Result<()> {
     let fleet = started().await?;
-    available(&fleet).await?;
     copies::unreachable_member_is_named(&fleet).await?;
     member_targets::tenant_sees_what_its_grants_open(&fleet).await
 }

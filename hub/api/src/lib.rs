@@ -61,9 +61,10 @@ pub use view::{
     TargetGrant, VIEW_GROUP, VIEW_VERSION,
 };
 pub use view_request::{
-    ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyExplanationSpec,
+    BlockedRemoval, ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyExplanationSpec,
     CopyExplanationStatus, ExplainedObject, ExplainedRule, PlanOptions, PlannedCluster,
-    PlannedCopy, PlannedRule, PlannedSource, RulePlan, RulePlanSpec, RulePlanStatus,
+    PlannedCopy, PlannedRule, PlannedSource, RemovalReview, RemovalReviewSpec, RemovalReviewStatus,
+    RulePlan, RulePlanSpec, RulePlanStatus,
 };
 
 /// The API group.

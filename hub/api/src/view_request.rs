@@ -291,3 +291,68 @@ pub struct ExplainedObject {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
 }
+
+/// The rule whose blocked removals are listed.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    crates(kube_core = "::kube_core"),
+    group = "view.runnel.dev",
+    version = "v1alpha1",
+    kind = "RemovalReview",
+    plural = "removalreviews",
+    singular = "removalreview",
+    namespaced,
+    status = "RemovalReviewStatus",
+    derive = "PartialEq",
+    doc = "A RemovalReview is a request: create it, and its status has every removal of one rule that waits for approval, with the digest that approves exactly these. Nothing is changed or stored."
+)]
+#[serde(rename_all = "camelCase")]
+pub struct RemovalReviewSpec {
+    /// DistributionRule, of the namespace of the request, or ClusterDistributionRule.
+    pub kind: String,
+    /// The name of the rule.
+    pub name: String,
+    /// How many removals to skip: those of the pages before. The digest tells whether all pages are of one set.
+    #[serde(default)]
+    pub skip: u32,
+}
+
+/// The removals of a rule that wait for approval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RemovalReviewStatus {
+    /// The value of the annotation runnel.dev/approve that approves exactly this set; empty if nothing waits.
+    #[serde(default)]
+    pub digest: String,
+    /// The number of copies in the set, by the agents' reports.
+    #[serde(default)]
+    pub copies: i64,
+    /// The removals, at most 500.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub removals: Vec<BlockedRemoval>,
+    /// How many removals of the set follow.
+    #[serde(default)]
+    pub remaining: i64,
+}
+
+/// One removal that waits for approval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BlockedRemoval {
+    /// Rule: all copies of the rule. Cluster: all in one cluster. Kind: those of one kind in one cluster. Copy and Name:
+    /// copies of a source under a former name, in one cluster or in all. Source: the copies of a source in all clusters.
+    /// Prune: copies in one cluster, in namespaces that are no longer targets.
+    pub scope: String,
+    /// The member cluster; empty: all.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cluster: String,
+    /// The source as resource/namespace/name, with ` as NAME` if its copies have another name; the resource of a Kind.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub object: String,
+    /// Of Prune: the number of copies, by the agent's report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<i64>,
+    /// Of Prune: the first of the namespaces.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<String>,
+}

@@ -3,20 +3,19 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail};
-use http::{HeaderValue, Method, Request, Response, header};
+use http::{HeaderValue, Method, Request, header};
 use jiff::Timestamp;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use kube::api::PostParams;
-use kube::client::{Body, ConfigExt};
+use kube::client::Body;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tower::Layer;
 
 use super::hints::{self, Endpoint};
 use super::rights::{Right, refusal};
@@ -25,6 +24,8 @@ use super::rights::{Right, refusal};
 pub const FIELD_MANAGER: &str = "kubectl-runnel";
 /// The time limit of a call.
 const CALL_LIMIT: Duration = Duration::from_secs(20);
+/// The time after which a connection without data is dead, longer than any call.
+const READ_LIMIT: Duration = Duration::from_secs(60);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Page size of lists that may be long.
 const PAGE: u32 = 500;
@@ -37,8 +38,6 @@ const CLOCK: &str = "/version";
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
-    /// Contains the user's credentials.
-    config: Config,
     /// The cluster, for messages.
     pub place: Endpoint,
     /// `--kubeconfig`, for helm.
@@ -91,7 +90,7 @@ impl Cluster {
         let mut config = config.map_err(|error| unusable(&shown, &error))?;
         config.default_retry = false;
         config.connect_timeout = Some(CONNECT_LIMIT);
-        config.read_timeout = Some(CALL_LIMIT);
+        config.read_timeout = Some(READ_LIMIT);
         let agent = HeaderValue::from_static(concat!("kubectl-runnel/", env!("CARGO_PKG_VERSION")));
         config.headers.push((header::USER_AGENT, agent));
         let server = config
@@ -104,10 +103,9 @@ impl Cluster {
             context: context.clone(),
             server,
         };
-        let client = Client::try_from(config.clone()).map_err(|error| unusable(&shown, &error))?;
+        let client = Client::try_from(config).map_err(|error| unusable(&shown, &error))?;
         Ok(Self {
             client,
-            config,
             place,
             kubeconfig: kubeconfig.map(Path::to_owned),
             context,
@@ -251,48 +249,6 @@ impl Cluster {
             .collect()
     }
 
-    /// Returns the user's bearer token; `None` if the user authenticates differently, such as with
-    /// a client certificate.
-    ///
-    /// # Errors
-    /// A sentence, if the credentials of the kubeconfig are not available.
-    pub async fn bearer(&self) -> anyhow::Result<Option<String>> {
-        let wrong = |why: &dyn std::fmt::Display| {
-            anyhow!("cannot get your credentials for {}: {why}", self.place)
-        };
-        let Some(layer) = self.config.auth_layer().map_err(|error| wrong(&error))? else {
-            return Ok(None);
-        };
-        // The client's authentication header is private, so it is taken from a request that is not
-        // sent.
-        let caught = tower::service_fn(|request: Request<Body>| async move {
-            let mut answer = Response::new(());
-            *answer.headers_mut() = request.headers().clone();
-            Ok::<_, tower::BoxError>(answer)
-        });
-        let caught =
-            tower::ServiceExt::oneshot(layer.layer(caught), Request::new(Body::empty())).await;
-        let caught = caught.map_err(|error| wrong(&error))?;
-        let header = caught
-            .headers()
-            .get(header::AUTHORIZATION)
-            .and_then(|header| header.to_str().ok());
-        Ok(header
-            .and_then(|header| header.strip_prefix("Bearer "))
-            .map(str::to_owned))
-    }
-
-    /// Creates an object that the API server only answers, such as a token.
-    ///
-    /// # Errors
-    /// As [`Cluster::get`].
-    pub async fn post(&self, action: &str, path: &str, object: Value) -> anyhow::Result<Value> {
-        let answer = self
-            .review(Method::POST, path, "application/json", object)
-            .await;
-        answer.map_err(|error| self.explained(action, error))
-    }
-
     /// Creates or replaces (`exists`) an object as a dry run, and returns the result; `None` if another client has
     /// written it since it was read.
     ///
@@ -392,6 +348,20 @@ impl Cluster {
         kind: &str,
         body: Value,
     ) -> Result<Value, Option<kube::Error>> {
+        self.call(method, path, (kind, body), CALL_LIMIT).await
+    }
+
+    /// Sends a request, with a body of this content type.
+    ///
+    /// # Errors
+    /// That of the client; `None`: no answer in time.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        (kind, body): (&str, Value),
+        limit: Duration,
+    ) -> Result<Value, Option<kube::Error>> {
         let body = if body.is_null() {
             Vec::new()
         } else {
@@ -404,14 +374,14 @@ impl Cluster {
         let request = request
             .body(body)
             .map_err(|error| Some(kube::Error::HttpError(error)))?;
-        match tokio::time::timeout(CALL_LIMIT, self.client.request::<Value>(request)).await {
+        match tokio::time::timeout(limit, self.client.request::<Value>(request)).await {
             Ok(answer) => answer.map_err(Some),
             Err(_) => Err(None),
         }
     }
 
-    /// `None`: no answer in time.
-    fn explained(&self, action: &str, error: Option<kube::Error>) -> anyhow::Error {
+    /// Explains the error of a call; `None`: no answer in time.
+    pub fn explained(&self, action: &str, error: Option<kube::Error>) -> anyhow::Error {
         match error {
             Some(error) => anyhow!(hints::call(&self.place, action, &error)),
             None => anyhow!(

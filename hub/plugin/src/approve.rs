@@ -1,25 +1,24 @@
 //! `kubectl runnel approve`: approves pending removals exactly as listed.
 use std::time::{Duration, Instant};
 
-use runnel_api::{Fleet, PendingApproval};
-use runnel_proto::model::is_subdomain;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use runnel_api::{
+    BlockedRemoval, Fleet, PendingApproval, RemovalReview, RemovalReviewSpec, RemovalReviewStatus,
+};
 use serde_json::json;
 
 use super::access::Cluster;
 use super::args::Approve;
 use super::confirm::confirm;
-use super::hub_query::{self, BlockedItems, RuleQuery};
 use super::objects::Rule;
 use super::parse;
 use super::read_cluster::{FLEET_PATH, rule_path};
-use super::{CommandContext, FAILED, TIMED_OUT, ended, note, print, status, usage};
+use super::{CommandContext, FAILED, TIMED_OUT, ended, note, print, status, usage, views};
 use runnel_api::APPROVE;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The hub needs this long to take the annotation in.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
-/// The number of listed items; further ones are counted.
-const LISTED_ITEMS: usize = 200;
 
 /// A pending removal, for output.
 struct Pending {
@@ -33,17 +32,9 @@ struct Pending {
 pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyhow::Result<()> {
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let hub = session.hub().await?;
-    let namespace = session.namespace.unwrap_or(&hub.default_namespace);
-    for (flag, name) in [
-        ("--namespace", namespace),
-        ("--hub-namespace", options.hub_namespace.as_str()),
-    ] {
-        if !is_subdomain(name) {
-            return Err(usage(format!("{flag} `{name}` is no name")));
-        }
-    }
+    let namespace = session.rule_namespace(&hub)?;
     let pending = match &options.rule {
-        Some(rule) => of_rule(&hub, rule, namespace, options).await?,
+        Some(rule) => of_rule(&hub, rule, &namespace).await?,
         None => of_fleet(&hub).await?,
     };
     let copies = if pending.copies == 1 {
@@ -75,12 +66,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
     }
 }
 
-async fn of_rule(
-    hub: &Cluster,
-    rule: &str,
-    namespace: &str,
-    options: &Approve,
-) -> anyhow::Result<Pending> {
+async fn of_rule(hub: &Cluster, rule: &str, namespace: &str) -> anyhow::Result<Pending> {
     let rule = Rule::read(&status::one(hub, rule, namespace).await?)?;
     let name = rule.full_name();
     let pending = rule
@@ -88,38 +74,55 @@ async fn of_rule(
         .and_then(|status| status.pending_approval.as_ref())
         .ok_or_else(|| ended(FAILED, format!("nothing of rule {name} waits")))?;
     print(&format!("{}\n", describe(pending, 0)))?;
-    let question = RuleQuery {
-        namespace: &options.hub_namespace,
-        address: options.hub_url.as_deref(),
-        rule: &rule,
-    };
-    match hub_query::blocked(hub, &question).await {
-        // The digest belongs to the listed items.
-        Ok(Some(answer)) => {
-            print(&table(&answer))?;
-            return Ok(Pending {
-                digests: vec![answer.digest],
-                copies: answer.copies,
-                of: format!("rule {name}"),
-                path: rule_path(&rule),
-            });
-        }
-        Ok(None) => {
+    let (digest, copies) = match review(hub, &rule, namespace).await {
+        // The digest belongs to the listed removals.
+        Ok(review) if review.digest.is_empty() => {
             return Err(ended(
                 FAILED,
                 format!("nothing of rule {name} waits any more"),
             ));
         }
-        Err(why) => note(&format!(
-            "warning: the hub could not be asked for all of it ({why})"
-        )),
-    }
+        Ok(review) => {
+            print(&table(&review))?;
+            (review.digest, review.copies)
+        }
+        // The digest belongs to the counts and names of the status, which are shown above.
+        Err(why) => {
+            note(&format!("warning: not all of it can be listed: {why:#}"));
+            (pending.digest.clone(), pending.copies)
+        }
+    };
     Ok(Pending {
-        digests: vec![pending.digest.clone()],
-        copies: pending.copies,
+        digests: vec![digest],
+        copies,
         of: format!("rule {name}"),
         path: rule_path(&rule),
     })
+}
+
+/// Asks the hub for the first page of the blocked removals of a rule.
+async fn review(
+    hub: &Cluster,
+    rule: &Rule,
+    namespace: &str,
+) -> anyhow::Result<RemovalReviewStatus> {
+    let request = RemovalReview {
+        metadata: ObjectMeta::default(),
+        spec: RemovalReviewSpec {
+            kind: rule.kind().to_owned(),
+            name: rule.name().to_owned(),
+            skip: 0,
+        },
+        status: None,
+    };
+    // A review of a ClusterDistributionRule may be created in any namespace.
+    let namespace = match rule.namespace() {
+        "" => namespace,
+        own => own,
+    };
+    let place = (Some(namespace), "removalreviews");
+    let answer = views::create(hub, "list what waits for approval", place, &request).await?;
+    Ok(answer.status.unwrap_or_default())
 }
 
 async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
@@ -213,11 +216,11 @@ fn approval_outcome(waiting: &[String], approved: &[String]) -> Outcome {
     }
 }
 
-/// Lists the blocked items, one per line.
-fn table(blocked: &BlockedItems) -> String {
-    let mut lines: String = blocked.items.iter().take(LISTED_ITEMS).map(line).collect();
-    if blocked.items.len() > LISTED_ITEMS {
-        lines += &format!("  and {} more\n", blocked.items.len() - LISTED_ITEMS);
+/// Lists the blocked removals, one per line; those beyond the page are counted.
+fn table(review: &RemovalReviewStatus) -> String {
+    let mut lines: String = review.removals.iter().map(line).collect();
+    if review.remaining > 0 {
+        lines += &format!("  and {} more\n", review.remaining);
     }
     if lines.is_empty() {
         "The hub restarted, and not all agents have reported yet.\n".to_owned()
@@ -226,19 +229,25 @@ fn table(blocked: &BlockedItems) -> String {
     }
 }
 
-fn line([what, cluster, object]: &[String; 3]) -> String {
-    match what.as_str() {
+fn line(removal: &BlockedRemoval) -> String {
+    let BlockedRemoval {
+        scope,
+        cluster,
+        object,
+        copies,
+        namespaces,
+    } = removal;
+    match scope.as_str() {
         "Rule" => "  all copies: the rule is deleted\n".to_owned(),
         "Cluster" => format!("  all copies in {cluster}: no longer chosen, or not granted\n"),
         "Kind" => format!("  all {object} in {cluster}: no longer granted\n"),
         "Copy" => format!("  {object} in {cluster}: another name now\n"),
         "Name" => format!("  {object} everywhere: another name now\n"),
-        "Prune" => {
-            let (copies, namespaces) = object.split_once(' ').unwrap_or((object, ""));
-            format!(
-                "  {copies} copies in {cluster}: in namespaces that are no longer targets {namespaces}\n"
-            )
-        }
+        "Prune" => format!(
+            "  {} copies in {cluster}: in namespaces that are no longer targets ({})\n",
+            copies.unwrap_or_default(),
+            namespaces.join(", ")
+        ),
         "Source" => format!("  {object} everywhere: no longer selected\n"),
         other => format!("  {other} {object} {cluster}\n"),
     }
@@ -281,18 +290,26 @@ mod tests {
         let expected =
             "grants changed: 60 copies of 30 rules in 2 clusters wait for approval (a/r, a/q)";
         assert_eq!(describe(&cause, 30), expected);
-        let item =
-            |what: &str, object: &str| [what.to_owned(), "eu-1".to_owned(), object.to_owned()];
-        let items = vec![item("Cluster", ""), item("Prune", "12 (a, b)")];
-        let blocked = BlockedItems {
+        let removal = |scope: &str| BlockedRemoval {
+            scope: scope.to_owned(),
+            cluster: "eu-1".to_owned(),
+            ..BlockedRemoval::default()
+        };
+        let prune = BlockedRemoval {
+            copies: Some(12),
+            namespaces: vec!["a".to_owned(), "b".to_owned()],
+            ..removal("Prune")
+        };
+        let blocked = RemovalReviewStatus {
             digest: "d".to_owned(),
             copies: 24,
-            items,
+            removals: vec![removal("Cluster"), prune],
+            remaining: 3,
         };
         assert_eq!(
             table(&blocked),
             "  all copies in eu-1: no longer chosen, or not granted\n  12 copies in eu-1: in namespaces that are no longer \
-             targets (a, b)\n"
+             targets (a, b)\n  and 3 more\n"
         );
     }
 }

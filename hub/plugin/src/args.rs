@@ -71,6 +71,7 @@ pub enum Command {
     /// Run common health checks and suggest fixes.
     Doctor(Doctor),
     /// Explain the state of one copy.
+    #[command(arg = namespace("Namespace in which you may create copyexplanations; else that of the context"))]
     Explain(Explain),
     /// Show what was done to the copies of a rule, and why: the last 50 Events about it.
     #[command(arg = rule_namespace())]
@@ -215,16 +216,12 @@ pub struct Status {
     /// The rules of all namespaces, and ClusterDistributionRules.
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// Output format; for one rule, `wide` queries the hub for every cluster and its failures.
+    /// Output format; for one rule, `wide` lists every cluster and its failures.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
-    /// With RULE: only the clusters without the newest revision of every source, as reported by the
-    /// hub itself.
+    /// With RULE: only the clusters without the newest revision of every source.
     #[arg(long, requires = "rule", conflicts_with = "output")]
     pub outdated: bool,
-    /// With RULE and -o wide or --outdated: an address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
-    #[arg(long, value_name = "HOST:PORT")]
-    pub hub_url: Option<String>,
     /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
@@ -238,12 +235,6 @@ pub struct Approve {
     /// Do not ask.
     #[arg(short = 'y', long)]
     pub yes: bool,
-    /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
-    #[arg(long, value_name = "HOST:PORT")]
-    pub hub_url: Option<String>,
-    /// The namespace of the hub.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
-    pub hub_namespace: String,
     /// How long to wait until the hub has acted on it.
     #[arg(long, default_value = "30s", value_name = "DURATION")]
     pub timeout: String,
@@ -329,12 +320,6 @@ pub struct Explain {
     /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
-    /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
-    #[arg(long, value_name = "HOST:PORT")]
-    pub hub_url: Option<String>,
-    /// The namespace of the hub.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
-    pub hub_namespace: String,
 }
 
 /// The output format of `history`.
@@ -391,12 +376,6 @@ pub struct Plan {
     /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
-    /// An address of the hub, as agents use it; without it, `kubectl port-forward` leads there.
-    #[arg(long, value_name = "HOST:PORT")]
-    pub hub_url: Option<String>,
-    /// The namespace of the hub.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
-    pub hub_namespace: String,
 }
 
 /// Convert the configuration of other copiers into rules: kubernetes-replicator,

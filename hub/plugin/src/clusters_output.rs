@@ -2,51 +2,30 @@
 use std::fmt::Write;
 
 use super::table::{Cell, Table, Tone};
+use super::views::DeliveryRow;
 use super::wrap::wrapped;
+use runnel_api::DeliveryStatus;
 
 /// All lines of a sentence but the first are indented.
 const INDENT: (&str, &str) = ("", "    ");
 
-/// The state of a rule in one cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ClusterRow {
-    /// The cluster.
-    pub name: String,
-    /// As in the rule's status.
-    pub state: String,
-    /// Copies that are applied, failed, waiting.
-    pub counts: [i64; 3],
-    /// One CamelCase word.
-    pub reason: String,
-    /// A sentence.
-    pub message: String,
-    /// Copies that failed: which, the reason, a sentence.
-    pub failures: Vec<(String, String, String)>,
-    /// Whether the cluster has the newest revision of every source.
-    pub newest: bool,
-    /// Whether its agent has proved that: `Yes`, `No` or `NotCompared`.
-    pub proof: String,
-}
-
-impl ClusterRow {
-    /// Returns the state as one word; `None` if the cluster has proved the newest revision of every
-    /// source.
-    fn state_word(&self) -> Option<(&'static str, Tone)> {
-        match (self.newest, self.proof.as_str()) {
-            (_, "No") => Some(("Mismatch", Tone::Bad)),
-            (false, _) => Some(("Older", Tone::Warning)),
-            (true, "Yes") => None,
-            (true, _) => Some(("Unproved", Tone::Warning)),
-        }
+/// Returns the word for a cluster that has not proved the newest revision of every source; `None`
+/// if it has.
+pub fn outdated_word(row: &DeliveryRow) -> Option<(&'static str, Tone)> {
+    match (row.status.newest, row.status.proof.as_str()) {
+        (_, "No") => Some(("Mismatch", Tone::Bad)),
+        (false, _) => Some(("Older", Tone::Warning)),
+        (true, "Yes") => None,
+        (true, _) => Some(("Unproved", Tone::Warning)),
     }
 }
 
 /// Lists the clusters without the newest revision of every source, or without a proof of it. The
 /// sentences below the table have the given width.
-pub fn outdated(rows: &[ClusterRow], width: usize, colors: bool) -> String {
+pub fn outdated(rows: &[DeliveryRow], width: usize, colors: bool) -> String {
     let old: Vec<_> = rows
         .iter()
-        .filter_map(|row| Some((row, row.state_word()?)))
+        .filter_map(|row| Some((row, outdated_word(row)?)))
         .collect();
     let (all, mut output) = (rows.len(), String::new());
     if old.is_empty() {
@@ -56,7 +35,7 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colors: bool) -> String {
         wrapped(&mut output, INDENT, &head, width);
         return output;
     }
-    let older = old.iter().filter(|(row, _)| !row.newest).count();
+    let older = old.iter().filter(|(row, _)| !row.status.newest).count();
     let head = match older {
         0 => None,
         1 => Some(format!(
@@ -82,25 +61,18 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colors: bool) -> String {
         "CLUSTER", "HOLDS", "STATE", "APPLIED", "FAILED", "WAITING", "REASON",
     ]);
     for (row, (word, meaning)) in &old {
-        let [applied, failed, waiting] = row.counts.map(|count| count.to_string());
-        table.row(vec![
-            row.name.as_str().into(),
-            Cell::toned(*word, *meaning),
-            Cell::toned(row.state.as_str(), tone(&row.state)),
-            applied.into(),
-            failed.into(),
-            waiting.into(),
-            row.reason.as_str().into(),
-        ]);
+        let mut cells = state_cells(row);
+        cells.insert(1, Cell::toned(*word, *meaning));
+        table.row(cells);
     }
     output += &table.text(colors);
-    let reported = old.iter().filter(|(row, _)| !row.message.is_empty());
+    let reported = old.iter().filter(|(row, _)| !row.status.message.is_empty());
     for (number, (row, _)) in reported.enumerate() {
         output.push_str(if number == 0 { "\n" } else { "" });
         wrapped(
             &mut output,
             INDENT,
-            &format!("{}: {}", row.name, row.message),
+            &format!("{}: {}", row.cluster, row.status.message),
             width,
         );
     }
@@ -108,32 +80,51 @@ pub fn outdated(rows: &[ClusterRow], width: usize, colors: bool) -> String {
 }
 
 /// All clusters, and below them what failed there.
-pub fn clusters(rows: &[ClusterRow], colors: bool) -> String {
+pub fn clusters(rows: &[DeliveryRow], colors: bool) -> String {
     let mut table = Table::new(&[
         "CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "MESSAGE",
     ]);
     for row in rows {
-        let [applied, failed, waiting] = row.counts.map(|count| count.to_string());
-        table.row(vec![
-            row.name.as_str().into(),
-            Cell::toned(row.state.as_str(), tone(&row.state)),
-            applied.into(),
-            failed.into(),
-            waiting.into(),
-            row.reason.as_str().into(),
-            row.message.as_str().into(),
-        ]);
+        let mut cells = state_cells(row);
+        cells.push(row.status.message.as_str().into());
+        table.row(cells);
     }
     let mut output = table.text(colors);
-    if rows.iter().any(|row| !row.failures.is_empty()) {
+    if rows.iter().any(|row| !row.status.failures.is_empty()) {
         output += "\nWhat failed (at most five copies per cluster):\n";
     }
     for row in rows {
-        for (copy, reason, message) in &row.failures {
-            let _ = writeln!(output, "  {}: {copy}: {reason}: {message}", row.name);
+        for failure in &row.status.failures {
+            let _ = writeln!(
+                output,
+                "  {}: {}: {}: {}",
+                row.cluster, failure.copy, failure.reason, failure.message
+            );
         }
     }
     output
+}
+
+/// Returns the cells for cluster, state, counts and reason.
+fn state_cells(row: &DeliveryRow) -> Vec<Cell> {
+    let DeliveryStatus {
+        state,
+        applied,
+        failed,
+        waiting,
+        reason,
+        ..
+    } = &row.status;
+    let state = format!("{state:?}");
+    let tone = tone(&state);
+    vec![
+        row.cluster.as_str().into(),
+        Cell::toned(state, tone),
+        applied.to_string().into(),
+        failed.to_string().into(),
+        waiting.to_string().into(),
+        reason.as_str().into(),
+    ]
 }
 
 /// What a state means.
@@ -148,29 +139,41 @@ pub fn tone(state: &str) -> Tone {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use runnel_api::ClusterState::{self, Failed, Ready, Unreachable};
+    use runnel_api::DeliveryFailure;
+
+    fn row(
+        name: &str,
+        state: ClusterState,
+        [applied, failed, waiting]: [i64; 3],
+        reason: &str,
+        message: &str,
+    ) -> DeliveryRow {
+        DeliveryRow {
+            cluster: name.into(),
+            status: DeliveryStatus {
+                state,
+                applied,
+                failed,
+                waiting,
+                reason: reason.into(),
+                message: message.into(),
+                ..DeliveryStatus::default()
+            },
+            ..DeliveryRow::default()
+        }
+    }
 
     #[test]
     fn each_cluster_and_each_failure_has_a_line() {
-        let failed = ClusterRow {
-            name: "eu-1".into(),
-            state: "Failed".into(),
-            counts: [3, 1, 0],
+        let message = "configmaps/default/a: not Runnel's";
+        let mut failed = row("eu-1", Failed, [3, 1, 0], "Conflict", message);
+        failed.status.failures.push(DeliveryFailure {
+            copy: "configmaps/default/a".into(),
             reason: "Conflict".into(),
-            message: "configmaps/default/a: not Runnel's".into(),
-            failures: vec![(
-                "configmaps/default/a".into(),
-                "Conflict".into(),
-                "not Runnel's".into(),
-            )],
-            ..ClusterRow::default()
-        };
-        let ready = ClusterRow {
-            name: "eu-2".into(),
-            state: "Ready".into(),
-            counts: [4, 0, 0],
-            reason: "AllApplied".into(),
-            ..ClusterRow::default()
-        };
+            message: "not Runnel's".into(),
+        });
+        let ready = row("eu-2", Ready, [4, 0, 0], "AllApplied", "");
         let golden = "\
 CLUSTER   STATE    APPLIED   FAILED   WAITING   REASON       MESSAGE
 eu-1      Failed   3         1        0         Conflict     configmaps/default/a: not Runnel's
@@ -185,24 +188,16 @@ What failed (at most five copies per cluster):
 
     #[test]
     fn outdated_lists_clusters_without_the_newest_revision() {
-        let row = |name: &str, state: &str, counts, reason: &str, message: &str| ClusterRow {
-            name: name.into(),
-            state: state.into(),
-            counts,
-            reason: reason.into(),
-            message: message.into(),
-            ..ClusterRow::default()
-        };
-        let proof = |newest, proof: &str, row: ClusterRow| ClusterRow {
-            newest,
-            proof: proof.into(),
-            ..row
+        let proof = |newest, proof: &str, mut row: DeliveryRow| {
+            row.status.newest = newest;
+            row.status.proof = proof.into();
+            row
         };
         let well = |name: &str| {
             proof(
                 true,
                 "Yes",
-                row(name, "Ready", [12, 0, 0], "AllApplied", ""),
+                row(name, Ready, [12, 0, 0], "AllApplied", ""),
             )
         };
         let lost = "the agent is not connected; the counts are the last reported values";
@@ -213,22 +208,22 @@ What failed (at most five copies per cluster):
         let older = proof(
             false,
             "NotCompared",
-            row("eu-3", "Failed", [11, 1, 0], "Denied", denied),
+            row("eu-3", Failed, [11, 1, 0], "Denied", denied),
         );
         let away = proof(
             false,
             "NotCompared",
-            row("ship-17", "Unreachable", [12, 0, 0], "SessionLost", lost),
+            row("ship-17", Unreachable, [12, 0, 0], "SessionLost", lost),
         );
         let wrong = proof(
             true,
             "No",
-            row("us-1", "Failed", [12, 0, 0], "DigestMismatch", differs),
+            row("us-1", Failed, [12, 0, 0], "DigestMismatch", differs),
         );
         let fresh = proof(
             true,
             "NotCompared",
-            row("us-2", "Ready", [12, 0, 0], "AllApplied", ""),
+            row("us-2", Ready, [12, 0, 0], "AllApplied", ""),
         );
         let all = [
             ("all is well", vec![well("eu-1"), well("eu-2")]),

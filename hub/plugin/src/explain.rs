@@ -1,33 +1,20 @@
 //! `kubectl runnel explain`: explains the state of one copy.
 use jiff::Timestamp;
-use runnel_proto::model::is_subdomain;
 
 use super::args::Explain;
 use super::progress::colors;
-use super::{CommandContext, explanation_report, for_machines, hub_query, print, usage};
+use super::{CommandContext, explanation_report, for_machines, print, usage, views};
 
 /// Explains a copy.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Explain) -> anyhow::Result<()> {
     let question = explanation_report::question(&options.copy).map_err(usage)?;
-    let namespace = options.hub_namespace.as_str();
-    if !is_subdomain(namespace) {
-        return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
-    }
     let hub = session.hub().await?;
-    let answer = hub_query::copy(
-        &hub,
-        namespace,
-        options.hub_url.as_deref(),
-        question.clone(),
-    )
-    .await?;
-    match for_machines(
-        options.output,
-        &explanation_report::value(&question, &answer),
-    )? {
+    let namespace = session.rule_namespace(&hub)?;
+    let place = (Some(namespace.as_str()), "copyexplanations");
+    let answer = views::create(&hub, "explain the copy", place, &question).await?;
+    match for_machines(options.output, &serde_json::to_value(&answer)?)? {
         Some(text) => print(&text),
         None => print(&explanation_report::text(
-            &question,
             &answer,
             Timestamp::now(),
             colors(),

@@ -2,10 +2,12 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use runnel_api::{
+    CopyExplanation, CopyExplanationSpec, CopyExplanationStatus, CopyTarget, ExplainedRule,
+};
 use runnel_proto::closed_list::ExplainedState;
-use runnel_proto::model::is_subdomain;
-use runnel_proto::wire::{CopyExplained, CopyQuestion, ExplainedRule};
-use serde_json::{Value, json};
+use runnel_proto::model::{KINDS, is_subdomain};
 
 use super::parse::ArgumentError;
 use super::table::Tone;
@@ -21,7 +23,7 @@ const DIGITS: usize = 12;
 ///
 /// # Errors
 /// [`ArgumentError::Copy`] or [`ArgumentError::Kind`].
-pub fn question(given: &str) -> Result<CopyQuestion, ArgumentError> {
+pub fn question(given: &str) -> Result<CopyExplanation, ArgumentError> {
     let wrong = || ArgumentError::Copy(given.to_owned());
     let parts: Vec<&str> = given.split('/').collect();
     let [cluster, namespace, kind, name] = parts.as_slice() else {
@@ -33,30 +35,41 @@ pub fn question(given: &str) -> Result<CopyQuestion, ArgumentError> {
     {
         return Err(wrong());
     }
-    let resource = match kind.to_lowercase().as_str() {
-        "configmap" | "configmaps" | "cm" => "configmaps",
-        "secret" | "secrets" => "secrets",
+    let kind = match kind.to_lowercase().as_str() {
+        "configmap" | "configmaps" | "cm" => "ConfigMap",
+        "secret" | "secrets" => "Secret",
         _ => {
             return Err(ArgumentError::Kind((*kind).to_owned()));
         }
     };
-    Ok(CopyQuestion {
+    let spec = CopyExplanationSpec {
         cluster: (*cluster).to_owned(),
-        resource: resource.to_owned(),
-        namespace: (*namespace).to_owned(),
-        name: (*name).to_owned(),
+        target: CopyTarget {
+            kind: kind.to_owned(),
+            namespace: (*namespace).to_owned(),
+            name: (*name).to_owned(),
+        },
+    };
+    // The request has no name, because nothing is stored.
+    Ok(CopyExplanation {
+        metadata: ObjectMeta::default(),
+        spec,
+        status: None,
     })
 }
 
-fn named(question: &CopyQuestion) -> String {
+fn named(question: &CopyExplanationSpec) -> String {
+    let target = &question.target;
+    let known = KINDS.iter().find(|kind| kind.kind == target.kind);
+    let resource = known.map_or(target.kind.as_str(), |kind| kind.resource);
     format!(
-        "{}/{}/{} in {}",
-        question.resource, question.namespace, question.name, question.cluster
+        "{resource}/{}/{} in {}",
+        target.namespace, target.name, question.cluster
     )
 }
 
 /// Returns the state in one line, with its tone.
-fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
+fn headline(answer: &CopyExplanationStatus) -> (&'static str, Tone) {
     let has = |state: ExplainedState| {
         let mut rules = answer.rules.iter();
         rules.any(|rule| rule.state == state.as_str())
@@ -88,13 +101,9 @@ fn headline(answer: &CopyExplained) -> (&'static str, Tone) {
 }
 
 /// Returns the explanation as text.
-pub fn text(
-    question: &CopyQuestion,
-    answer: &CopyExplained,
-    now: Timestamp,
-    colors: bool,
-) -> String {
-    let mut out = String::new();
+pub fn text(explained: &CopyExplanation, now: Timestamp, colors: bool) -> String {
+    let (question, mut out) = (&explained.spec, String::new());
+    let answer = &explained.status.clone().unwrap_or_default();
     let (headline, tone) = headline(answer);
     let _ = writeln!(out, "{}: {}", named(question), tone.paint(headline, colors));
     let _ = writeln!(out, "  {}", answer.cluster);
@@ -107,7 +116,7 @@ pub fn text(
             "Terminating" => "is being deleted there",
             _ => "takes no copies there",
         };
-        let _ = writeln!(out, "  namespace {} {words}", question.namespace);
+        let _ = writeln!(out, "  namespace {} {words}", question.target.namespace);
     }
     write_live_object(&mut out, answer, now);
     if answer.rules.is_empty() {
@@ -118,7 +127,7 @@ pub fn text(
         };
         let nothing = format!(
             "No rule {scope_text}has a source whose copies are called {}.",
-            question.name
+            question.target.name
         );
         wrapped(&mut out, ("", ""), &nothing, WIDTH);
     } else {
@@ -142,7 +151,7 @@ pub fn text(
     out
 }
 
-fn write_live_object(out: &mut String, answer: &CopyExplained, now: Timestamp) {
+fn write_live_object(out: &mut String, answer: &CopyExplanationStatus, now: Timestamp) {
     let Some(live) = &answer.live else { return };
     if !live.source.is_empty() {
         let _ = writeln!(out, "  source     {}", live.source);
@@ -160,10 +169,7 @@ fn write_live_object(out: &mut String, answer: &CopyExplained, now: Timestamp) {
         };
         let _ = writeln!(out, "  revision   {}{newest}", short(&live.revision));
     }
-    if let Some(at) = Timestamp::from_second(live.applied_at)
-        .ok()
-        .filter(|_| live.applied_at > 0)
-    {
+    if let Some(Time(at)) = live.applied_at {
         let _ = writeln!(out, "  written    {at}, {} ago", age(Some(at), now));
     }
     let words = match (live.ours, live.intact) {
@@ -174,7 +180,7 @@ fn write_live_object(out: &mut String, answer: &CopyExplained, now: Timestamp) {
     let _ = writeln!(out, "  now        {words}");
 }
 
-fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplained, colors: bool) {
+fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplanationStatus, colors: bool) {
     let name = if rule.namespace.is_empty() {
         rule.name.clone()
     } else {
@@ -203,36 +209,9 @@ fn short(revision: &str) -> &str {
     revision.get(..DIGITS).unwrap_or(revision)
 }
 
-/// Returns the explanation as JSON.
-pub fn value(question: &CopyQuestion, answer: &CopyExplained) -> Value {
-    let rules = answer.rules.iter().map(|rule| {
-        json!({
-            "kind": rule.kind, "namespace": rule.namespace, "name": rule.name, "source": rule.source,
-            "state": rule.state, "message": rule.message, "revision": rule.revision,
-        })
-    });
-    let live = answer.live.as_ref().map(|live| {
-        let applied = Timestamp::from_second(live.applied_at).ok().filter(|_| live.applied_at > 0);
-        json!({
-            "ours": live.ours, "intact": live.intact, "rule": live.rule, "source": live.source,
-            "revision": live.revision, "appliedAt": applied.map(|at| at.to_string()), "uid": live.uid,
-        })
-    });
-    json!({
-        "cluster": question.cluster,
-        "copy": format!("{}/{}/{}", question.resource, question.namespace, question.name),
-        "clusterState": answer.cluster,
-        "answered": answer.answered,
-        "namespaceState": answer.namespace,
-        "rules": rules.collect::<Vec<_>>(),
-        "live": live,
-        "hidden": answer.hidden,
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use runnel_proto::wire::ExplainedObject;
+    use runnel_api::ExplainedObject;
 
     use super::*;
 
@@ -248,18 +227,14 @@ mod tests {
         }
     }
 
-    fn shown(answer: &CopyExplained) -> String {
-        let asked = question("eu-1/default/secret/login").unwrap();
-        text(
-            &asked,
-            answer,
-            "2026-01-01T01:00:00Z".parse().unwrap(),
-            false,
-        )
+    fn shown(answer: &CopyExplanationStatus) -> String {
+        let mut explained = question("eu-1/default/secret/login").unwrap();
+        explained.status = Some(answer.clone());
+        text(&explained, "2026-01-01T01:00:00Z".parse().unwrap(), false)
     }
 
-    fn answer(rules: Vec<ExplainedRule>, live: Option<ExplainedObject>) -> CopyExplained {
-        CopyExplained {
+    fn answer(rules: Vec<ExplainedRule>, live: Option<ExplainedObject>) -> CopyExplanationStatus {
+        CopyExplanationStatus {
             cluster: "eu-1 is connected".into(),
             answered: true,
             namespace: "Ready".into(),
@@ -271,14 +246,10 @@ mod tests {
 
     #[test]
     fn copies_are_named_in_four_parts() {
-        let asked = question("eu-1/default/cm/settings").unwrap();
+        let asked = question("eu-1/default/cm/settings").unwrap().spec;
         assert_eq!(
-            (asked.cluster.as_str(), asked.resource.as_str()),
-            ("eu-1", "configmaps")
-        );
-        assert_eq!(
-            (asked.namespace.as_str(), asked.name.as_str()),
-            ("default", "settings")
+            named(&asked),
+            "configmaps/default/settings in eu-1".to_owned()
         );
         for wrong in [
             "",
@@ -300,7 +271,7 @@ mod tests {
             rule: "team/all".into(),
             source: "secrets/team/login".into(),
             revision: "0123456789abcdef0123456789abcdef".into(),
-            applied_at: 1_767_225_600,
+            applied_at: "2026-01-01T00:00:00Z".parse().ok().map(Time),
             uid: "u".into(),
         };
         let well = answer(vec![rule("all", "Applied", "")], Some(object.clone()));
@@ -314,7 +285,7 @@ mod tests {
             None,
         );
         let why = "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the source exists there itself";
-        let absent = CopyExplained {
+        let absent = CopyExplanationStatus {
             namespace: "Missing".into(),
             hidden: 2,
             ..answer(vec![rule("all", "NamespaceNotChosen", why)], None)
@@ -332,7 +303,7 @@ mod tests {
                     kubectl runnel status RULE shows what failed. An edit of the source or the rule begins a new rollout; \
                     to try this one again once the failures are fixed set spec.rollout.paused to true and to false again";
         let waits = "the cluster waits for its wave in the rollout: its copies are left unchanged";
-        let away = CopyExplained {
+        let away = CopyExplanationStatus {
             cluster: "eu-1 is not connected: this is the state in the hub".into(),
             answered: false,
             namespace: String::new(),

@@ -2,8 +2,11 @@
 //! A rule of a file is sent to the API server as a dry run with the user's permissions first, so
 //! that a refusal has the same message as on save.
 use anyhow::Context;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use runnel_api::{
+    ClusterRulePlan, ClusterRulePlanSpec, PlanOptions, RulePlan, RulePlanSpec, RulePlanStatus,
+};
 use runnel_proto::model::is_subdomain;
-use runnel_proto::wire::{PlanQuestion, RuleQuestion};
 use serde_json::{Value, json};
 
 use super::access::Cluster;
@@ -12,7 +15,7 @@ use super::manifests;
 use super::objects::tidy;
 use super::plan_report::{self, PlanReport, State};
 use super::progress::colors;
-use super::{CommandContext, ended, for_machines, hub_query, print, read_cluster, status, usage};
+use super::{CommandContext, ended, for_machines, print, read_cluster, status, usage, views};
 
 /// Lines of a table: as a terminal has them, and as a wide one.
 const NARROW: usize = 80;
@@ -22,38 +25,27 @@ const RULES: usize = 200;
 /// Number of dry runs against an object that others write meanwhile.
 const DRY_RUN_TRIES: usize = 5;
 
+/// What is planned: an object that is saved, or one that is not.
+struct Subject {
+    object: Value,
+    is_saved: bool,
+}
+
 /// Plans rules.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow::Result<()> {
     let hub = session.hub().await?;
-    let namespace = session
-        .namespace
-        .unwrap_or(&hub.default_namespace)
-        .to_owned();
-    for (flag, name) in [
-        ("--namespace", &namespace),
-        ("--hub-namespace", &options.hub_namespace),
-    ] {
-        if !is_subdomain(name) {
-            return Err(usage(format!("{flag} `{name}` is no name")));
-        }
-    }
-    let (dry_run, diff) = (options.dry_run == Some(DryRun::Members), options.diff);
-    let question = || PlanQuestion {
-        dry_run,
-        diff,
+    let namespace = session.rule_namespace(&hub)?;
+    let plan_options = PlanOptions {
+        dry_run: options.dry_run == Some(DryRun::Members),
+        diff: options.diff,
         delete: options.delete,
-        ..PlanQuestion::default()
     };
-    let mut questions = Vec::new();
+    let mut subjects = Vec::new();
     if let Some(given) = &options.rule {
-        let rule = status::one(&hub, given, &namespace).await?;
-        questions.push((
-            called(&rule),
-            PlanQuestion {
-                rule: Some(named(&rule)),
-                ..question()
-            },
-        ));
+        subjects.push(Subject {
+            object: status::one(&hub, given, &namespace).await?,
+            is_saved: true,
+        });
     }
     let rules = manifests::read_all(&options.files, options.recursive)?
         .into_iter()
@@ -79,45 +71,31 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
         )));
     }
     for (file, rule) in rules {
-        if options.delete {
-            questions.push((
-                called(&rule),
-                PlanQuestion {
-                    rule: Some(named(&rule)),
-                    ..question()
-                },
-            ));
+        let object = if options.delete {
+            rule
         } else {
-            let taken = with_defaults(&hub, rule).await.with_context(|| file)?;
-            questions.push((
-                called(&taken),
-                PlanQuestion {
-                    object: taken.to_string(),
-                    ..question()
-                },
-            ));
-        }
+            with_defaults(&hub, rule).await.with_context(|| file)?
+        };
+        subjects.push(Subject {
+            object,
+            is_saved: options.delete,
+        });
     }
     let mut plans = Vec::new();
-    for (rule, question) in questions {
-        let saved = if question.delete {
+    for subject in subjects {
+        let state = if options.delete {
             State::Deleted
-        } else if question.object.is_empty() {
+        } else if subject.is_saved {
             State::Saved
         } else {
             State::Edited
         };
-        let pages = hub_query::plan(
-            &hub,
-            &options.hub_namespace,
-            options.hub_url.as_deref(),
-            question,
-        )
-        .await;
-        plans.push(PlanReport::of(
-            rule.clone(),
-            saved,
-            pages.with_context(|| rule)?,
+        let name = called(&subject.object);
+        let answer = planned(&hub, subject, plan_options).await;
+        plans.push(PlanReport::new(
+            name.clone(),
+            state,
+            answer.with_context(|| name)?,
         ));
     }
     let value = json!({"plans": plans.iter().map(PlanReport::value).collect::<Vec<_>>()});
@@ -155,12 +133,52 @@ fn called(rule: &Value) -> String {
     )
 }
 
-fn named(rule: &Value) -> RuleQuestion {
-    RuleQuestion {
-        kind: text(&rule["kind"]).to_owned(),
-        namespace: text(&rule["metadata"]["namespace"]).to_owned(),
-        name: text(&rule["metadata"]["name"]).to_owned(),
-    }
+/// Returns the answer of the hub.
+async fn planned(
+    hub: &Cluster,
+    subject: Subject,
+    options: PlanOptions,
+) -> anyhow::Result<RulePlanStatus> {
+    let Subject { object, is_saved } = subject;
+    let field = |pointer: &str| text(object.pointer(pointer).unwrap_or(&Value::Null)).to_owned();
+    let (kind, namespace) = (field("/kind"), field("/metadata/namespace"));
+    // A request has the name of a saved object, or a manifest.
+    let (saved_kind, name, object) = if is_saved {
+        (kind.clone(), field("/metadata/name"), None)
+    } else {
+        (String::new(), String::new(), Some(object))
+    };
+    let action = "plan it";
+    let answer = if kind == "DistributionRule" {
+        if !is_subdomain(&namespace) {
+            return Err(usage(format!("`{namespace}` is no name of a namespace")));
+        }
+        let request = RulePlan {
+            metadata: ObjectMeta::default(),
+            spec: RulePlanSpec {
+                object,
+                name,
+                options,
+            },
+            status: None,
+        };
+        let place = (Some(namespace.as_str()), "ruleplans");
+        views::create(hub, action, place, &request).await?.status
+    } else {
+        let request = ClusterRulePlan {
+            metadata: ObjectMeta::default(),
+            spec: ClusterRulePlanSpec {
+                kind: saved_kind,
+                object,
+                name,
+                options,
+            },
+            status: None,
+        };
+        let place = (None, "clusterruleplans");
+        views::create(hub, action, place, &request).await?.status
+    };
+    answer.context("the answer has no plan: the hub may be older (`kubectl runnel version`)")
 }
 
 /// The rule as the API server would save it, with its defaults; nothing is saved.

@@ -2,8 +2,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use runnel_api::{PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlanStatus};
 use runnel_proto::closed_list::Verdict;
-use runnel_proto::wire::{PlanCluster, PlanCopy, PlanPage, PlanSource};
 use serde_json::{Map, Value, json};
 
 use super::parse::ArgumentError;
@@ -43,39 +43,45 @@ pub struct PlanReport {
     pub rule: String,
     /// The state of the rule.
     pub state: State,
-    /// The pages of the hub's answer, joined.
-    pub answer: PlanPage,
+    /// Whether the object is saved.
+    pub exists: bool,
+    /// What the rule would do.
+    pub planned: PlannedRule,
     /// The rules that change, where it is about a grant or a member cluster.
     pub rules: Vec<PlanReport>,
+    /// How many more rules change.
+    pub more_rules: i64,
 }
 
 impl PlanReport {
-    /// All pages of an answer in one.
-    pub fn of(rule: String, state: State, pages: impl IntoIterator<Item = PlanPage>) -> Self {
-        let mut pages = pages.into_iter();
-        let answer = pages.next().unwrap_or_default();
-        let mut planned = Self {
+    /// Creates the report of an answer about the object with this display name.
+    pub fn new(rule: String, state: State, answer: RulePlanStatus) -> Self {
+        let mut report = Self {
             rule,
             state,
-            answer,
+            exists: answer.exists,
+            planned: PlannedRule {
+                notes: answer.notes,
+                ..PlannedRule::default()
+            },
             rules: vec![],
+            more_rules: answer.more_rules,
         };
-        for page in pages {
-            match (&page.rule, planned.rules.last_mut()) {
-                (Some(named), _) => {
-                    let rule = called(&named.kind, &named.namespace, &named.name);
-                    planned.rules.push(Self {
-                        rule,
-                        state: State::Changed,
-                        answer: page,
-                        rules: vec![],
-                    });
-                }
-                (None, Some(rule)) => rule.answer.copies.extend(page.copies),
-                (None, None) => planned.answer.copies.extend(page.copies),
-            }
+        let mut rules = answer.rules.into_iter();
+        if report.concerns_many_rules() {
+            let changed = |planned: PlannedRule| Self {
+                rule: called(&planned.kind, &planned.namespace, &planned.name),
+                state: State::Changed,
+                exists: true,
+                planned,
+                rules: vec![],
+                more_rules: 0,
+            };
+            report.rules = rules.map(changed).collect();
+        } else if let Some(planned) = rules.next() {
+            report.planned = planned;
         }
-        planned
+        report
     }
 
     /// Whether it is about a grant or a member cluster.
@@ -87,22 +93,22 @@ impl PlanReport {
 
     /// Whether something would fail or be blocked, or may fail or be blocked.
     pub fn would_fail(&self) -> bool {
-        let fails = |copy: &PlanCopy| {
+        let fails = |copy: &PlannedCopy| {
             Verdict::parse(&copy.verdict).is_some_and(|verdict| {
                 verdict == Verdict::AdoptIfEqual || tone(verdict) == Tone::Bad
             })
         };
-        let is_left_out = |source: &PlanSource| source.state != "Refused";
+        let is_left_out = |source: &PlannedSource| source.state != "Refused";
         self.rules.iter().any(Self::would_fail)
-            || self.answer.incomplete
-            || self.answer.copies.iter().any(fails)
-            || self.answer.sources.iter().any(is_left_out)
+            || self.planned.incomplete
+            || self.planned.copies.iter().any(fails)
+            || self.planned.sources.iter().any(is_left_out)
     }
 
     /// The verdicts of any copy, with their numbers.
     fn counts(&self) -> Vec<(Verdict, usize)> {
         let count = |verdict: Verdict| {
-            let copies = self.answer.copies.iter();
+            let copies = self.planned.copies.iter();
             copies
                 .filter(|copy| copy.verdict == verdict.as_str())
                 .count()
@@ -114,8 +120,8 @@ impl PlanReport {
     /// Formats the plan as text of this width.
     pub fn text(&self, width: usize, colors: bool) -> String {
         let mut out = String::new();
-        let answer = &self.answer;
-        let state = match (self.state, answer.exists) {
+        let planned = &self.planned;
+        let state = match (self.state, self.exists) {
             (State::Deleted, _) => "a delete",
             (State::Saved, _) => "as it is saved",
             (State::Changed, _) => "changes with it",
@@ -125,21 +131,21 @@ impl PlanReport {
         if self.concerns_many_rules() {
             return self.many_rules_text(state, width, colors);
         }
-        let sources = if answer.sent == 1 {
+        let sources = if planned.sent == 1 {
             "source"
         } else {
             "sources"
         };
-        let clusters = if answer.clusters.len() == 1 {
+        let clusters = if planned.clusters.len() == 1 {
             "cluster"
         } else {
             "clusters"
         };
-        let all = answer.clusters.len();
+        let all = planned.clusters.len();
         let _ = writeln!(
             out,
             "{} ({state}): {} {sources}, {all} {clusters}",
-            self.rule, answer.sent
+            self.rule, planned.sent
         );
         let counts: Vec<_> = self.counts();
         let counts = counts
@@ -149,10 +155,10 @@ impl PlanReport {
         if !counts.is_empty() {
             let _ = writeln!(out, "  {}", counts.join(", "));
         }
-        for note in &answer.notes {
+        for note in &planned.notes {
             wrapped(&mut out, "  ", note, width);
         }
-        for source in &answer.sources {
+        for source in &planned.sources {
             let place = if source.cluster.is_empty() {
                 String::new()
             } else {
@@ -166,11 +172,11 @@ impl PlanReport {
             );
             wrapped(&mut out, "    ", &source.message, width);
         }
-        let mut by_cluster: BTreeMap<&str, Vec<&PlanCopy>> = BTreeMap::new();
-        for copy in &answer.copies {
+        let mut by_cluster: BTreeMap<&str, Vec<&PlannedCopy>> = BTreeMap::new();
+        for copy in &planned.copies {
             by_cluster.entry(&copy.cluster).or_default().push(copy);
         }
-        for cluster in &answer.clusters {
+        for cluster in &planned.clusters {
             self.cluster(
                 &mut out,
                 cluster,
@@ -190,9 +196,9 @@ impl PlanReport {
                 format!("{rules} rules change")
             }
         };
-        let (shown, more) = (self.rules.len(), self.answer.more_rules as usize);
+        let (shown, more) = (self.rules.len(), usize::try_from(self.more_rules).unwrap_or_default());
         let mut out = format!("{} ({state}): {}\n", self.rule, count(shown + more));
-        for note in &self.answer.notes {
+        for note in &self.planned.notes {
             wrapped(&mut out, "  ", note, width);
         }
         for rule in &self.rules {
@@ -213,8 +219,8 @@ impl PlanReport {
     fn cluster(
         &self,
         out: &mut String,
-        cluster: &PlanCluster,
-        copies: Option<&Vec<&PlanCopy>>,
+        cluster: &PlannedCluster,
+        copies: Option<&Vec<&PlannedCopy>>,
         width: usize,
         colors: bool,
     ) {
@@ -277,42 +283,30 @@ impl PlanReport {
 
     /// Formats the plan as JSON.
     pub fn value(&self) -> Value {
-        let answer = &self.answer;
+        let planned = &self.planned;
         let summary: Map<String, Value> = self
             .counts()
             .into_iter()
             .map(|(verdict, count)| (verdict.to_string(), json!(count)))
             .collect();
-        let sources = answer.sources.iter().map(
-            |one| json!({"source": one.source, "state": one.state, "message": one.message, "cluster": one.cluster}),
-        );
-        let clusters = answer.clusters.iter().map(|one| {
-            json!({"name": one.name, "state": one.state, "message": one.message, "wave": one.wave, "more": one.more})
-        });
-        let copies = answer.copies.iter().map(|one| {
-            json!({
-                "cluster": one.cluster, "copy": one.copy, "source": one.source, "verdict": one.verdict,
-                "reason": one.reason, "message": one.message, "diff": one.diff,
-            })
-        });
         if self.concerns_many_rules() {
             let rules: Vec<_> = self.rules.iter().map(Self::value).collect();
             return json!({
-                "object": self.rule, "exists": answer.exists, "delete": self.state == State::Deleted,
-                "notes": answer.notes, "rules": rules, "moreRules": answer.more_rules,
+                "object": self.rule, "exists": self.exists, "delete": self.state == State::Deleted,
+                "notes": planned.notes, "rules": rules, "moreRules": self.more_rules,
             });
         }
         json!({
             "rule": self.rule,
             "delete": self.state == State::Deleted,
-            "exists": answer.exists,
-            "incomplete": answer.incomplete,
-            "sent": answer.sent,
+            "exists": self.exists,
+            "incomplete": planned.incomplete,
+            "sent": planned.sent,
             "summary": summary,
-            "notes": answer.notes,
-            "sources": sources.collect::<Vec<_>>(),
-            "clusters": clusters.collect::<Vec<_>>(),
-            "copies": copies.collect::<Vec<_>>(),
+            "notes": planned.notes,
+            "sources": planned.sources,
+            "clusters": planned.clusters,
+            "copies": planned.copies,
         })
     }
 }
@@ -326,7 +320,7 @@ pub fn called(kind: &str, namespace: &str, name: &str) -> String {
     }
 }
 
-fn cells(copy: &PlanCopy) -> [String; 4] {
+fn cells(copy: &PlannedCopy) -> [String; 4] {
     let mut parts = copy.copy.splitn(3, '/');
     let mut part = || parts.next().unwrap_or_default().to_owned();
     let (resource, namespace, name) = (part(), part(), part());
@@ -334,7 +328,7 @@ fn cells(copy: &PlanCopy) -> [String; 4] {
     [copy.verdict.clone(), namespace, kind, name]
 }
 
-fn why(copy: &PlanCopy) -> String {
+fn why(copy: &PlannedCopy) -> String {
     match (copy.reason.is_empty(), copy.message.is_empty()) {
         (_, true) => copy.reason.clone(),
         (true, false) => copy.message.clone(),

@@ -1,9 +1,7 @@
-use runnel_proto::wire::PlanCopy;
-
 use super::*;
 
-fn copy(cluster: &str, copy: &str, verdict: &str, reason: &str, message: &str) -> PlanCopy {
-    PlanCopy {
+fn copy(cluster: &str, copy: &str, verdict: &str, reason: &str, message: &str) -> PlannedCopy {
+    PlannedCopy {
         cluster: cluster.into(),
         copy: copy.into(),
         source: "secrets/team/login".into(),
@@ -14,8 +12,8 @@ fn copy(cluster: &str, copy: &str, verdict: &str, reason: &str, message: &str) -
     }
 }
 
-fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> PlanCluster {
-    PlanCluster {
+fn cluster(name: &str, state: &str, message: &str, wave: i64, more: i64) -> PlannedCluster {
+    PlannedCluster {
         name: name.into(),
         state: state.into(),
         message: message.into(),
@@ -27,8 +25,8 @@ fn cluster(name: &str, state: &str, message: &str, wave: u32, more: u32) -> Plan
 fn planned() -> PlanReport {
     let conflict = "an object that is not Runnel's exists here (written by kubectl-client-side-apply); delete it or rename it";
     let blocked = "it is above a removalLimit: `kubectl runnel approve` would allow it";
-    let head = PlanPage {
-        sources: vec![PlanSource {
+    let rule = PlannedRule {
+        sources: vec![PlannedSource {
             source: "configmaps/team/settings".into(),
             state: "Ambiguous".into(),
             message: "configmaps/team/settings and configmaps/other/settings both want the copy settings in the same \
@@ -41,20 +39,12 @@ fn planned() -> PlanReport {
             cluster("eu-2", "Answered", "it is cordoned: it keeps what it has and gets nothing new", 2, 1200),
             cluster("us-1", "NotConnected", "not asked: it is not connected", 2, 0),
         ],
-        copies: vec![],
-        notes: vec![],
-        exists: true,
-        sent: 2,
-        incomplete: false,
-        ..PlanPage::default()
-    };
-    let first = PlanPage {
         copies: vec![
-            PlanCopy {
+            PlannedCopy {
                 diff: vec!["+ /data/password".into()],
                 ..copy("eu-1", "secrets/default/login", "create", "", "")
             },
-            PlanCopy {
+            PlannedCopy {
                 diff: vec![
                     "~ /data/color: \"blue\" -> \"red\"".into(),
                     "and 3 more".into(),
@@ -82,11 +72,6 @@ fn planned() -> PlanReport {
                 "Equal",
                 "what exists there is equal",
             ),
-        ],
-        ..PlanPage::default()
-    };
-    let second = PlanPage {
-        copies: vec![
             copy(
                 "eu-2",
                 "secrets/default/login",
@@ -103,13 +88,19 @@ fn planned() -> PlanReport {
             ),
             copy("eu-2", "secrets/web/login", "unchanged", "", ""),
         ],
-        ..PlanPage::default()
+        sent: 2,
+        ..PlannedRule::default()
     };
-    PlanReport::of(
-        "DistributionRule team/all".into(),
-        State::Edited,
-        [head, first, second],
-    )
+    PlanReport::new("DistributionRule team/all".into(), State::Edited, of(rule))
+}
+
+/// The answer about one rule.
+fn of(rule: PlannedRule) -> RulePlanStatus {
+    RulePlanStatus {
+        exists: true,
+        rules: vec![rule],
+        ..RulePlanStatus::default()
+    }
 }
 
 #[test]
@@ -135,12 +126,13 @@ fn snapshots_of_explanations() {
 
 #[test]
 fn plan_fails_for_copies_that_would_fail() {
-    let of = |verdict: &str| {
-        let page = PlanPage {
+    let fails =
+        |rule: PlannedRule| PlanReport::new("r".into(), State::Saved, of(rule)).would_fail();
+    let with = |verdict: &str| {
+        fails(PlannedRule {
             copies: vec![copy("a", "secrets/b/c", verdict, "", "")],
-            ..PlanPage::default()
-        };
-        PlanReport::of("r".into(), State::Saved, [PlanPage::default(), page]).would_fail()
+            ..PlannedRule::default()
+        })
     };
     for verdict in [
         "blocked",
@@ -151,7 +143,7 @@ fn plan_fails_for_copies_that_would_fail() {
         "refused",
         "adoptIfEqual",
     ] {
-        assert!(of(verdict), "{verdict}");
+        assert!(with(verdict), "{verdict}");
     }
     for verdict in [
         "create",
@@ -164,13 +156,12 @@ fn plan_fails_for_copies_that_would_fail() {
         "noop",
         "unchanged",
     ] {
-        assert!(!of(verdict), "{verdict}");
+        assert!(!with(verdict), "{verdict}");
     }
-    let incomplete = PlanPage {
+    assert!(fails(PlannedRule {
         incomplete: true,
-        ..PlanPage::default()
-    };
-    assert!(PlanReport::of("r".into(), State::Saved, [incomplete]).would_fail());
+        ..PlannedRule::default()
+    }));
 }
 
 #[test]
@@ -201,37 +192,29 @@ fn file_may_contain_rules_and_other_objects() {
 
 #[test]
 fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
-    let head = |name: &str| PlanPage {
-        rule: Some(runnel_proto::wire::RuleQuestion {
-            kind: "DistributionRule".into(),
-            namespace: "team".into(),
-            name: name.into(),
-        }),
+    let rule = |name: &str, copies| PlannedRule {
+        kind: "DistributionRule".into(),
+        namespace: "team".into(),
+        name: name.into(),
         clusters: vec![cluster("eu-1", "Answered", "", 0, 0)],
-        exists: true,
+        copies,
         sent: 1,
-        ..PlanPage::default()
+        ..PlannedRule::default()
     };
-    let blocked = PlanPage {
-        copies: vec![copy(
-            "eu-1",
-            "secrets/web/login",
-            "blocked",
-            "Removal",
-            "above a limit",
-        )],
-        ..PlanPage::default()
-    };
-    let first = PlanPage {
-        exists: true,
-        more_rules: 3,
-        ..PlanPage::default()
-    };
-    let planned = PlanReport::of(
-        "DistributionGrant g".into(),
-        State::Edited,
-        [first, head("a"), blocked, head("b")],
+    let blocked = copy(
+        "eu-1",
+        "secrets/web/login",
+        "blocked",
+        "Removal",
+        "above a limit",
     );
+    let answer = RulePlanStatus {
+        exists: true,
+        rules: vec![rule("a", vec![blocked]), rule("b", vec![])],
+        more_rules: 3,
+        ..RulePlanStatus::default()
+    };
+    let planned = PlanReport::new("DistributionGrant g".into(), State::Edited, answer);
     let text = planned.text(80, false);
     assert!(text.starts_with(
         "DistributionGrant g (an edit): 5 rules change\n\nDistributionRule team/a (changes with it)"
@@ -251,10 +234,10 @@ fn plan_of_a_grant_lists_its_rules_and_counts_the_others() {
         (Some(1), Some(3))
     );
     assert!(planned.would_fail());
-    let none = PlanReport::of(
+    let none = PlanReport::new(
         "MemberCluster m".into(),
         State::Deleted,
-        [PlanPage::default()],
+        RulePlanStatus::default(),
     );
     assert_eq!(
         none.text(80, false),

@@ -6,6 +6,7 @@
 mod copy;
 mod copy_reasons;
 mod plan;
+mod removals;
 mod review;
 
 use std::net::IpAddr;

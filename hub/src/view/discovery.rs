@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::CustomResourceExt;
 use runnel_api::{
     ClusterDelivery, ClusterRulePlan, CopyExplanation, Delivery, ListedClusterCopy, ListedCopy,
-    MemberTarget, RulePlan, VIEW_GROUP, VIEW_VERSION,
+    MemberTarget, RemovalReview, RulePlan, VIEW_GROUP, VIEW_VERSION,
 };
 use serde_json::{Map, Value, json};
 
@@ -24,6 +24,8 @@ pub(super) enum View {
     Plans,
     /// A request for the reason of one copy.
     Explanations,
+    /// A request for the removals of a rule that wait for approval.
+    Removals,
 }
 
 /// A resource of the view API.
@@ -57,7 +59,9 @@ impl Resource {
             fields: match view {
                 View::Deliveries => DELIVERY_FIELDS,
                 View::Copies => COPY_FIELDS,
-                View::MemberTargets | View::Plans | View::Explanations => METADATA_FIELDS,
+                View::MemberTargets | View::Plans | View::Explanations | View::Removals => {
+                    METADATA_FIELDS
+                }
             },
             schema,
         }
@@ -68,7 +72,7 @@ impl Resource {
         match self.view {
             View::Deliveries => &["get", "list", "watch"],
             View::Copies | View::MemberTargets => &["get", "list"],
-            View::Plans | View::Explanations => &["create"],
+            View::Plans | View::Explanations | View::Removals => &["create"],
         }
     }
 
@@ -87,7 +91,7 @@ impl Resource {
 }
 
 /// The resources of the view API.
-pub(super) static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
+pub(super) static RESOURCES: LazyLock<[Resource; 9]> = LazyLock::new(|| {
     [
         Resource::of(View::Deliveries, &Delivery::crd()),
         Resource::of(View::Deliveries, &ClusterDelivery::crd()),
@@ -97,6 +101,7 @@ pub(super) static RESOURCES: LazyLock<[Resource; 8]> = LazyLock::new(|| {
         Resource::of(View::Plans, &RulePlan::crd()),
         Resource::of(View::Plans, &ClusterRulePlan::crd()),
         Resource::of(View::Explanations, &CopyExplanation::crd()),
+        Resource::of(View::Removals, &RemovalReview::crd()),
     ]
 });
 

@@ -383,7 +383,7 @@ impl ViewServer {
             (View::Copies, Some(name)) => self.copy(&target, name, &query, form).await,
             (View::MemberTargets, None) => self.member_targets(&target, &query, form),
             (View::MemberTargets, Some(name)) => self.member_target(&target, name, &query, form),
-            (View::Plans | View::Explanations, _) => Err(ViewError::Method),
+            (View::Plans | View::Explanations | View::Removals, _) => Err(ViewError::Method),
         }
     }
 

@@ -6,10 +6,10 @@ use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::api::ObjectMeta;
 use runnel_api::{
     ClusterRulePlan, CopyExplanation, CopyExplanationStatus, CopyTarget, ExplainedObject,
-    ExplainedRule, PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlan,
-    RulePlanStatus,
+    ExplainedRule, PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource,
+    RemovalReview, RemovalReviewSpec, RulePlan, RulePlanStatus,
 };
-use runnel_proto::model::KINDS;
+use runnel_proto::model::{KINDS, RuleName};
 use runnel_proto::wire::{CopyExplained, CopyQuestion, PlanPage, PlanQuestion, RuleQuestion};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -40,6 +40,14 @@ impl ViewServer {
                 let question = copy_question(&asked)?;
                 let answer = self.questions.explain_to(user, question).await?;
                 asked.status = Some(explanation(answer));
+                Ok(created(&asked))
+            }
+            View::Removals => {
+                let mut asked: RemovalReview = read(body)?;
+                place(&mut asked.metadata, target)?;
+                let rule = reviewed(&asked)?;
+                let skip = usize::try_from(asked.spec.skip).unwrap_or(usize::MAX);
+                asked.status = Some(self.questions.removals_for(user, &rule, skip).await?);
                 Ok(created(&asked))
             }
             _ if target.resource.namespaced => {
@@ -143,6 +151,30 @@ fn planned(object: Option<&Value>, saved: RuleQuestion) -> Result<RuleQuestion, 
         return refused("a ruleplan is about a DistributionRule of its own namespace");
     }
     Ok(planned)
+}
+
+/// Returns the rule whose removals are listed.
+fn reviewed(asked: &RemovalReview) -> Result<RuleName, ViewError> {
+    let RemovalReviewSpec { kind, name, .. } = asked.spec.clone();
+    let namespace = match kind.as_str() {
+        NAMESPACED => asked.metadata.namespace.clone().unwrap_or_default(),
+        CLUSTER_SCOPED => String::new(),
+        _ => {
+            return Err(ViewError::BadRequest(format!(
+                "spec.kind {kind:?} is unknown: use {NAMESPACED} or {CLUSTER_SCOPED}"
+            )));
+        }
+    };
+    if name.is_empty() {
+        return Err(ViewError::BadRequest(
+            "spec.name is empty: write the name of a rule".to_owned(),
+        ));
+    }
+    Ok(RuleName {
+        kind,
+        namespace,
+        name,
+    })
 }
 
 fn copy_question(asked: &CopyExplanation) -> Result<CopyQuestion, ViewError> {

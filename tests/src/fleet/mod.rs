@@ -88,7 +88,28 @@ impl Fleet {
         };
         fleet.start_hub().await?;
         fleet.start_agents(&options).await?;
+        if options.views {
+            fleet.views_are_served().await?;
+        }
         Ok(fleet)
+    }
+
+    /// Waits until the API server has found the hub's view API, also after the hub was away.
+    ///
+    /// # Errors
+    /// When it does not within a minute.
+    pub async fn views_are_served(&self) -> Result<()> {
+        let condition = "--for=condition=Available";
+        let service = "apiservice/v1alpha1.view.runnel.dev";
+        eventually("the APIService to be available", CONNECTS, async || {
+            let arguments = ["wait", condition, service, "--timeout=1s"];
+            self.cluster.kubectl(&arguments).await?;
+            // The condition may be from before: it is checked every 30 s.
+            let arguments = ["get", "clusterdeliveries", "--request-timeout=5s"];
+            self.cluster.kubectl(&arguments).await.map(Some)
+        })
+        .await
+        .map(drop)
     }
 
     /// The hub's cluster.

@@ -22,6 +22,9 @@ pub struct FleetOptions {
     pub hub_arguments: Vec<String>,
     /// More arguments for `runnel-agent run` (its chart's `extraArgs`).
     pub agent_arguments: Vec<String>,
+    /// Whether the API server of the hub forwards requests for views to the hub, which the plugin needs. While the hub
+    /// is away, no namespace of the hub's cluster is deleted to the end then.
+    pub views: bool,
     /// Values of the hub's chart, over those that a fleet has by itself.
     pub hub_values: Value,
     /// Values of the agents' chart, over those that a fleet has by itself: every namespace, also new ones.
@@ -49,6 +52,7 @@ impl Default for FleetOptions {
             log: "runnel=debug".to_owned(),
             hub_arguments: Vec::new(),
             agent_arguments: Vec::new(),
+            views: false,
             hub_values: Value::Null,
             agent_values: Value::Null,
             hub_namespaces: Vec::new(),

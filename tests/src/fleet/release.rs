@@ -160,7 +160,7 @@ pub(crate) fn hub_values(options: &FleetOptions) -> Result<Value> {
         "listenAddress": "$(POD_IP)",
         "ports": {"grpc": port, "replica": ports::free()?, "ops": ports::free()?, "view": ports::free()?},
         // The API server reaches the first pod by its address on this machine.
-        "view": {"enabled": false, "externalName": hub_pod_address(1).to_string()},
+        "view": {"enabled": options.views, "externalName": hub_pod_address(1).to_string()},
         "log": {"format": "json", "level": options.log},
         "extraArgs": options.hub_arguments,
     });

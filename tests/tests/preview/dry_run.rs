@@ -2,16 +2,12 @@
 //! no request at all.
 
 use anyhow::{Context, Result, ensure};
-use runnel_proto::wire::{PlanQuestion, RuleQuestion};
-use runnel_tests::control_plane::ControlPlane;
-use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
+use kube::Client;
+use runnel_tests::control_plane::{ControlPlane, client_of};
+use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
-use runnel_transport::grpc::query_client::QueryClient;
-use runnel_transport::identity::Fingerprint;
-use runnel_transport::tls::{Connector, Route, endpoint, join_config};
 use serde_json::{Value, json};
-use tonic::{Code, Request, Status};
 
 use super::{objects, plan};
 
@@ -81,9 +77,10 @@ async fn policy(scene: &Scene) -> Result<()> {
 
 #[tokio::test]
 async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
-    // The plugin finds the hub under any name of its release.
+    // The API server finds the hub under any name of its release.
     let hub_values = json!({"fullnameOverride": "central"});
     let fleet = Fleet::start(FleetOptions {
+        views: true,
         hub_values,
         ..FleetOptions::default()
     })
@@ -236,42 +233,33 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
                    {{"apiGroups":[""],"resources":["configmaps"],"verbs":["get"]}}]}},
         {{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"RoleBinding","metadata":{{"name":"author","namespace":"{HOME}"}},
           "roleRef":{{"apiGroup":"rbac.authorization.k8s.io","kind":"Role","name":"author"}},
+          "subjects":[{{"kind":"ServiceAccount","name":"author","namespace":"{HOME}"}}]}},
+        {{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{{"name":"planner"}},
+          "rules":[{{"apiGroups":["view.runnel.dev"],"resources":["clusterruleplans","ruleplans"],"verbs":["create"]}}]}},
+        {{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{{"name":"planner"}},
+          "roleRef":{{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"planner"}},
           "subjects":[{{"kind":"ServiceAccount","name":"author","namespace":"{HOME}"}}]}}]}}"#
     );
     hub.kubectl_stdin(&["apply", "-f", "-"], &rights).await?;
-    let token = hub
-        .kubectl(&["-n", HOME, "create", "token", "author"])
-        .await?
-        .trim()
-        .to_owned();
-    let refused = |answer: Result<usize, Status>, words: &str| -> Result<()> {
-        let Err(status) = answer else {
-            anyhow::bail!("it is answered: {words}")
-        };
-        ensure!(
-            status.code() == Code::PermissionDenied && status.message().contains(words),
-            "{status}"
-        );
-        ensure!(
-            !status.message().contains("login"),
-            "it names a source: {status}"
-        );
+    let kubeconfig = hub.token_kubeconfig(HOME, "author").await?;
+    let author = client_of(&kubeconfig).await?;
+    let refused = |answer: Result<Value, kube::Error>, words: &str| -> Result<()> {
+        let (code, message) = refusal(answer)?;
+        ensure!(code == 403 && message.contains(words), "{code}: {message}");
+        ensure!(!message.contains("login"), "it names a source: {message}");
         Ok(())
     };
     let mut configmaps = rule.clone();
     configmaps["spec"]["sources"][0]["resources"] = json!(["configmaps"]);
     eventually("the right to arrive", SOON, async || {
-        Ok(asked(fleet, &token, &configmaps.to_string()).await.ok())
+        Ok(planned(&author, &configmaps).await.ok())
     })
     .await?;
-    refused(
-        asked(fleet, &token, &rule.to_string()).await,
-        "selects secrets, which",
-    )?;
+    refused(planned(&author, rule).await, "selects secrets, which")?;
     let mut elsewhere = configmaps.clone();
     elsewhere["metadata"]["namespace"] = json!("default");
     refused(
-        asked(fleet, &token, &elsewhere.to_string()).await,
+        planned(&author, &elsewhere).await,
         "may not create distributionrules.runnel.dev in namespace default",
     )?;
     let mut whole = configmaps.clone();
@@ -279,22 +267,21 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
     whole["metadata"] = json!({"name": "x"});
     whole["spec"]["sources"][0]["namespaces"] = json!([HOME]);
     refused(
-        asked(fleet, &token, &whole.to_string()).await,
+        planned(&author, &whole).await,
         "may not create clusterdistributionrules.runnel.dev",
     )?;
+    let metadata = json!({"name": "x", "namespace": HOME});
     for wrong in [
-        "{",
-        "{}",
-        r#"{"apiVersion":"runnel.dev/v1alpha1","kind":"DistributionRule","metadata":{"name":"x"}}"#,
+        json!({"kind": "DistributionRule", "metadata": metadata}),
+        json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule", "metadata": metadata}),
     ] {
-        let status = asked(fleet, &token, wrong)
-            .await
-            .err()
-            .context("it is answered")?;
-        ensure!(status.code() == Code::InvalidArgument, "{status}");
+        let (code, message) = refusal(planned(&author, &wrong).await)?;
+        ensure!(
+            code == 400 && message.contains("cannot be read"),
+            "{message}"
+        );
     }
     // By the plugin the API server itself refuses, by the admission policy, in the words of a rule that is saved.
-    let kubeconfig = hub.token_kubeconfig(HOME, "author").await?;
     let (code, out, err) = plan(fleet, &kubeconfig, rule, &[]).await?;
     ensure!(
         code == 1 && out.is_empty() && err.contains("spec.sources selects secrets"),
@@ -305,13 +292,10 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
     // No API server has validated what is sent to the hub itself.
     let mut large = configmaps.clone();
     large["spec"]["namespaces"] = json!({"names": ["x".repeat(300)]});
-    let status = asked(fleet, &token, &large.to_string())
-        .await
-        .err()
-        .context("it is answered")?;
+    let (code, message) = refusal(planned(&author, &large).await)?;
     ensure!(
-        status.code() == Code::InvalidArgument && status.message().contains("spec.namespaces"),
-        "{status}"
+        code == 400 && message.contains("spec.namespaces"),
+        "{message}"
     );
     let mut wrong = configmaps.clone();
     wrong["spec"]["sources"] = json!([]);
@@ -323,74 +307,40 @@ async fn unreadable_content_is_never_shown(fleet: &Fleet, rule: &Value) -> Resul
     // A user who may only read a saved rule cannot try it as a dry run.
     hub.kubectl_stdin(&["apply", "-f", "-"], &configmaps.to_string())
         .await?;
-    let named = RuleQuestion {
-        kind: "DistributionRule".to_owned(),
-        namespace: HOME.to_owned(),
-        name: "all".to_owned(),
-    };
-    let saved = |dry_run| PlanQuestion {
-        object: String::new(),
-        rule: Some(named.clone()),
-        dry_run,
-        ..PlanQuestion::default()
-    };
+    let saved = |dry_run: bool| json!({"name": "all", "dryRun": dry_run});
+    let path = format!("namespaces/{HOME}/ruleplans");
     eventually("the rule to be known", SOON, async || {
-        Ok(pages(fleet, &token, saved(false)).await.ok())
+        Ok(create(&author, &path, saved(false)).await.ok())
     })
     .await?;
     refused(
-        pages(fleet, &token, saved(true)).await,
+        create(&author, &path, saved(true)).await,
         "may not update distributionrules.runnel.dev",
     )
 }
 
-/// Asks the hub itself about a rule that is not saved; how many pages it answers.
-async fn asked(fleet: &Fleet, token: &str, object: &str) -> Result<usize, Status> {
-    let rule = Some(RuleQuestion::default());
-    pages(
-        fleet,
-        token,
-        PlanQuestion {
-            object: object.to_owned(),
-            rule,
-            ..PlanQuestion::default()
-        },
-    )
-    .await
+/// The code and the message of a refusal.
+fn refusal(answer: Result<Value, kube::Error>) -> Result<(u16, String)> {
+    match answer {
+        Ok(answer) => anyhow::bail!("it is answered: {answer}"),
+        Err(kube::Error::Api(status)) => Ok((status.code, status.message.clone())),
+        Err(error) => Err(error.into()),
+    }
 }
 
-async fn pages(fleet: &Fleet, token: &str, question: PlanQuestion) -> Result<usize, Status> {
-    let unknown = |error: anyhow::Error| Status::unknown(format!("{error:#}"));
-    let connected = async {
-        let lease = fleet
-            .hub()
-            .kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"])
-            .await?;
-        let lease: Value = serde_json::from_str(&lease)?;
-        let reply = |key: &str| {
-            lease["metadata"]["annotations"][key]
-                .as_str()
-                .context("the Lease does not say it")
-        };
-        let pin = Fingerprint::parse(reply("runnel.dev/authority")?)?;
-        let connector =
-            Connector::new(join_config(pin, reply("runnel.dev/hub")?)?).by(Route::direct());
-        anyhow::Ok(
-            endpoint(&fleet.hub_address())?
-                .connect_with_connector(connector)
-                .await?,
-        )
+/// Asks the hub about a rule that is not saved.
+async fn planned(client: &Client, object: &Value) -> Result<Value, kube::Error> {
+    let path = match object["metadata"]["namespace"].as_str() {
+        Some(namespace) => format!("namespaces/{namespace}/ruleplans"),
+        None => "clusterruleplans".to_owned(),
     };
-    let channel = connected.await.map_err(unknown)?;
-    let mut request = Request::new(question);
-    let header = format!("Bearer {token}")
-        .parse()
-        .map_err(|_| Status::internal("no header"))?;
-    request.metadata_mut().insert("authorization", header);
-    let mut pages = QueryClient::new(channel).plan(request).await?.into_inner();
-    let mut all = 0;
-    while pages.message().await?.is_some() {
-        all += 1;
-    }
-    Ok(all)
+    create(client, &path, json!({"object": object})).await
+}
+
+async fn create(client: &Client, path: &str, spec: Value) -> Result<Value, kube::Error> {
+    let request = http::Request::post(format!("/apis/view.runnel.dev/v1alpha1/{path}"))
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(json!({"metadata": {}, "spec": spec}).to_string().into_bytes())
+        .map_err(kube::Error::HttpError)?;
+    client.request(request).await
 }

@@ -22,7 +22,7 @@ async fn plan(fleet: &Fleet, arguments: &[&str]) -> Result<(i32, Value)> {
     let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
     command.arg("--kubeconfig").arg(fleet.hub().kubeconfig());
     command
-        .args(["plan", "--hub-url", &fleet.hub_address(), "-o", "json"])
+        .args(["plan", "-o", "json"])
         .args(arguments)
         .kill_on_drop(true);
     let output = tokio::time::timeout(SOON, command.output())

@@ -24,6 +24,7 @@ fn by_name(names: &[&str]) -> Value {
 async fn stage() -> Result<Stage> {
     let fleet = Fleet::start(FleetOptions {
         members: MEMBERS,
+        views: true,
         ..FleetOptions::default()
     })
     .await?;
@@ -239,6 +240,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     // The former digest approves nothing, and neither does a read. Then exactly that set is
     // removed, and nothing else.
     stage.release(&stage.rule, &first).await?;
+    stage.fleet.views_are_served().await?;
     let shown = runnel_tests::wait::eventually(
         "both members to have spoken",
         runnel_tests::scene::SOON,

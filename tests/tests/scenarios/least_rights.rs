@@ -110,6 +110,7 @@ async fn is_hardly_more(cluster: &ControlPlane, name: &str, known: &[&str]) -> R
 #[tokio::test]
 async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
     let fleet = Fleet::start(FleetOptions {
+        views: true,
         control_plane: Options {
             audit_reads: true,
             ..Options::default()
@@ -145,7 +146,7 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
     hub.has_event(&rule, "Conflict").await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
 
-    // A user queries the hub for more than the status contains.
+    // A user reads more than the status contains.
     let mut plugin = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
     plugin.args([
         "status",
@@ -154,8 +155,6 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
         "home",
         "-o",
         "wide",
-        "--hub-url",
-        &fleet.hub_address(),
         "--kubeconfig",
     ]);
     let asked = plugin

@@ -1,21 +1,14 @@
-//! Queries of the plugin to the hub itself, for what has no room in a rule's status: through any
-//! replica, by users who may read the rule and by no others.
+//! What the plugin reads from the view API: for users with the right to it, and for no others.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use anyhow::{Context, Result, ensure};
-use runnel_proto::wire::{RuleCluster, RuleQuestion};
-use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
+use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
-use runnel_transport::grpc::query_client::QueryClient;
-use runnel_transport::identity::Fingerprint;
-use runnel_transport::tls::{Connector, Route, endpoint, join_config};
 use serde_json::{Value, json};
 use tokio::process::Command;
-use tonic::transport::Channel;
-use tonic::{Code, Request, Status};
 
 /// A value that no answer may contain.
 const CANARY: &str = "canary-7f31";
@@ -47,7 +40,7 @@ async fn runnel(fleet: &Fleet, kubeconfig: &Path, words: &[&str]) -> Result<Outp
 async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     let fleet = Fleet::start(FleetOptions {
         members: 2,
-        hub_replicas: 2,
+        views: true,
         ..FleetOptions::default()
     })
     .await?;
@@ -81,58 +74,29 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
     hub.wait_for_cluster(&rule, "member-1", "Ready", "AllApplied")
         .await?;
 
-    // The administrator has a certificate and no token. Each replica leads there, also the one that does not lead.
-    for replica in 1..=2 {
-        let address = fleet.hub_replica(replica).address().to_owned();
-        let words = [
-            "status",
-            "rule",
-            "-n",
-            home,
-            "-o",
-            "wide",
-            "--hub-url",
-            &address,
-        ];
-        let printed = runnel(&fleet, fleet.hub().kubeconfig(), &words).await?;
-        let out = String::from_utf8(printed.stdout)?;
-        ensure!(printed.status.success(), "{out}");
-        let rows: Vec<Vec<&str>> = out
-            .lines()
-            .map(|line| line.split_whitespace().collect())
-            .collect();
-        ensure!(
-            rows.iter()
-                .any(|row| row.starts_with(&["member-2", "Failed", "1", "1", "0", "Conflict"])),
-            "{out}"
-        );
-        ensure!(
-            rows.iter().any(|row| row.starts_with(&[
-                "member-1",
-                "Ready",
-                "2",
-                "0",
-                "0",
-                "AllApplied"
-            ])),
-            "{out}"
-        );
-        ensure!(
-            out.contains("member-2: configmaps/asked/taken: Conflict: "),
-            "{out}"
-        );
-    }
+    let words = ["status", "rule", "-n", home, "-o", "wide"];
+    let printed = runnel(&fleet, fleet.hub().kubeconfig(), &words).await?;
+    let out = String::from_utf8(printed.stdout)?;
+    ensure!(printed.status.success(), "{out}");
+    let rows: Vec<Vec<&str>> = out
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    let failed = ["member-2", "Failed", "1", "1", "0", "Conflict"];
+    let ready = ["member-1", "Ready", "2", "0", "0", "AllApplied"];
+    let position = |row: &[&str]| rows.iter().position(|line| line.starts_with(row));
+    // The worst comes first.
+    ensure!(
+        position(&failed).is_some_and(|first| position(&ready) == Some(first + 1)),
+        "{out}"
+    );
+    ensure!(
+        out.contains("member-2: configmaps/asked/taken: Conflict: "),
+        "{out}"
+    );
 
     // The copy that failed is not the newest; nor is one that its agent cannot have got. The other cluster has proved it.
-    let outdated = [
-        "status",
-        "rule",
-        "-n",
-        home,
-        "--outdated",
-        "--hub-url",
-        &fleet.hub_address(),
-    ];
+    let outdated = ["status", "rule", "-n", home, "--outdated"];
     let printed = String::from_utf8(
         runnel(&fleet, fleet.hub().kubeconfig(), &outdated)
             .await?
@@ -146,17 +110,7 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
 
     proved(&fleet, &scene).await?;
 
-    // A ServiceAccount is authorized if it may read the rule.
-    let words = [
-        "status",
-        "rule",
-        "-n",
-        home,
-        "-o",
-        "wide",
-        "--hub-url",
-        &fleet.hub_address(),
-    ];
+    // A ServiceAccount sees the rules of the namespace in which it has the role, and no others.
     let account = |verb: &'static [&'static str]| fleet.hub().kubectl(verb);
     account(&["-n", "asked", "create", "serviceaccount", "reader"]).await?;
     let reader = fleet.hub().token_kubeconfig(home, "reader").await?;
@@ -164,22 +118,37 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
         !runnel(&fleet, &reader, &words).await?.status.success(),
         "who may not read rules was answered"
     );
-    let asked = Asked::of(&fleet).await?;
-    let token = fleet
-        .hub()
-        .kubectl(&["-n", home, "create", "token", "reader"])
-        .await?
-        .trim()
-        .to_owned();
-    ensure!(
-        asked
-            .by(Some(&token), home, "rule")
-            .await
-            .err()
-            .context("it is answered")?
-            .code()
-            == Code::PermissionDenied
-    );
+    // With a right on rules alone it gets the status, and the message names the missing right.
+    account(&[
+        "-n",
+        "asked",
+        "create",
+        "role",
+        "rules",
+        "--verb=get",
+        "--resource=distributionrules.runnel.dev",
+    ])
+    .await?;
+    account(&[
+        "-n",
+        "asked",
+        "create",
+        "rolebinding",
+        "rules",
+        "--role=rules",
+        "--serviceaccount=asked:reader",
+    ])
+    .await?;
+    eventually("the right on rules to arrive", SOON, async || {
+        let printed = runnel(&fleet, &reader, &words).await?;
+        let (out, err) = (
+            String::from_utf8_lossy(&printed.stdout).into_owned(),
+            String::from_utf8_lossy(&printed.stderr).into_owned(),
+        );
+        let named = err.contains("cannot list resource \"deliveries\"");
+        Ok((!printed.status.success() && out.contains("Ready") && named).then_some(()))
+    })
+    .await?;
     account(&[
         "-n",
         "asked",
@@ -198,50 +167,38 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
         .then_some(()))
     })
     .await?;
-    // Where a copy comes from, or why it is not there: through either replica, and for that account too.
+    // Where a copy comes from, or why it is not there: for that account too.
     explained(&fleet, &scene, &reader).await?;
-
-    // That permission does not apply elsewhere, and a call without a token is refused.
-    for (token, namespace, name, code) in [
-        (Some(token.as_str()), home, "no-such-rule", Code::NotFound),
-        (Some(&token), "default", "rule", Code::PermissionDenied),
-        (
-            Some(&format!("{token}x")),
-            home,
-            "rule",
-            Code::Unauthenticated,
-        ),
-        (None, home, "rule", Code::Unauthenticated),
-    ] {
-        let refused = asked
-            .by(token, namespace, name)
-            .await
-            .err()
-            .context("it is answered")?;
-        ensure!(refused.code() == code, "{namespace}/{name}: {refused}");
-    }
-    let clusters = asked.by(Some(&token), home, "rule").await?;
+    let elsewhere = ["status", "all", "-n", "proved", "-o", "wide"];
+    let printed = runnel(&fleet, &reader, &elsewhere).await?;
     ensure!(
-        clusters
-            .iter()
-            .map(|cluster| cluster.name.as_str())
-            .eq(["member-2", "member-1"]),
-        "{clusters:?}"
+        !printed.status.success() && printed.stdout.is_empty(),
+        "it reads another namespace"
     );
-    Ok(())
+    missing_api_is_named(&fleet).await
+}
+
+/// Without the APIService the plugin prints what the status has, and names the cause.
+async fn missing_api_is_named(fleet: &Fleet) -> Result<()> {
+    let hub = fleet.hub();
+    hub.kubectl(&["delete", "apiservice", "v1alpha1.view.runnel.dev"])
+        .await?;
+    let words = ["status", "rule", "-n", "asked", "-o", "wide"];
+    eventually("the API to be gone", SOON, async || {
+        let printed = runnel(fleet, hub.kubeconfig(), &words).await?;
+        let (out, err) = (
+            String::from_utf8_lossy(&printed.stdout).into_owned(),
+            String::from_utf8_lossy(&printed.stderr).into_owned(),
+        );
+        let named = err.contains("set `view.enabled: true`");
+        Ok((!printed.status.success() && out.contains("Conflict") && named).then_some(()))
+    })
+    .await
 }
 
 /// Waits until `--outdated` prints this for the rule `proved/all`.
 async fn outdated(fleet: &Fleet, what: &str, is_so: impl Fn(&str) -> bool) -> Result<()> {
-    let words = [
-        "status",
-        "all",
-        "-n",
-        "proved",
-        "--outdated",
-        "--hub-url",
-        &fleet.hub_address(),
-    ];
+    let words = ["status", "all", "-n", "proved", "--outdated"];
     eventually(what, SOON, async || {
         let printed = runnel(fleet, fleet.hub().kubeconfig(), &words).await?;
         let out = String::from_utf8(printed.stdout)?;
@@ -431,27 +388,23 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
             vec!["no copy", "No rule has a source"],
         ),
     ] {
-        for replica in 1..=2 {
-            let address = fleet.hub_replica(replica).address().to_owned();
-            let printed = runnel(fleet, who, &["explain", copy, "--hub-url", &address]).await?;
-            let out = String::from_utf8(printed.stdout)?;
-            ensure!(printed.status.success(), "{copy}: {out}");
-            for words in &expected {
-                ensure!(
-                    out.contains(words),
-                    "{copy}: it does not say `{words}`: {out}"
-                );
-            }
+        let printed = runnel(fleet, who, &["explain", copy, "-n", "asked"]).await?;
+        let out = String::from_utf8(printed.stdout)?;
+        ensure!(printed.status.success(), "{copy}: {out}");
+        for words in &expected {
+            ensure!(
+                out.contains(words),
+                "{copy}: it does not say `{words}`: {out}"
+            );
         }
     }
     // The account may read the rules of its namespace, and no MemberCluster: it learns nothing
     // about others.
-    let address = fleet.hub_address();
     for (copy, word) in [
         ("member-1/default/cm/other", "may get no rule"),
         ("no-such/asked/cm/free", "may get no rule"),
     ] {
-        let printed = runnel(fleet, reader, &["explain", copy, "--hub-url", &address]).await?;
+        let printed = runnel(fleet, reader, &["explain", copy, "-n", "asked"]).await?;
         let err = String::from_utf8_lossy(&printed.stderr).into_owned();
         ensure!(
             !printed.status.success() && err.contains(word),
@@ -461,7 +414,7 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
     let printed = runnel(
         fleet,
         &admin,
-        &["explain", "no-such/asked/cm/free", "--hub-url", &address],
+        &["explain", "no-such/asked/cm/free"],
     )
     .await?;
     ensure!(
@@ -488,63 +441,4 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
         copy["metadata"]
     );
     Ok(())
-}
-
-/// The identity of the hub for a reader of its Lease.
-struct Asked(Channel);
-
-impl Asked {
-    async fn of(fleet: &Fleet) -> Result<Self> {
-        let lease = fleet
-            .hub()
-            .kubectl(&["-n", NAMESPACE, "get", "lease", "runnel-hub", "-o", "json"])
-            .await?;
-        let lease: Value = serde_json::from_str(&lease)?;
-        let printed = |key: &str| {
-            lease["metadata"]["annotations"][key]
-                .as_str()
-                .context("the Lease does not say it")
-        };
-        let pin = Fingerprint::parse(printed("runnel.dev/authority")?)?;
-        let connector =
-            Connector::new(join_config(pin, printed("runnel.dev/hub")?)?).by(Route::direct());
-        Ok(Self(
-            endpoint(&fleet.hub_address())?
-                .connect_with_connector(connector)
-                .await?,
-        ))
-    }
-
-    async fn by(
-        &self,
-        token: Option<&str>,
-        namespace: &str,
-        name: &str,
-    ) -> Result<Vec<RuleCluster>, Status> {
-        let (kind, namespace, name) = (
-            "DistributionRule".to_owned(),
-            namespace.to_owned(),
-            name.to_owned(),
-        );
-        let mut request = Request::new(RuleQuestion {
-            kind,
-            namespace,
-            name,
-        });
-        if let Some(token) = token {
-            let header = format!("Bearer {token}")
-                .parse()
-                .map_err(|_| Status::internal("no header"))?;
-            request.metadata_mut().insert("authorization", header);
-        }
-        let mut pages = QueryClient::new(self.0.clone())
-            .rule_clusters(request)
-            .await?
-            .into_inner();
-        let mut all = Vec::new();
-        while let Some(page) = pages.message().await? {
-            all.extend(page.clusters);
-        }
-        Ok(all)
-    }
 }

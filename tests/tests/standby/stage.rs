@@ -45,7 +45,8 @@ pub async fn stage(namespace: &str) -> Result<Stage> {
     let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
     let options = FleetOptions {
         hub_replicas: 2,
-        hub_values: json!({"lease": lease, "view": {"enabled": true}}),
+        views: true,
+        hub_values: json!({"lease": lease}),
         ..FleetOptions::default()
     };
     let stage = on(FLEETS.take(options).await?, namespace).await?;

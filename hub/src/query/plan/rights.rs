@@ -113,7 +113,13 @@ impl Questions {
         self.reviewer.may(user, access).await
     }
 
-    async fn may(&self, user: &User, verb: &str, rule: &RuleName) -> Result<(), Status> {
+    /// Checks one right on a rule.
+    pub(in crate::query) async fn may(
+        &self,
+        user: &User,
+        verb: &str,
+        rule: &RuleName,
+    ) -> Result<(), Status> {
         let resource = resource_of(rule)?;
         let name = if verb == "create" {
             ""
