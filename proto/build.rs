@@ -1,8 +1,7 @@
-//! Generates the messages of `sync.proto` and `query.proto`, without `protoc`.
+//! Generates the messages of `sync.proto`, without `protoc`.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=sync.proto");
-    println!("cargo:rerun-if-changed=query.proto");
-    let descriptors = protox::compile(["sync.proto", "query.proto"], ["."])?;
+    let descriptors = protox::compile(["sync.proto"], ["."])?;
     // Types with content, tokens or keys get a manual `Debug` in `wire`, without those.
     tonic_prost_build::configure()
         .build_client(false)

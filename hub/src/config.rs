@@ -93,10 +93,6 @@ pub struct Run {
     /// runnel-hub-rollback-0, -1, ... in --namespace. The rollout of a rule that does not fit stops instead of a rollback.
     #[arg(long, env = "RUNNEL_ROLLBACK_STORAGE", default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub rollback_storage: u16,
-    /// The ServiceAccount in --namespace whose token the hub treats as an administrator's in queries for plans. Without
-    /// this flag there is none.
-    #[arg(long, env = "RUNNEL_PLAN_ACCOUNT", value_parser = account, value_name = "NAME")]
-    pub plan_account: Option<String>,
     /// The validity of a member's certificate; its agent renews it at half of that.
     #[arg(long, env = "RUNNEL_CERTIFICATE_LIFE", default_value = "24h", value_parser = life, value_name = "DURATION")]
     pub certificate_life: Duration,
@@ -201,9 +197,6 @@ pub enum ConfigError {
     /// No number of bytes, or too small.
     #[error("write at least 1Mi, such as 128Mi or 1Gi")]
     Bytes,
-    /// No name of a ServiceAccount.
-    #[error("write the name of a ServiceAccount, such as runnel-hub-plan")]
-    Account,
     /// No duration.
     #[error("write a duration such as 500ms, 5s, 1h30m or 30d")]
     Duration,
@@ -285,14 +278,6 @@ fn bytes(text: &str) -> Result<Bytes, ConfigError> {
     match number.and_then(|number| number.checked_mul(factor)) {
         Some(bytes) if bytes >= 1 << 20 => Ok(Bytes(bytes)),
         _ => Err(ConfigError::Bytes),
-    }
-}
-
-fn account(text: &str) -> Result<String, ConfigError> {
-    if is_subdomain(text) {
-        Ok(text.to_owned())
-    } else {
-        Err(ConfigError::Account)
     }
 }
 

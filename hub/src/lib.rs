@@ -11,7 +11,6 @@ pub mod membership;
 pub mod metrics;
 pub mod object_cache;
 pub mod ordered_lock;
-pub mod query;
 pub mod relist_barrier;
 pub mod server;
 pub mod token;

@@ -23,7 +23,6 @@ use runnel_hub::membership::CertificateLifetimes;
 use runnel_hub::metrics::{HubMetrics, StateCollector};
 use runnel_hub::object_cache::ObjectCache;
 use runnel_hub::ordered_lock::LeafMutex;
-use runnel_hub::query::{Questions, Reviewer};
 use runnel_hub::server::Server;
 use runnel_hub::view::ViewServer;
 use runnel_hub::watch;
@@ -337,12 +336,6 @@ async fn start(
     let (connection_router, accepted, views) =
         ConnectionRouter::new(listeners, hub_state.clone(), metrics.clone());
     forever(tasks, shutdown.clone(), "door", connection_router.run());
-    let questions = Arc::new(Questions::new(
-        hub_state.clone(),
-        object_cache.clone(),
-        Reviewer::new(client.clone()),
-        options.plan_account.clone(),
-    ));
     if hub_state.settings.serves_views {
         let mut names = options.view_names.clone();
         if names.is_empty() {
@@ -351,7 +344,6 @@ async fn start(
         let server = ViewServer::new(
             hub_state.clone(),
             object_cache.clone(),
-            (Reviewer::new(client.clone()), questions.clone()),
             client.clone(),
             authorities,
             names,
@@ -361,7 +353,7 @@ async fn start(
     let serve = serve(
         accepted,
         tls,
-        (server, questions),
+        server,
         (hub_state.clone(), metrics),
         shutdown.clone(),
     );
@@ -539,7 +531,7 @@ async fn until_listed(
 async fn serve(
     accepted: LocalConnections,
     tls: Arc<tls::ServerTls>,
-    (server, questions): (Server, Arc<Questions>),
+    server: Server,
     (hub_state, metrics): (Arc<HubState>, Arc<HubMetrics>),
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -552,7 +544,6 @@ async fn serve(
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(STREAMS)
         .add_service(server.into_service())
-        .add_service(questions.into_service())
         .serve_with_incoming_shutdown(fenced, shutdown.cancelled_owned());
     tokio::select! {
         served = serving => served.context("the gRPC server failed"),

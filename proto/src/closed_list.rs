@@ -184,15 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_answers_are_those_of_the_protocol() {
-        let protocol = include_str!("../query.proto");
-        let known: Vec<&str> = protocol.split(|c: char| !c.is_ascii_alphabetic()).collect();
-        let words = Verdict::all()
-            .map(Verdict::as_str)
-            .chain(ExplainedState::all().map(ExplainedState::as_str));
-        for word in words {
-            assert!(known.contains(&word), "{word} is not in query.proto");
-        }
+    fn words_are_parsed_by_their_own_list() {
         assert_eq!(Verdict::parse("takeOver"), Some(Verdict::TakeOver));
         assert_eq!(ExplainedState::parse("takeOver"), None);
     }

@@ -1,7 +1,6 @@
 //! The contract between the hub and the agents, and what both processes have in common.
 //!
-//! - [`wire`]: the types generated from `proto/sync.proto`, whose comments are the protocol's specification, and from
-//!   `proto/query.proto`, what people ask of a hub.
+//! - [`wire`]: the types generated from `proto/sync.proto`, whose comments are the protocol's specification.
 //!   They stay at the edge: only [`convert`] and the two gRPC endpoints see them.
 //! - [`model`]: the words of the domain (rules, sources, intents, revisions, reports). Pure: no I/O, no clock.
 //! - [`convert`]: wire to model and back, total: any bytes give a value or a named refusal, never a panic.
@@ -22,7 +21,7 @@ pub mod convert;
 pub mod lease;
 pub mod model;
 
-/// Types generated from `sync.proto` and `query.proto`.
+/// Types generated from `sync.proto`.
 #[allow(missing_docs, clippy::all)]
 pub mod wire {
     include!(concat!(env!("OUT_DIR"), "/runnel.v1.rs"));

@@ -1,9 +1,7 @@
-//! Generates the gRPC clients and servers of `sync.proto` and `query.proto`, without `protoc`. Their messages are in
-//! `runnel_proto::wire`.
+//! Generates the gRPC clients and servers of `sync.proto`, without `protoc`. The messages are in `runnel_proto::wire`.
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../sync.proto");
-    println!("cargo:rerun-if-changed=../query.proto");
-    let descriptors = protox::compile(["sync.proto", "query.proto"], [".."])?;
+    let descriptors = protox::compile(["sync.proto"], [".."])?;
     tonic_prost_build::configure()
         .extern_path(".runnel.v1", "::runnel_proto::wire")
         .compile_fds(descriptors)?;

@@ -87,10 +87,6 @@ async fn no_values_give_an_unknown_flag() -> Result<()> {
             let documents = documents(&helm, chart, values).await?;
             arguments::are_known(chart, container(&documents)?)
                 .with_context(|| format!("{chart}, {about}"))?;
-            if chart == "runnel-hub" {
-                arguments::trusts_its_own(&documents)
-                    .with_context(|| format!("{chart}, {about}"))?;
-            }
             if chart == "runnel-agent" {
                 arguments::is_a_policy(&documents).with_context(|| format!("{chart}, {about}"))?;
             }

@@ -257,7 +257,10 @@ pub struct ExplainedRule {
     pub name: String,
     /// The source, as resource/namespace/name.
     pub source: String,
-    /// The state that the agent reports, or why the hub does not send the copy.
+    /// Applied, UnderWay, Failed, Waiting, Drifted, Removing or PruneRequested, as the agent reports. Otherwise why the
+    /// hub does not send the copy: ClusterNotChosen, ClusterNotGranted, NamespaceNotChosen, NotGranted, Suspended, DryRun,
+    /// Cordoned, RollingOut, Withheld, Refused, Unread, Deleted, or NotReported if only the agent has its state. Reverted:
+    /// as before a failed change.
     pub state: String,
     /// A sentence for a person.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -355,4 +358,33 @@ pub struct BlockedRemoval {
     /// Of Prune: the first of the namespaces.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use runnel_proto::closed_list::{ExplainedState, Verdict};
+
+    use super::*;
+
+    #[test]
+    fn descriptions_have_all_words_of_the_closed_lists() {
+        let words_of = |schema: Schema, field: &str| {
+            let pointer = format!("/properties/{field}/description");
+            let description = schema.as_value().pointer(&pointer);
+            let text = description.and_then(Value::as_str).unwrap_or_default();
+            text.split(|c: char| !c.is_ascii_alphabetic())
+                .map(str::to_owned)
+                .collect::<BTreeSet<_>>()
+        };
+        let known = words_of(schemars::schema_for!(PlannedCopy), "verdict");
+        for verdict in Verdict::all() {
+            assert!(known.contains(verdict.as_str()), "{verdict}: {known:?}");
+        }
+        let known = words_of(schemars::schema_for!(ExplainedRule), "state");
+        for state in ExplainedState::all() {
+            assert!(known.contains(state.as_str()), "{state}: {known:?}");
+        }
+    }
 }

@@ -1,5 +1,5 @@
-//! The hub's part of the election: the Lease has the history of leaders, and the address and the CA
-//! for clients of the query API. The rules of the election are in [`runnel_proto::lease`]. Pure.
+//! The hub's part of the election: the Lease has the history of leaders. The rules of the election
+//! are in [`runnel_proto::lease`]. Pure.
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -11,11 +11,6 @@ use crate::epoch::{LEADER_HISTORY, LeaderHistory, LeaderPosition};
 
 /// The name of the Lease, in Runnel's own namespace on the hub.
 pub const LEASE: &str = "runnel-hub";
-/// The hub's id, for clients of the query API; see `query.proto`.
-pub const HUB_ID: &str = "runnel.dev/hub";
-/// The fingerprint of the CA by which clients of the query API verify the hub.
-pub const AUTHORITY: &str = "runnel.dev/authority";
-
 /// The state of the election in one process, with the leader history.
 pub struct Candidate {
     election: lease::Candidate,
@@ -142,18 +137,6 @@ fn with_line(mut lease: Lease, line: &LeaderHistory) -> Lease {
         .annotations
         .get_or_insert_default()
         .insert(LEADER_HISTORY.to_owned(), line.to_string());
-    lease
-}
-
-/// Adds the hub's id and the fingerprint of its CA's key to the Lease, for clients of the query
-/// API.
-pub fn introduced(mut lease: Lease, hub_id: &str, authority: Option<String>) -> Lease {
-    let annotations = lease.metadata.annotations.get_or_insert_default();
-    annotations.insert(HUB_ID.to_owned(), hub_id.to_owned());
-    match authority {
-        Some(authority) => drop(annotations.insert(AUTHORITY.to_owned(), authority)),
-        None => drop(annotations.remove(AUTHORITY)),
-    }
     lease
 }
 

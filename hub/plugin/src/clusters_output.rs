@@ -193,13 +193,7 @@ What failed (at most five copies per cluster):
             row.status.proof = proof.into();
             row
         };
-        let well = |name: &str| {
-            proof(
-                true,
-                "Yes",
-                row(name, Ready, [12, 0, 0], "AllApplied", ""),
-            )
-        };
+        let well = |name: &str| proof(true, "Yes", row(name, Ready, [12, 0, 0], "AllApplied", ""));
         let lost = "the agent is not connected; the counts are the last reported values";
         let differs = "its agent reports every copy as applied, but its proof does not match what the hub has sent";
         let denied = "configmaps/shop/settings: an admission webhook or policy of this cluster changes the copy whenever it is \

@@ -196,7 +196,10 @@ impl PlanReport {
                 format!("{rules} rules change")
             }
         };
-        let (shown, more) = (self.rules.len(), usize::try_from(self.more_rules).unwrap_or_default());
+        let (shown, more) = (
+            self.rules.len(),
+            usize::try_from(self.more_rules).unwrap_or_default(),
+        );
         let mut out = format!("{} ({state}): {}\n", self.rule, count(shown + more));
         for note in &self.planned.notes {
             wrapped(&mut out, "  ", note, width);

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_of_the_hub_is_told_from_the_api_servers() {
+    fn answer_of_the_hub_differs_from_the_api_servers() {
         let error = |code: u16, reason: &str| {
             kube::Error::Api(Box::new(Status {
                 code,

@@ -10,12 +10,11 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
-use runnel_transport::identity::Fingerprint;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::hub_state::HubState;
-use runnel_hub_core::lease::{Candidate, Holder, LEASE, Lead, Step, Timing, introduced};
+use runnel_hub_core::lease::{Candidate, Holder, LEASE, Lead, Step, Timing};
 
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
@@ -137,16 +136,14 @@ impl Election {
             Step::Wait(_) => return,
             Step::Read => self.send_request("read", self.leases.get_opt(LEASE)).await,
             Step::Create(lease) => {
-                let lease = self.with_hub_identity(lease);
                 self.send_request("create", async {
-                    self.leases.create(&params, &lease).await.map(Some)
+                    self.leases.create(&params, lease).await.map(Some)
                 })
                 .await
             }
             Step::Replace(lease) => {
-                let lease = self.with_hub_identity(lease);
                 self.send_request("update", async {
-                    self.leases.replace(LEASE, &params, &lease).await.map(Some)
+                    self.leases.replace(LEASE, &params, lease).await.map(Some)
                 })
                 .await
             }
@@ -178,18 +175,6 @@ impl Election {
             Answer::Changed => self.candidate.failed(true, now),
             Answer::Failed => self.candidate.failed(false, now),
         }
-    }
-
-    fn with_hub_identity(&self, lease: &Lease) -> Lease {
-        let authorities = self.hub_state.authorities.borrow();
-        let authority = authorities
-            .first()
-            .and_then(|der| Fingerprint::of_certificate(der).ok());
-        introduced(
-            lease.clone(),
-            &self.hub_state.settings.hub_id,
-            authority.map(|fingerprint| fingerprint.to_string()),
-        )
     }
 
     /// Sends one request. Its time limit is a part of the time in which a renewal must succeed.

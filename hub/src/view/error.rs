@@ -36,12 +36,20 @@ pub(super) enum ViewError {
     /// The changes since a version are not known any more.
     #[error("too old resource version: list again")]
     Expired,
+    /// The hub answers too many requests at a time.
+    #[error("{0}")]
+    Busy(String),
     /// This replica cannot answer now.
     #[error("{0}")]
     Unavailable(String),
 }
 
 impl ViewError {
+    /// An internal failure.
+    pub(super) fn broken() -> Self {
+        Self::Unavailable("the hub could not answer: try again".to_owned())
+    }
+
     fn code(&self) -> (StatusCode, &'static str) {
         match self {
             Self::BadRequest(_) => (StatusCode::BAD_REQUEST, "BadRequest"),
@@ -52,6 +60,7 @@ impl ViewError {
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
             Self::Timeout(_) => (StatusCode::GATEWAY_TIMEOUT, "Timeout"),
             Self::Expired => (StatusCode::GONE, "Expired"),
+            Self::Busy(_) => (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
             Self::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
         }
     }
@@ -68,18 +77,6 @@ impl ViewError {
             "reason": reason,
             "code": code.as_u16(),
         })
-    }
-}
-
-impl From<tonic::Status> for ViewError {
-    fn from(status: tonic::Status) -> Self {
-        let message = status.message().to_owned();
-        match status.code() {
-            tonic::Code::InvalidArgument => Self::BadRequest(message),
-            tonic::Code::PermissionDenied => Self::Forbidden(message),
-            tonic::Code::NotFound => Self::Missing(message),
-            _ => Self::Unavailable(message),
-        }
     }
 }
 

@@ -6,13 +6,18 @@
 //! certificate, and asks a SubjectAccessReview for each request. It never sees a user's token.
 mod changes;
 mod copies;
+mod copy_reasons;
 mod delivery;
 mod discovery;
 mod error;
+mod explain;
 mod front_proxy;
 mod member_targets;
+mod plan;
+mod removals;
 mod request;
 mod requests;
+mod review;
 mod table;
 mod target;
 mod watch;
@@ -50,6 +55,7 @@ use self::discovery::{View, document};
 use self::error::ViewError;
 use self::front_proxy::FrontProxy;
 use self::request::{Position, Query, Selection, token};
+use self::review::{ResourceAccess, Reviewer, name_of};
 use self::table::ViewObject;
 use self::target::{Form, Target};
 use crate::ca::Authorities;
@@ -57,7 +63,6 @@ use crate::hub_state::HubState;
 use crate::lease::LocalConnections;
 use crate::object_cache::ObjectCache;
 use crate::ordered_lock::{LEAF, OrderedMutex};
-use crate::query::{Access, Questions, Reviewer};
 
 /// The name of the APIService.
 const API_SERVICE: &str = "v1alpha1.view.runnel.dev";
@@ -77,6 +82,8 @@ const BODY_LIMIT: usize = 256 * 1024;
 const HANDSHAKES: usize = 64;
 /// The limit of lists of copies at a time.
 const LISTINGS: usize = 3;
+/// The limit of plans at a time.
+const PLANS: usize = 4;
 /// Connections that wait to be served.
 const QUEUE: usize = 64;
 
@@ -84,9 +91,10 @@ const QUEUE: usize = 64;
 pub struct ViewServer {
     hub_state: Arc<HubState>,
     object_cache: Arc<ObjectCache>,
-    /// Of its own: clients of another port must not delay these requests.
     reviewer: Reviewer,
-    questions: Arc<Questions>,
+    /// For the content of plans and explanations, which needs many reviews. They must not delay other
+    /// requests.
+    content_reviewer: Reviewer,
     client: Client,
     authorities: Arc<Authorities>,
     /// The host names under which the API server reaches the hub.
@@ -97,6 +105,8 @@ pub struct ViewServer {
     front_proxy: ArcSwapOption<(FrontProxy, FrontProxyTls)>,
     /// Limits the lists of copies, which ask agents.
     listings: Semaphore,
+    /// Limits the plans, which need more than the hub's memory.
+    plans: Semaphore,
 }
 
 impl ViewServer {
@@ -105,7 +115,6 @@ impl ViewServer {
     pub fn new(
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
-        (reviewer, questions): (Reviewer, Arc<Questions>),
         client: Client,
         authorities: Arc<Authorities>,
         names: Vec<String>,
@@ -113,8 +122,8 @@ impl ViewServer {
         Arc::new(Self {
             hub_state,
             object_cache,
-            reviewer,
-            questions,
+            reviewer: Reviewer::new(client.clone()),
+            content_reviewer: Reviewer::new(client.clone()),
             client,
             authorities,
             names,
@@ -122,6 +131,7 @@ impl ViewServer {
             version: tokio::sync::watch::Sender::default(),
             front_proxy: ArcSwapOption::empty(),
             listings: Semaphore::new(LISTINGS),
+            plans: Semaphore::new(PLANS),
         })
     }
 
@@ -360,7 +370,7 @@ impl ViewServer {
             let body = body.map_err(|_| {
                 ViewError::BadRequest(format!("the object has more than {BODY_LIMIT} bytes"))
             })?;
-            return self.request(&target, user, &body).await;
+            return self.request(&target, &user, &body).await;
         }
         if request.method != Method::GET {
             return Err(ViewError::Method);
@@ -418,18 +428,17 @@ impl ViewServer {
             .load_full()
             .ok_or(ViewError::Unauthenticated)?;
         let user = front_proxy.0.user(headers)?;
-        let name = user.username.clone().unwrap_or_default();
-        let access = Access {
+        let access = ResourceAccess {
             verb,
             group: VIEW_GROUP,
             resource: &target.resource.plural,
             namespace: &target.namespace,
             name: target.name.as_deref().unwrap_or_default(),
         };
-        let allowed = self.reviewer.allows_user(user.clone(), &access).await;
-        if allowed.map_err(|error| ViewError::Unavailable(error.message().to_owned()))? {
+        if self.reviewer.allows(&user, &access).await? {
             return Ok(user);
         }
+        let name = name_of(&user);
         let place = if target.namespace.is_empty() {
             "at the cluster scope".to_owned()
         } else {
@@ -524,7 +533,7 @@ async fn run_blocking<T: Send + 'static>(
 ) -> Result<T, ViewError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|_| ViewError::Unavailable("the hub could not answer: try again".to_owned()))
+        .map_err(|_| ViewError::broken())
 }
 
 fn versioned<O: ViewObject>(mut object: O, version: u64) -> O {

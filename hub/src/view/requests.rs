@@ -5,20 +5,19 @@ use http::StatusCode;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::api::ObjectMeta;
 use runnel_api::{
-    ClusterRulePlan, CopyExplanation, CopyExplanationStatus, CopyTarget, ExplainedObject,
-    ExplainedRule, PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource,
-    RemovalReview, RemovalReviewSpec, RulePlan, RulePlanStatus,
+    ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyTarget, PlanOptions, RemovalReview,
+    RemovalReviewSpec, RulePlan, RulePlanSpec,
 };
-use runnel_proto::model::{KINDS, RuleName};
-use runnel_proto::wire::{CopyExplained, CopyQuestion, PlanPage, PlanQuestion, RuleQuestion};
+use runnel_proto::model::{ClusterName, KINDS, RuleName, SourceRef};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::ViewServer;
 use super::discovery::View;
 use super::error::ViewError;
+use super::plan::PlanRequest;
 use super::target::Target;
-use super::{ViewServer, reported_time};
 
 /// The kind of the objects that a namespaced plan is about.
 const NAMESPACED: &str = "DistributionRule";
@@ -30,69 +29,61 @@ impl ViewServer {
     pub(super) async fn request(
         &self,
         target: &Target,
-        user: UserInfo,
+        user: &UserInfo,
         body: &[u8],
     ) -> Result<Response, ViewError> {
         match target.resource.view {
             View::Explanations => {
                 let mut asked: CopyExplanation = read(body)?;
                 place(&mut asked.metadata, target)?;
-                let question = copy_question(&asked)?;
-                let answer = self.questions.explain_to(user, question).await?;
-                asked.status = Some(explanation(answer));
+                let cluster = ClusterName::from(asked.spec.cluster.as_str());
+                let copy = explained(&asked.spec.target)?;
+                asked.status = Some(self.explain(user, &cluster, &copy).await?);
                 Ok(created(&asked))
             }
             View::Removals => {
                 let mut asked: RemovalReview = read(body)?;
                 place(&mut asked.metadata, target)?;
-                let rule = reviewed(&asked)?;
+                let rule = reviewed(&asked.spec, &target.namespace)?;
                 let skip = usize::try_from(asked.spec.skip).unwrap_or(usize::MAX);
-                asked.status = Some(self.questions.removals_for(user, &rule, skip).await?);
+                asked.status = Some(self.removals_for(user, &rule, skip).await?);
                 Ok(created(&asked))
             }
             _ if target.resource.namespaced => {
                 let mut asked: RulePlan = read(body)?;
                 place(&mut asked.metadata, target)?;
-                let rule = RuleQuestion {
+                let RulePlanSpec {
+                    object,
+                    name,
+                    options,
+                } = asked.spec.clone();
+                let saved = RuleName {
                     kind: NAMESPACED.to_owned(),
                     namespace: target.namespace.clone(),
-                    name: asked.spec.name.clone(),
+                    name,
                 };
-                let (object, options) = (asked.spec.object.clone(), asked.spec.options);
-                asked.status = Some(self.plan(user, object, rule, options).await?);
+                let request = planned(object, saved, options)?;
+                asked.status = Some(self.plan(user, &request).await?);
                 Ok(created(&asked))
             }
             _ => {
                 let mut asked: ClusterRulePlan = read(body)?;
-                let rule = RuleQuestion {
-                    kind: asked.spec.kind.clone(),
+                let ClusterRulePlanSpec {
+                    object,
+                    kind,
+                    name,
+                    options,
+                } = asked.spec.clone();
+                let saved = RuleName {
+                    kind,
                     namespace: String::new(),
-                    name: asked.spec.name.clone(),
+                    name,
                 };
-                let (object, options) = (asked.spec.object.clone(), asked.spec.options);
-                asked.status = Some(self.plan(user, object, rule, options).await?);
+                let request = planned(object, saved, options)?;
+                asked.status = Some(self.plan(user, &request).await?);
                 Ok(created(&asked))
             }
         }
-    }
-
-    async fn plan(
-        &self,
-        user: UserInfo,
-        object: Option<Value>,
-        saved: RuleQuestion,
-        options: PlanOptions,
-    ) -> Result<RulePlanStatus, ViewError> {
-        let planned = planned(object.as_ref(), saved)?;
-        let question = PlanQuestion {
-            object: object.map(|object| object.to_string()).unwrap_or_default(),
-            rule: Some(planned.clone()),
-            dry_run: options.dry_run,
-            diff: options.diff,
-            delete: options.delete,
-        };
-        let pages = self.questions.plan_for(user, question).await?;
-        Ok(plan_status(planned, pages))
     }
 }
 
@@ -120,15 +111,19 @@ fn place(metadata: &mut ObjectMeta, target: &Target) -> Result<(), ViewError> {
     )))
 }
 
-/// Returns the identity of a planned object, which must fit the resource of the request.
-fn planned(object: Option<&Value>, saved: RuleQuestion) -> Result<RuleQuestion, ViewError> {
+/// Returns what is planned, which must fit the resource of the request.
+fn planned(
+    object: Option<Value>,
+    saved: RuleName,
+    options: PlanOptions,
+) -> Result<PlanRequest, ViewError> {
     let text = |path: &str| {
-        let value = object.and_then(|object| object.pointer(path));
+        let value = object.as_ref().and_then(|object| object.pointer(path));
         value.and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     let planned = match object {
         None => saved.clone(),
-        Some(_) => RuleQuestion {
+        Some(_) => RuleName {
             kind: text("/kind"),
             namespace: text("/metadata/namespace"),
             name: text("/metadata/name"),
@@ -150,14 +145,18 @@ fn planned(object: Option<&Value>, saved: RuleQuestion) -> Result<RuleQuestion, 
     } else if planned.kind != NAMESPACED || planned.namespace != saved.namespace {
         return refused("a ruleplan is about a DistributionRule of its own namespace");
     }
-    Ok(planned)
+    Ok(PlanRequest {
+        name: planned,
+        object,
+        options,
+    })
 }
 
 /// Returns the rule whose removals are listed.
-fn reviewed(asked: &RemovalReview) -> Result<RuleName, ViewError> {
-    let RemovalReviewSpec { kind, name, .. } = asked.spec.clone();
+fn reviewed(asked: &RemovalReviewSpec, namespace: &str) -> Result<RuleName, ViewError> {
+    let RemovalReviewSpec { kind, name, .. } = asked.clone();
     let namespace = match kind.as_str() {
-        NAMESPACED => asked.metadata.namespace.clone().unwrap_or_default(),
+        NAMESPACED => namespace.to_owned(),
         CLUSTER_SCOPED => String::new(),
         _ => {
             return Err(ViewError::BadRequest(format!(
@@ -177,12 +176,13 @@ fn reviewed(asked: &RemovalReview) -> Result<RuleName, ViewError> {
     })
 }
 
-fn copy_question(asked: &CopyExplanation) -> Result<CopyQuestion, ViewError> {
+/// Returns the copy that is explained.
+fn explained(target: &CopyTarget) -> Result<SourceRef, ViewError> {
     let CopyTarget {
         kind,
         namespace,
         name,
-    } = &asked.spec.target;
+    } = target;
     let known = KINDS.iter().find(|known| known.kind == kind);
     let known = known.ok_or_else(|| {
         let kinds: Vec<_> = KINDS.iter().map(|known| known.kind).collect();
@@ -191,97 +191,11 @@ fn copy_question(asked: &CopyExplanation) -> Result<CopyQuestion, ViewError> {
             kinds.join(" or ")
         ))
     })?;
-    Ok(CopyQuestion {
-        cluster: asked.spec.cluster.clone(),
-        resource: known.resource.to_owned(),
-        namespace: namespace.clone(),
-        name: name.clone(),
+    SourceRef::checked(known.resource, namespace, name).ok_or_else(|| {
+        ViewError::BadRequest(format!(
+            "spec.target: `{namespace}/{name}` cannot be the namespace and the name of an object"
+        ))
     })
-}
-
-fn plan_status(planned: RuleQuestion, pages: Vec<PlanPage>) -> RulePlanStatus {
-    let mut status = RulePlanStatus::default();
-    let is_rule = planned.kind == NAMESPACED || planned.kind == CLUSTER_SCOPED;
-    for (number, page) in pages.into_iter().enumerate() {
-        if number == 0 {
-            status.exists = page.exists;
-            status.more_rules = page.more_rules.into();
-            if !is_rule {
-                status.notes = page.notes;
-                continue;
-            }
-        }
-        let named = page.rule.or_else(|| (number == 0).then(|| planned.clone()));
-        if let Some(named) = named {
-            status.rules.push(PlannedRule {
-                kind: named.kind,
-                namespace: named.namespace,
-                name: named.name,
-                sent: page.sent.into(),
-                incomplete: page.incomplete,
-                notes: page.notes,
-                ..PlannedRule::default()
-            });
-        }
-        let Some(rule) = status.rules.last_mut() else {
-            continue;
-        };
-        rule.sources
-            .extend(page.sources.into_iter().map(|source| PlannedSource {
-                source: source.source,
-                state: source.state,
-                message: source.message,
-                cluster: source.cluster,
-            }));
-        rule.clusters
-            .extend(page.clusters.into_iter().map(|cluster| PlannedCluster {
-                name: cluster.name,
-                state: cluster.state,
-                message: cluster.message,
-                wave: cluster.wave.into(),
-                more: cluster.more.into(),
-            }));
-        rule.copies
-            .extend(page.copies.into_iter().map(|copy| PlannedCopy {
-                cluster: copy.cluster,
-                copy: copy.copy,
-                source: copy.source,
-                verdict: copy.verdict,
-                reason: copy.reason,
-                message: copy.message,
-                diff: copy.diff,
-            }));
-    }
-    status
-}
-
-fn explanation(answer: CopyExplained) -> CopyExplanationStatus {
-    let rules = answer.rules.into_iter().map(|rule| ExplainedRule {
-        kind: rule.kind,
-        namespace: rule.namespace,
-        name: rule.name,
-        source: rule.source,
-        state: rule.state,
-        message: rule.message,
-        revision: rule.revision,
-    });
-    let live = answer.live.map(|live| ExplainedObject {
-        ours: live.ours,
-        intact: live.intact,
-        rule: live.rule,
-        source: live.source,
-        revision: live.revision,
-        applied_at: reported_time(live.applied_at),
-        uid: live.uid,
-    });
-    CopyExplanationStatus {
-        cluster: answer.cluster,
-        answered: answer.answered,
-        namespace: answer.namespace,
-        rules: rules.collect(),
-        live,
-        hidden: answer.hidden.into(),
-    }
 }
 
 #[cfg(test)]
@@ -290,8 +204,8 @@ mod tests {
 
     use super::*;
 
-    fn saved(kind: &str, namespace: &str, name: &str) -> RuleQuestion {
-        RuleQuestion {
+    fn saved(kind: &str, namespace: &str, name: &str) -> RuleName {
+        RuleName {
             kind: kind.to_owned(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
@@ -302,8 +216,10 @@ mod tests {
     fn plan_is_about_an_object_of_its_scope() {
         let rule = |kind: &str, namespace: &str| json!({"kind": kind, "metadata": {"namespace": namespace, "name": "r"}});
         let own = saved(NAMESPACED, "shop", "");
-        let is =
-            |object: &Value, saved: &RuleQuestion| planned(Some(object), saved.clone()).is_ok();
+        let options = PlanOptions::default();
+        let is = |object: &Value, saved: &RuleName| {
+            planned(Some(object.clone()), saved.clone(), options).is_ok()
+        };
         assert!(is(&rule(NAMESPACED, "shop"), &own));
         assert!(!is(&rule(NAMESPACED, "other"), &own));
         assert!(!is(&rule("ClusterDistributionRule", ""), &own));
@@ -314,43 +230,23 @@ mod tests {
         let whole = saved("", "", "");
         assert!(is(&rule("MemberCluster", ""), &whole));
         assert!(!is(&rule(NAMESPACED, "shop"), &whole));
-        assert!(planned(None, saved(NAMESPACED, "shop", "r")).is_ok());
-        assert!(planned(None, own).is_err() && planned(None, whole).is_err());
+        let is_saved = |saved: RuleName| planned(None, saved, options).is_ok();
+        assert!(is_saved(saved(NAMESPACED, "shop", "r")));
+        assert!(!is_saved(own) && !is_saved(whole));
     }
 
     #[test]
-    fn pages_of_a_plan_are_one_status() {
-        let copies = |name: &str| PlanPage {
-            copies: vec![runnel_proto::wire::PlanCopy {
-                copy: name.to_owned(),
-                ..Default::default()
-            }],
-            ..PlanPage::default()
+    fn removals_are_those_of_one_rule() {
+        let of = |kind: &str, name: &str| {
+            let spec = RemovalReviewSpec {
+                kind: kind.to_owned(),
+                name: name.to_owned(),
+                skip: 0,
+            };
+            reviewed(&spec, "shop").ok().map(|rule| rule.to_string())
         };
-        let head = PlanPage {
-            exists: true,
-            sent: 2,
-            ..PlanPage::default()
-        };
-        let pages = vec![head.clone(), copies("a"), copies("b")];
-        let status = plan_status(saved(NAMESPACED, "shop", "r"), pages);
-        assert_eq!((status.exists, status.rules.len()), (true, 1));
-        assert_eq!((status.rules[0].sent, status.rules[0].copies.len()), (2, 2));
-        let summary = PlanPage {
-            more_rules: 3,
-            notes: vec!["note".to_owned()],
-            ..PlanPage::default()
-        };
-        let named = PlanPage {
-            rule: Some(saved(NAMESPACED, "shop", "r")),
-            ..head
-        };
-        let pages = vec![summary, named, copies("a")];
-        let status = plan_status(saved("MemberCluster", "", "eu-1"), pages);
-        assert_eq!((status.more_rules, status.notes.len()), (3, 1));
-        assert_eq!(
-            (&*status.rules[0].name, status.rules[0].copies.len()),
-            ("r", 1)
-        );
+        assert_eq!(of(NAMESPACED, "r"), Some("shop/r".to_owned()));
+        assert_eq!(of(CLUSTER_SCOPED, "r"), Some("r".to_owned()));
+        assert_eq!((of("MemberCluster", "r"), of(NAMESPACED, "")), (None, None));
     }
 }

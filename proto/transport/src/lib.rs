@@ -1,6 +1,6 @@
 //! What both processes need for I/O: how they reach and authenticate each other, and what each owes its operator.
 //!
-//! - [`grpc`]: the gRPC clients and servers of `sync.proto` and `query.proto`.
+//! - [`grpc`]: the gRPC clients and servers of `sync.proto`.
 //! - [`identity`]: who a peer is: SPIFFE names, fingerprints of keys, the join string.
 //! - [`tls`]: TLS 1.3 settings of both ends, and proxies.
 //! - [`ops`]: logs, metrics, health, shutdown.
@@ -12,7 +12,7 @@ pub mod pages;
 pub mod readable;
 pub mod tls;
 
-/// Clients and servers generated from `sync.proto` and `query.proto`.
+/// Clients and servers generated from `sync.proto`.
 #[allow(missing_docs, clippy::all)]
 pub mod grpc {
     tonic::include_proto!("runnel.v1");

@@ -238,7 +238,7 @@ impl Story<'_> {
         self.ask().await
     }
 
-    /// Asks the hub itself, by `kubectl port-forward`.
+    /// Reads every cluster of the rule, through the view API.
     async fn ask(&mut self) -> Result<()> {
         let words = ["status", RULE[3], "-n", SOURCES, "-o", "wide"];
         let printed = self.plugin(&words, &[]).await?;

@@ -8,7 +8,7 @@ use clap::{Command, CommandFactory};
 use runnel_agent_core::policy::Policy;
 use serde_json::Value;
 
-use super::render::{container, one, texts};
+use super::render::texts;
 
 /// The values that a kubelet inserts for the references.
 const KNOWN: [(&str, &str); 2] = [
@@ -60,25 +60,6 @@ pub fn are_known(chart: &str, container: &Value) -> Result<()> {
             "{chart} does not know the variable {name}"
         );
     }
-    Ok(())
-}
-
-/// Checks that the account that the hub takes for an administrator is one that its chart creates,
-/// and no pod's.
-pub fn trusts_its_own(documents: &[Value]) -> Result<()> {
-    let given = texts(&container(documents)?["args"]);
-    let named: Vec<&str> = given
-        .iter()
-        .filter_map(|text| text.strip_prefix("--plan-account="))
-        .collect();
-    let [named] = named.as_slice() else {
-        bail!("{named:?} are trusted")
-    };
-    one(documents, "ServiceAccount", named)?;
-    let runs = documents
-        .iter()
-        .any(|document| document["spec"]["template"]["spec"]["serviceAccountName"] == *named);
-    ensure!(!runs, "a pod runs as {named}");
     Ok(())
 }
 

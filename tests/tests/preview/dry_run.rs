@@ -340,7 +340,11 @@ async fn planned(client: &Client, object: &Value) -> Result<Value, kube::Error> 
 async fn create(client: &Client, path: &str, spec: Value) -> Result<Value, kube::Error> {
     let request = http::Request::post(format!("/apis/view.runnel.dev/v1alpha1/{path}"))
         .header(http::header::CONTENT_TYPE, "application/json")
-        .body(json!({"metadata": {}, "spec": spec}).to_string().into_bytes())
+        .body(
+            json!({"metadata": {}, "spec": spec})
+                .to_string()
+                .into_bytes(),
+        )
         .map_err(kube::Error::HttpError)?;
     client.request(request).await
 }

@@ -148,15 +148,7 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
 
     // A user reads more than the status contains.
     let mut plugin = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
-    plugin.args([
-        "status",
-        "rule",
-        "-n",
-        "home",
-        "-o",
-        "wide",
-        "--kubeconfig",
-    ]);
+    plugin.args(["status", "rule", "-n", "home", "-o", "wide", "--kubeconfig"]);
     let asked = plugin
         .arg(fleet.hub().kubeconfig())
         .kill_on_drop(true)

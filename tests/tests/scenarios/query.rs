@@ -411,12 +411,7 @@ async fn explained(fleet: &Fleet, scene: &Scene, reader: &Path) -> Result<()> {
             "{copy}: {err}"
         );
     }
-    let printed = runnel(
-        fleet,
-        &admin,
-        &["explain", "no-such/asked/cm/free"],
-    )
-    .await?;
+    let printed = runnel(fleet, &admin, &["explain", "no-such/asked/cm/free"]).await?;
     ensure!(
         String::from_utf8_lossy(&printed.stderr).contains("there is no member no-such"),
         "it is answered"

@@ -44,7 +44,7 @@ pub struct Row {
 pub struct SourceRow {
     /// The source as resource/namespace/name.
     pub source: String,
-    /// The state, see `proto/query.proto`.
+    /// The state, as in `runnel_api::PlannedSource`.
     pub state: String,
     /// The message.
     pub message: String,

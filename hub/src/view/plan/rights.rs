@@ -2,56 +2,50 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use runnel_proto::model::{FieldsKey, Kind, RuleName, RuleUid, is_label, is_subdomain};
-use runnel_proto::wire;
 use serde_json::Value;
-use tonic::Status;
 
-use super::random_key;
-use crate::query::review::{Access, User};
-use crate::query::{Questions, RULE_KINDS, resource_of};
+use super::{PlanRequest, RULE_KINDS, random_key, resource_of};
+use crate::view::ViewServer;
+use crate::view::error::ViewError;
+use crate::view::review::{ResourceAccess, name_of};
 use runnel_hub_core::plan::Rule;
 
-impl Questions {
+impl ViewServer {
     /// Checks the rights on a saved rule: `get`. A dry run also needs `update`, because its content
     /// is sent and requests are made in its name. A planned deletion also needs `delete`.
     pub(super) async fn saved(
         &self,
-        user: &User,
-        asked: wire::RuleQuestion,
-        dry_run: bool,
-        delete: bool,
-    ) -> Result<Rule, Status> {
-        let name = RuleName {
-            kind: asked.kind,
-            namespace: asked.namespace,
-            name: asked.name,
-        };
-        self.may(user, "get", &name).await?;
-        if dry_run {
-            self.may(user, "update", &name).await?;
+        user: &UserInfo,
+        asked: &PlanRequest,
+    ) -> Result<Rule, ViewError> {
+        let name = &asked.name;
+        self.may(user, "get", name).await?;
+        if asked.options.dry_run {
+            self.may(user, "update", name).await?;
         }
-        if delete {
-            self.may(user, "delete", &name).await?;
+        if asked.options.delete {
+            self.may(user, "delete", name).await?;
         }
         let index = self.hub_state.index.read();
         let found = index
             .rules()
             .iter()
-            .find(|(_, entry)| entry.rule.terms.rule == name);
+            .find(|(_, entry)| entry.rule.terms.rule == *name);
         found
             .map(|(_, entry)| entry.rule.clone())
-            .ok_or_else(|| Status::not_found("the hub has no such rule"))
+            .ok_or_else(|| ViewError::Missing("the hub has no such rule".to_owned()))
     }
 
     /// Checks the rights on an unsaved rule: those to save it.
-    pub(super) async fn unsaved(&self, user: &User, object: &str) -> Result<Rule, Status> {
+    pub(super) async fn unsaved(&self, user: &UserInfo, object: &Value) -> Result<Rule, ViewError> {
         let malformed = |why: &dyn std::fmt::Display| {
-            Status::invalid_argument(format!("the rule cannot be read: {why}"))
+            ViewError::BadRequest(format!("the rule cannot be read: {why}"))
         };
-        let value: Value = serde_json::from_str(object).map_err(|error| malformed(&error))?;
+        let value = object.clone();
         let text = |path: &str| {
             value
                 .pointer(path)
@@ -102,38 +96,27 @@ impl Questions {
         rule.ok_or_else(|| malformed(&"metadata: it has no namespace"))
     }
 
-    pub(super) async fn allows(&self, user: &User, access: &Access<'_>) -> Result<bool, Status> {
-        if is_planner(
-            user.name(),
-            &self.hub_state.settings.namespace,
-            self.planner.as_deref(),
-        ) {
-            return Ok(true);
-        }
-        self.reviewer.may(user, access).await
-    }
-
     /// Checks one right on a rule.
-    pub(in crate::query) async fn may(
+    pub(in crate::view) async fn may(
         &self,
-        user: &User,
+        user: &UserInfo,
         verb: &str,
         rule: &RuleName,
-    ) -> Result<(), Status> {
+    ) -> Result<(), ViewError> {
         let resource = resource_of(rule)?;
         let name = if verb == "create" {
             ""
         } else {
             rule.name.as_str()
         };
-        let access = Access {
+        let access = ResourceAccess {
             verb,
             group: "runnel.dev",
             resource,
             namespace: &rule.namespace,
             name,
         };
-        if self.allows(user, &access).await? {
+        if self.content_reviewer.allows(user, &access).await? {
             return Ok(());
         }
         let place = if rule.namespace.is_empty() {
@@ -141,15 +124,19 @@ impl Questions {
         } else {
             format!(" in namespace {}", rule.namespace)
         };
-        Err(Status::permission_denied(format!(
+        Err(ViewError::Forbidden(format!(
             "{} may not {verb} {resource}.runnel.dev{place}",
-            user.name()
+            name_of(user)
         )))
     }
 
     /// Checks that the user may `get` each selected kind. Otherwise the plan would disclose its
     /// objects. Without this right the user may not save a rule that selects the kind either.
-    pub(super) async fn may_read_sources(&self, user: &User, rule: &Rule) -> Result<(), Status> {
+    pub(super) async fn may_read_sources(
+        &self,
+        user: &UserInfo,
+        rule: &Rule,
+    ) -> Result<(), ViewError> {
         let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
         for entry in &rule.sources {
             for kind in &entry.kinds {
@@ -170,7 +157,7 @@ impl Questions {
             let Some(kind) = Kind::by_resource(resource) else {
                 continue;
             };
-            let access = |namespace| Access {
+            let access = |namespace| ResourceAccess {
                 verb: "get",
                 group: kind.group,
                 resource: kind.plural,
@@ -180,13 +167,19 @@ impl Questions {
             let whole = match everywhere.get(resource) {
                 Some(known) => *known,
                 None if rule.terms.rule.is_cluster_scoped() => {
-                    let may = self.allows(user, &access("")).await?;
+                    let may = self.content_reviewer.allows(user, &access("")).await?;
                     everywhere.insert(resource, may);
                     may
                 }
                 None => false,
             };
-            if whole || (!namespace.is_empty() && self.allows(user, &access(namespace)).await?) {
+            if whole
+                || (!namespace.is_empty()
+                    && self
+                        .content_reviewer
+                        .allows(user, &access(namespace))
+                        .await?)
+            {
                 continue;
             }
             let place = if namespace.is_empty() {
@@ -194,21 +187,14 @@ impl Questions {
             } else {
                 format!("in namespace {namespace}")
             };
-            return Err(Status::permission_denied(format!(
+            return Err(ViewError::Forbidden(format!(
                 "spec.sources selects {resource}, which {} may not get {place}: have that right given, or leave {resource} \
                  out",
-                user.name()
+                name_of(user)
             )));
         }
         Ok(())
     }
-}
-
-/// Whether this is the ServiceAccount whose token has the rights of an administrator in plans. A
-/// user who may create such a token may also create one of the hub itself, which reads every
-/// source. The ServiceAccount has no right at any API server.
-fn is_planner(user: &str, namespace: &str, planner: Option<&str>) -> bool {
-    planner.is_some_and(|planner| user == format!("system:serviceaccount:{namespace}:{planner}"))
 }
 
 /// A name or namespace that no rule can have.
@@ -238,7 +224,7 @@ fn check_identity(rule: &RuleName) -> Result<(), IdentityError> {
 
 /// Returns the rule as if the API server had saved it: with the identity of the rule that it edits,
 /// or with an unused one.
-fn identified<K: ResourceExt>(mut rule: K, known: Option<(RuleUid, i64)>) -> Result<K, Status> {
+fn identified<K: ResourceExt>(mut rule: K, known: Option<(RuleUid, i64)>) -> Result<K, ViewError> {
     let FieldsKey(random) = random_key()?;
     let (uid, created) = known.unwrap_or_else(|| {
         let uid = format!("plan-{}", data_encoding::HEXLOWER.encode(&random[..16]));
@@ -254,28 +240,6 @@ fn identified<K: ResourceExt>(mut rule: K, known: Option<(RuleUid, i64)>) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_configured_account_counts_as_administrator() {
-        let is = |user: &str, planner| is_planner(user, "runnel-system", planner);
-        assert!(is(
-            "system:serviceaccount:runnel-system:mine-plan",
-            Some("mine-plan")
-        ));
-        assert!(!is(
-            "system:serviceaccount:runnel-system:runnel-hub-plan",
-            Some("mine-plan")
-        ));
-        assert!(!is(
-            "system:serviceaccount:other:mine-plan",
-            Some("mine-plan")
-        ));
-        assert!(!is(
-            "system:serviceaccount:runnel-system:runnel-hub-plan",
-            None
-        ));
-        assert!(!is("mine-plan", Some("mine-plan")) && !is("", None));
-    }
 
     #[test]
     fn rule_names_follow_the_api_server() {

@@ -4,29 +4,28 @@ use runnel_api::{BlockedRemoval, RemovalReviewStatus};
 use runnel_hub_core::guard::Item;
 use runnel_hub_core::status::ReportStore;
 use runnel_proto::model::{RuleName, RuleUid};
-use tonic::Status;
 
-use super::Questions;
-use super::review::User;
+use super::ViewServer;
+use super::error::ViewError;
 
 /// The limit of removals in one answer.
 const PAGE: usize = 500;
 
-impl Questions {
+impl ViewServer {
     /// Returns one page of the blocked removals of a rule, to a user who may `get` the rule.
     ///
     /// # Errors
-    /// The status of `query.proto`.
-    pub(crate) async fn removals_for(
+    /// [`ViewError::Forbidden`] or [`ViewError::Missing`].
+    pub(super) async fn removals_for(
         &self,
-        user: UserInfo,
+        user: &UserInfo,
         rule: &RuleName,
         skip: usize,
-    ) -> Result<RemovalReviewStatus, Status> {
-        self.can_answer()?;
-        self.may(&User(user), "get", rule).await?;
+    ) -> Result<RemovalReviewStatus, ViewError> {
+        self.reader().serving_since()?;
+        self.may(user, "get", rule).await?;
         self.removals(rule, skip)
-            .ok_or_else(|| Status::not_found("the hub has no such rule"))
+            .ok_or_else(|| ViewError::Missing("the hub has no such rule".to_owned()))
     }
 
     /// Reads digest, count and items under one lock, so that they are of one set.

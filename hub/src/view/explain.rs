@@ -4,57 +4,37 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
-use runnel_proto::model::{ClusterName, Inspected, Kind, LiveObject, Revision, RuleUid, SourceRef};
-use runnel_proto::wire;
-use tonic::{Request, Response, Status};
+use k8s_openapi::api::authentication::v1::UserInfo;
+use runnel_api::{CopyExplanationStatus, ExplainedObject, ExplainedRule};
+use runnel_proto::model::{ClusterName, Inspected, LiveObject, Revision, RuleUid, SourceRef};
 
 use super::copy_reasons::{self, RuleExplanation};
-use super::review::{self, User};
-use super::{Questions, address, resource_of, run_blocking};
+use super::error::ViewError;
+use super::plan::resource_of;
+use super::review::name_of;
+use super::{ViewServer, reported_time, run_blocking};
 
 /// The time limit for the answer of an agent.
 const ANSWER: Duration = Duration::from_secs(5);
 
-impl Questions {
+impl ViewServer {
+    /// Explains a copy by the rules that the user may get.
+    ///
+    /// # Errors
+    /// [`ViewError::Forbidden`] if the user may get none of them, and [`ViewError::Missing`] if there
+    /// is no such cluster.
     pub(super) async fn explain(
         &self,
-        request: Request<wire::CopyQuestion>,
-    ) -> Result<Response<wire::CopyExplained>, Status> {
-        let (address, token) = (address(&request), review::bearer(request.metadata())?);
-        let user = self.reviewer.authenticate(address, &token).await?;
-        let explained = self.explain_for(&user, request.into_inner()).await?;
-        Ok(Response::new(explained))
-    }
-
-    /// Explains a copy by the rules that the user may get.
-    pub(super) async fn explain_for(
-        &self,
-        user: &User,
-        question: wire::CopyQuestion,
-    ) -> Result<wire::CopyExplained, Status> {
-        let wire::CopyQuestion {
-            cluster,
-            resource,
-            namespace,
-            name,
-        } = question;
-        if Kind::by_resource(&resource).is_none() {
-            return Err(Status::invalid_argument(
-                "the kind is unknown: use configmaps or secrets",
-            ));
-        }
-        let copy = SourceRef::checked(&resource, &namespace, &name).ok_or_else(|| {
-            Status::invalid_argument(format!(
-                "`{namespace}/{name}` cannot be the namespace and the name of an object"
-            ))
-        })?;
-        self.can_answer()?;
-        let cluster = ClusterName::from(cluster);
-        let mut explanations = self.explain_rules(&cluster, &copy).await?;
+        user: &UserInfo,
+        cluster: &ClusterName,
+        copy: &SourceRef,
+    ) -> Result<CopyExplanationStatus, ViewError> {
+        self.reader().serving_since()?;
+        let mut explanations = self.explain_rules(cluster, copy).await?;
         let visible = self.visible(user, &explanations).await?;
         let member = self
-            .reviewer
-            .allows(user, "memberclusters", "", cluster.as_str())
+            .content_reviewer
+            .may_get(user, "memberclusters", "", cluster.as_str())
             .await?;
         // The answer must not disclose the names of clusters.
         if !member
@@ -62,26 +42,19 @@ impl Questions {
                 visible.contains(&explanation.uid) && explanation.targets_cluster()
             })
         {
-            return Err(Status::permission_denied(format!(
+            return Err(ViewError::Forbidden(format!(
                 "{} may get no rule with this copy there, nor the MemberCluster {cluster}",
-                user.name()
+                name_of(user)
             )));
         }
-        let Some(known) = self
-            .hub_state
-            .index
-            .read()
-            .clusters()
-            .get(&cluster)
-            .cloned()
-        else {
-            return Err(Status::not_found(format!("there is no member {cluster}")));
+        let Some(known) = self.hub_state.index.read().clusters().get(cluster).cloned() else {
+            return Err(ViewError::Missing(format!("there is no member {cluster}")));
         };
         let connected = self
             .hub_state
             .report_store
             .lock()
-            .session(&cluster, Instant::now())
+            .session(cluster, Instant::now())
             .is_some();
         // It must not disclose the state of a namespace either, if no rule that the caller may get
         // has a copy there.
@@ -93,7 +66,7 @@ impl Questions {
         };
         let asks = connected && may_inspect(&explanations);
         let mut answer = if asks {
-            self.inspect(&cluster, &copy).await
+            self.inspect(cluster, copy).await
         } else {
             None
         };
@@ -107,7 +80,7 @@ impl Questions {
             .map(|explanation| &explanation.uid)
             .filter(|uid| !visible.contains(uid))
             .collect::<BTreeSet<_>>();
-        let hidden = u32::try_from(hidden.len()).unwrap_or(u32::MAX);
+        let hidden = i64::try_from(hidden.len()).unwrap_or(i64::MAX);
         let words = if !known.accepted {
             "is not accepted"
         } else if !connected {
@@ -122,7 +95,7 @@ impl Questions {
             "is connected"
         };
         let live = answer.as_ref().and_then(|answer| answer.live.as_ref());
-        Ok(wire::CopyExplained {
+        Ok(CopyExplanationStatus {
             cluster: format!("{cluster} {words}"),
             answered,
             namespace: answer
@@ -146,7 +119,7 @@ impl Questions {
         &self,
         cluster: &ClusterName,
         copy: &SourceRef,
-    ) -> Result<Vec<RuleExplanation>, Status> {
+    ) -> Result<Vec<RuleExplanation>, ViewError> {
         let (hub_state, cluster, copy) = (self.hub_state.clone(), cluster.clone(), copy.clone());
         run_blocking(move || {
             let rules: Vec<RuleUid> = hub_state.index.read().rules().uids().cloned().collect();
@@ -163,9 +136,9 @@ impl Questions {
     /// Returns the rules of these explanations that the caller may get.
     async fn visible(
         &self,
-        user: &User,
+        user: &UserInfo,
         explanations: &[RuleExplanation],
-    ) -> Result<BTreeSet<RuleUid>, Status> {
+    ) -> Result<BTreeSet<RuleUid>, ViewError> {
         let mut visible = BTreeSet::new();
         for explanation in explanations {
             let Some(resource) = resource_of(&explanation.rule)
@@ -175,8 +148,8 @@ impl Questions {
                 continue;
             };
             if self
-                .reviewer
-                .allows(
+                .content_reviewer
+                .may_get(
                     user,
                     resource,
                     &explanation.rule.namespace,
@@ -203,7 +176,7 @@ impl Questions {
         live: &LiveObject,
         visible: &BTreeSet<RuleUid>,
         member: bool,
-    ) -> wire::ExplainedObject {
+    ) -> ExplainedObject {
         let sealed = live
             .sealed
             .as_ref()
@@ -213,7 +186,7 @@ impl Questions {
             Some(entry) => entry.rule.terms.rule.to_string(),
             None => format!("{uid} (not known to the hub)"),
         };
-        wire::ExplainedObject {
+        ExplainedObject {
             ours: live.ours,
             intact: live.intact,
             rule: sealed.map(|(uid, ..)| name(uid)).unwrap_or_default(),
@@ -223,7 +196,7 @@ impl Questions {
             revision: sealed
                 .map(|(.., revision)| hex(revision))
                 .unwrap_or_default(),
-            applied_at: live.applied_at,
+            applied_at: reported_time(live.applied_at),
             uid: live.uid.clone(),
         }
     }
@@ -233,8 +206,8 @@ fn hex(revision: &Revision) -> String {
     HEXLOWER.encode(&revision.0)
 }
 
-fn rule(explanation: RuleExplanation) -> wire::ExplainedRule {
-    wire::ExplainedRule {
+fn rule(explanation: RuleExplanation) -> ExplainedRule {
+    ExplainedRule {
         kind: explanation.rule.kind,
         namespace: explanation.rule.namespace,
         name: explanation.rule.name,

@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::ResourceExt;
 use runnel_proto::model::{
     ClusterName, RuleName, RuleUid, is_label_key, is_label_value, is_subdomain,
 };
-use runnel_proto::wire;
-use serde_json::Value;
-use tonic::Status;
 
-use crate::query::review::{Access, User};
-use crate::query::{Questions, resource_of, run_blocking};
+use super::{PlanRequest, resource_of};
+use crate::view::error::ViewError;
+use crate::view::review::{ResourceAccess, name_of};
+use crate::view::{ViewServer, run_blocking};
 use runnel_hub_core::index::{ChangedObject, Cluster};
 use runnel_hub_core::plan::{Rule, RuleGrant};
 
@@ -28,7 +28,7 @@ const PLANNED_RULES_LIMIT: usize = 50;
 const COMPARED: usize = 64;
 
 /// A change, and the rules that it affects.
-pub(super) struct Change {
+pub(super) struct PlannedChange {
     /// The object after the change.
     pub(super) object: ChangedObject,
     /// Whether the object exists.
@@ -43,29 +43,20 @@ pub(super) struct Change {
     pub(super) notes: Vec<String>,
 }
 
-/// Returns the kind of a query about a grant or a member cluster; `None` for one about a rule.
-pub(super) fn kind_of(asked: &wire::PlanQuestion) -> Option<&'static str> {
-    let kind = match (asked.object.is_empty(), &asked.rule) {
-        (true, Some(named)) => named.kind.clone(),
-        (true, None) => return None,
-        (false, _) => serde_json::from_str::<Value>(&asked.object).ok()?["kind"]
-            .as_str()?
-            .to_owned(),
-    };
-    CHANGED_KINDS
-        .iter()
-        .find(|(known, _)| *known == kind)
-        .map(|(known, _)| *known)
+/// Returns the kind of a plan about a grant or a member cluster; `None` for one about a rule.
+pub(super) fn kind_of(kind: &str) -> Option<&'static str> {
+    let known = CHANGED_KINDS.iter().find(|(known, _)| *known == kind);
+    known.map(|(known, _)| *known)
 }
 
-impl Questions {
+impl ViewServer {
     /// Reads a change, and finds the rules that it affects.
     pub(super) async fn change(
         &self,
-        user: &User,
+        user: &UserInfo,
         kind: &'static str,
-        asked: &wire::PlanQuestion,
-    ) -> Result<Change, Status> {
+        asked: &PlanRequest,
+    ) -> Result<PlannedChange, ViewError> {
         let (object, exists) = self.changed_object(user, kind, asked).await?;
         let (state, changed) = (self.hub_state.clone(), object.clone());
         let affected = run_blocking(move || {
@@ -106,7 +97,7 @@ impl Questions {
             }
         }
         let rules = affected.into_iter().map(|(uid, _)| uid).collect();
-        Ok(Change {
+        Ok(PlannedChange {
             object,
             exists,
             rules,
@@ -120,10 +111,10 @@ impl Questions {
     /// answers for whole namespaces.
     async fn may_list(
         &self,
-        user: &User,
+        user: &UserInfo,
         rule: &Rule,
         readable: &mut BTreeMap<(&'static str, Arc<str>), bool>,
-    ) -> Result<bool, Status> {
+    ) -> Result<bool, ViewError> {
         let name = &rule.terms.rule;
         let (resource, namespace) = (
             resource_of(name)?,
@@ -132,14 +123,14 @@ impl Questions {
         let may = match readable.get(&(resource, namespace.clone())) {
             Some(may) => *may,
             None => {
-                let access = Access {
+                let access = ResourceAccess {
                     verb: "get",
                     group: "runnel.dev",
                     resource,
                     namespace: &namespace,
                     name: "",
                 };
-                let may = self.allows(user, &access).await?;
+                let may = self.content_reviewer.allows(user, &access).await?;
                 readable.insert((resource, namespace), may);
                 may
             }
@@ -149,31 +140,21 @@ impl Questions {
         }
         match self.may_read_sources(user, rule).await {
             Ok(()) => Ok(true),
-            Err(status) if status.code() == tonic::Code::PermissionDenied => Ok(false),
-            Err(status) => Err(status),
+            Err(ViewError::Forbidden(_)) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
     async fn changed_object(
         &self,
-        user: &User,
+        user: &UserInfo,
         kind: &'static str,
-        asked: &wire::PlanQuestion,
-    ) -> Result<(ChangedObject, bool), Status> {
+        asked: &PlanRequest,
+    ) -> Result<(ChangedObject, bool), ViewError> {
         let malformed = |why: &dyn std::fmt::Display| {
-            Status::invalid_argument(format!("the {kind} cannot be read: {why}"))
+            ViewError::BadRequest(format!("the {kind} cannot be read: {why}"))
         };
-        let value: Value = match &asked.rule {
-            Some(named) if asked.object.is_empty() => {
-                serde_json::json!({"metadata": {"name": named.name}})
-            }
-            _ => serde_json::from_str(&asked.object).map_err(|error| malformed(&error))?,
-        };
-        let name = value
-            .pointer("/metadata/name")
-            .and_then(Value::as_str)
-            .unwrap_or_default()
-            .to_owned();
+        let name = asked.name.name.clone();
         if !is_subdomain(&name) {
             return Err(malformed(
                 &"metadata.name: write a name of lowercase letters, digits, '-' and '.'",
@@ -192,11 +173,11 @@ impl Questions {
             (exists, known, index.targets().grants().are_readable())
         };
         if !has_grants {
-            return Err(Status::unavailable(
-                "the hub cannot read the grants now: try again",
+            return Err(ViewError::Unavailable(
+                "the hub cannot read the grants now: try again".to_owned(),
             ));
         }
-        let deletes = asked.delete && asked.object.is_empty();
+        let deletes = asked.deletes();
         let verb = match (deletes, exists) {
             (true, _) => "delete",
             (false, true) => "update",
@@ -215,7 +196,7 @@ impl Questions {
         .await?;
         if deletes {
             if !exists {
-                return Err(Status::not_found(format!("the hub has no {kind} {name}")));
+                return Err(ViewError::Missing(format!("the hub has no {kind} {name}")));
             }
             let object = if is_grant {
                 ChangedObject::Grant(name, None)
@@ -224,6 +205,11 @@ impl Questions {
             };
             return Ok((object, exists));
         }
+        let Some(value) = asked.object.clone() else {
+            return Err(ViewError::BadRequest(format!(
+                "a saved {kind} changes nothing: write object, or delete: true"
+            )));
+        };
         runnel_api::check_spec(kind, &value["spec"]).map_err(|why| malformed(&why))?;
         if is_grant {
             let grant: runnel_api::DistributionGrant =
@@ -272,25 +258,25 @@ impl Questions {
 
     async fn may_change(
         &self,
-        user: &User,
+        user: &UserInfo,
         verb: &str,
         resource: &str,
         name: &str,
-    ) -> Result<(), Status> {
+    ) -> Result<(), ViewError> {
         let name = if verb == "create" { "" } else { name };
-        let access = Access {
+        let access = ResourceAccess {
             verb,
             group: "runnel.dev",
             resource,
             namespace: "",
             name,
         };
-        if self.allows(user, &access).await? {
+        if self.content_reviewer.allows(user, &access).await? {
             return Ok(());
         }
-        Err(Status::permission_denied(format!(
+        Err(ViewError::Forbidden(format!(
             "{} may not {verb} {resource}.runnel.dev",
-            user.name()
+            name_of(user)
         )))
     }
 }
@@ -320,29 +306,11 @@ mod tests {
 
     #[test]
     fn only_grants_and_members_are_changes() {
-        let of = |object: &str, kind: &str| {
-            let rule = wire::RuleQuestion {
-                kind: kind.into(),
-                ..wire::RuleQuestion::default()
-            };
-            kind_of(&wire::PlanQuestion {
-                object: object.into(),
-                rule: Some(rule),
-                ..wire::PlanQuestion::default()
-            })
-        };
-        assert_eq!(of("", "MemberCluster"), Some("MemberCluster"));
-        assert_eq!(
-            of(r#"{"kind": "DistributionGrant"}"#, ""),
-            Some("DistributionGrant")
-        );
-        assert_eq!(
-            (
-                of("", "DistributionRule"),
-                of("{", "MemberCluster"),
-                of("{}", "")
-            ),
-            (None, None, None)
-        );
+        for kind in ["DistributionGrant", "MemberCluster"] {
+            assert_eq!(kind_of(kind), Some(kind));
+        }
+        for other in ["DistributionRule", "ClusterDistributionRule", ""] {
+            assert_eq!(kind_of(other), None);
+        }
     }
 }

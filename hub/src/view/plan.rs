@@ -8,20 +8,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::stream::{self, StreamExt};
+use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::api::{DynamicObject, ListParams};
 use kube::{Api, ResourceExt};
+use runnel_api::{
+    PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlanStatus,
+};
 use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleName, RuleUid, SourceRef};
-use runnel_proto::wire;
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
-use tonic::{Request, Status};
 
-use super::review::{self, User};
-use super::{Questions, address, broken, run_blocking};
+use super::error::ViewError;
+use super::{ViewServer, run_blocking};
 use crate::hub_state::InquiryError;
 use crate::ordered_lock::LeafMutex;
 use crate::watch::{api_resource, body_of};
-use change::Change;
+use change::PlannedChange;
 use runnel_hub_core::index::ReportedCopies;
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
@@ -53,30 +56,63 @@ const CLUSTERS: usize = 1000;
 const COPIES: usize = 20_000;
 /// The limit of copies that are returned with a diff.
 const DIFFS: usize = 2000;
-/// The number of rows on a page. A page with the longest diff of each row fits into one message.
-const PAGE: usize = 100;
 /// The message for a cluster in which no dry run took place.
 const UNTRIED: &str = "its writes were not tried: it awaits its turn in the rollout";
 /// The limit of returned sources.
 const SOURCES: usize = 500;
 
+/// The kinds of rules, with the resource to which RBAC refers.
+const RULE_KINDS: [(&str, &str); 2] = [
+    ("DistributionRule", "distributionrules"),
+    ("ClusterDistributionRule", "clusterdistributionrules"),
+];
+
+/// What is planned.
+pub(super) struct PlanRequest {
+    /// The kind, namespace and name of the object.
+    pub(super) name: RuleName,
+    /// Its manifest; `None`: it is saved.
+    pub(super) object: Option<Value>,
+    /// How it is planned.
+    pub(super) options: PlanOptions,
+}
+
+impl PlanRequest {
+    /// Whether it is about the deletion of the saved object.
+    fn deletes(&self) -> bool {
+        self.options.delete && self.object.is_none()
+    }
+}
+
+/// Returns the resource to which RBAC refers for a rule.
+pub(super) fn resource_of(rule: &RuleName) -> Result<&'static str, ViewError> {
+    let known = RULE_KINDS
+        .iter()
+        .find(|(kind, _)| *kind == rule.kind)
+        .map(|(_, resource)| *resource);
+    known.ok_or_else(|| {
+        ViewError::BadRequest(
+            "the kind is unknown: use DistributionRule or ClusterDistributionRule".to_owned(),
+        )
+    })
+}
+
 /// The answer of one cluster.
 struct ClusterAnswer {
-    cluster: wire::PlanCluster,
+    cluster: PlannedCluster,
     reply: Option<AgentAnswer>,
 }
 
 /// The answers of the agents about one rule.
 struct RuleAnswers {
     uid: RuleUid,
-    /// The name of the rule, if the plan is about several.
-    name: Option<RuleName>,
+    name: RuleName,
     answers: Vec<ClusterAnswer>,
 }
 
 /// Why the objects of a scope could not be listed.
 #[derive(Debug, thiserror::Error)]
-enum ListError {
+enum ScopeListError {
     #[error("the hub does not support this kind")]
     UnsupportedKind,
     #[error("the hub ends")]
@@ -111,46 +147,33 @@ impl ReportedCopyCounts {
     }
 }
 
-impl Questions {
-    pub(super) async fn plan_pages(
-        &self,
-        request: Request<wire::PlanQuestion>,
-    ) -> Result<Vec<wire::PlanPage>, Status> {
-        let (address, token) = (address(&request), review::bearer(request.metadata())?);
-        let user = self.reviewer.authenticate(address, &token).await?;
-        self.pages_for(&user, request.into_inner()).await
-    }
-
+impl ViewServer {
     /// Plans with the rights of the user.
-    pub(super) async fn pages_for(
+    ///
+    /// # Errors
+    /// [`ViewError::Forbidden`] if the user may not save the object, or not read what it selects.
+    pub(super) async fn plan(
         &self,
-        user: &User,
-        asked: wire::PlanQuestion,
-    ) -> Result<Vec<wire::PlanPage>, Status> {
+        user: &UserInfo,
+        asked: &PlanRequest,
+    ) -> Result<RulePlanStatus, ViewError> {
         let by = Deadline::now() + QUESTION;
         let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
         let _turn = turn.map_err(|_| {
-            Status::resource_exhausted("the hub plans for others just now: try again")
+            ViewError::Busy("the hub plans for others just now: try again".to_owned())
         })?;
-        self.can_answer()?;
-        if let Some(kind) = change::kind_of(&asked) {
-            let change = self.change(user, kind, &asked).await?;
-            return self.change_pages(change, &asked, by).await;
+        self.reader().serving_since()?;
+        if let Some(kind) = change::kind_of(&asked.name.kind) {
+            let change = self.change(user, kind, asked).await?;
+            return self.plan_change(change, asked.options, by).await;
         }
-        let rule = if asked.object.is_empty() {
-            self.saved(
-                user,
-                asked.rule.clone().unwrap_or_default(),
-                asked.dry_run,
-                asked.delete,
-            )
-            .await?
-        } else {
-            self.unsaved(user, &asked.object).await?
+        let rule = match &asked.object {
+            None => self.saved(user, asked).await?,
+            Some(object) => self.unsaved(user, object).await?,
         };
         self.may_read_sources(user, &rule).await?;
         // The plan shows the effect of the rule after it is enforced, or deleted.
-        let rule = if asked.delete && asked.object.is_empty() {
+        let rule = if asked.deletes() {
             rule.deleted()
         } else {
             rule.enforced()
@@ -158,58 +181,59 @@ impl Questions {
         let uids = BTreeSet::from([rule.uid.clone()]);
         let around = self.hub_state.index.read().around(&uids, Some(&rule));
         let preview = run_blocking(move || PreviewIndex::new(around, rule)).await?;
-        let uid = preview.uid().clone();
-        self.preview_pages(preview, vec![(uid, None)], &asked, by)
-            .await
+        let rules = vec![(preview.uid().clone(), asked.name.clone())];
+        let (exists, rules) = self
+            .planned_rules(preview, rules, asked.options, by)
+            .await?;
+        Ok(RulePlanStatus {
+            exists,
+            rules,
+            ..RulePlanStatus::default()
+        })
     }
 
-    /// Previews a change of a grant or member cluster. Returns the pages of each rule about which
-    /// agents are asked.
-    async fn change_pages(
+    /// Previews a change of a grant or member cluster, with each rule about which agents are asked.
+    async fn plan_change(
         &self,
-        change: Change,
-        asked: &wire::PlanQuestion,
+        change: PlannedChange,
+        options: PlanOptions,
         by: Deadline,
-    ) -> Result<Vec<wire::PlanPage>, Status> {
-        let Change {
+    ) -> Result<RulePlanStatus, ViewError> {
+        let PlannedChange {
             object,
             exists,
             rules,
-            asked: sent,
+            asked,
             more,
             notes,
         } = change;
-        let summary = wire::PlanPage {
+        let mut status = RulePlanStatus {
             exists,
             notes,
-            more_rules: u32::try_from(more).unwrap_or(u32::MAX),
-            ..wire::PlanPage::default()
+            rules: vec![],
+            more_rules: i64::try_from(more).unwrap_or(i64::MAX),
         };
         let state = self.hub_state.clone();
         let tried = move || {
             let around = state.index.read().around(&rules, None);
             PreviewIndex::of_change(around, object, &rules)
         };
-        let preview = run_blocking(tried).await?;
-        let mut pages = vec![summary];
-        if let Some(preview) = preview {
-            let sent = sent
-                .into_iter()
-                .map(|(uid, name)| (uid, Some(name)))
-                .collect();
-            pages.extend(self.preview_pages(preview, sent, asked, by).await?);
+        if let Some(preview) = run_blocking(tried).await? {
+            let planned = self.planned_rules(preview, asked, options, by).await?;
+            status.rules = planned.1;
         }
-        Ok(pages)
+        Ok(status)
     }
 
-    /// Judges all rules of a preview together, and asks agents about `rules`.
-    async fn preview_pages(
+    /// Judges all rules of a preview together, and asks agents about `rules`. Returns whether they
+    /// are saved, and what they would do.
+    async fn planned_rules(
         &self,
         preview: PreviewIndex,
-        rules: Vec<(RuleUid, Option<RuleName>)>,
-        asked: &wire::PlanQuestion,
+        rules: Vec<(RuleUid, RuleName)>,
+        options: PlanOptions,
         by: Deadline,
-    ) -> Result<Vec<wire::PlanPage>, Status> {
+    ) -> Result<(bool, Vec<PlannedRule>), ViewError> {
         let preview = self.list_and_read(preview, by - ANSWER).await?;
         let known = self.known(&preview);
         let judged = move || {
@@ -224,13 +248,14 @@ impl Questions {
         });
         let mut agent_queries = AgentQueries {
             preview: Arc::new(preview),
-            asking: QuestionContext::new(random_key()?, asked.dry_run, asked.diff).into(),
+            asking: QuestionContext::new(random_key()?, options.dry_run, options.diff).into(),
             room,
             by,
         };
         let mut all = Vec::new();
         for (uid, name) in rules {
-            let mut preview = Arc::into_inner(agent_queries.preview).ok_or_else(broken)?;
+            let mut preview =
+                Arc::into_inner(agent_queries.preview).ok_or_else(ViewError::broken)?;
             let (focus, known) = (uid.clone(), known.clone());
             let focused = move || {
                 preview.focus_on(&focus);
@@ -242,9 +267,9 @@ impl Questions {
             let answers = self.receive_all(&agent_queries, asks).await;
             all.push(RuleAnswers { uid, name, answers });
         }
-        let preview = Arc::into_inner(agent_queries.preview).ok_or_else(broken)?;
-        let diffs = if asked.diff { DIFFS } else { 0 };
-        run_blocking(move || pages(preview, all, &known, diffs)).await
+        let preview = Arc::into_inner(agent_queries.preview).ok_or_else(ViewError::broken)?;
+        let diffs = if options.diff { DIFFS } else { 0 };
+        run_blocking(move || concluded(preview, all, &known, diffs)).await
     }
 
     async fn receive_all(
@@ -282,12 +307,12 @@ impl Questions {
         &self,
         mut preview: PreviewIndex,
         by: Deadline,
-    ) -> Result<PreviewIndex, Status> {
+    ) -> Result<PreviewIndex, ViewError> {
         let mut listed = Vec::new();
         for place in preview.unlisted() {
             let Some(rule) = preview.rule() else { break };
             let found = timeout_at(by, self.listed(&place, rule)).await;
-            listed.push((place, found.unwrap_or(Err(ListError::TooLong))));
+            listed.push((place, found.unwrap_or(Err(ScopeListError::TooLong))));
         }
         let list = move || {
             for (place, found) in listed {
@@ -329,22 +354,25 @@ impl Questions {
         &self,
         place: &WatchScope,
         rule: &Rule,
-    ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, ListError> {
-        let kind = Kind::by_resource(place.resource).ok_or(ListError::UnsupportedKind)?;
+    ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, ScopeListError> {
+        let kind = Kind::by_resource(place.resource).ok_or(ScopeListError::UnsupportedKind)?;
         let api: Api<DynamicObject> = match &place.namespace {
             Some(namespace) => {
-                Api::namespaced_with(self.reviewer.client(), namespace, &api_resource(kind))
+                Api::namespaced_with(self.client.clone(), namespace, &api_resource(kind))
             }
-            None => Api::all_with(self.reviewer.client(), &api_resource(kind)),
+            None => Api::all_with(self.client.clone(), &api_resource(kind)),
         };
         let mut params = ListParams::default().limit(OBJECTS_AT_A_TIME);
         let (mut sources, mut seen) = (Vec::new(), 0);
         loop {
             // Each object may have some megabytes. So all queries together read one page at a time.
-            let _turn = PAGES.acquire().await.map_err(|_| ListError::Shutdown)?;
+            let _turn = PAGES
+                .acquire()
+                .await
+                .map_err(|_| ScopeListError::Shutdown)?;
             let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await;
-            let list = list.map_err(|_| ListError::Silent)?;
-            let list = list.map_err(|_| ListError::Refused)?;
+            let list = list.map_err(|_| ScopeListError::Silent)?;
+            let list = list.map_err(|_| ScopeListError::Refused)?;
             seen += list.items.len();
             sources.extend(list.items.into_iter().filter_map(|object| {
                 let (name, metadata) = (object.name_any(), object.metadata);
@@ -357,7 +385,7 @@ impl Questions {
             match list.metadata.continue_.filter(|more| !more.is_empty()) {
                 None => return Ok(sources),
                 // With an incomplete list, the other sources would count as deleted.
-                Some(_) if seen >= OBJECTS => return Err(ListError::TooMany),
+                Some(_) if seen >= OBJECTS => return Err(ScopeListError::TooMany),
                 more => params.continue_token = more,
             }
         }
@@ -367,7 +395,7 @@ impl Questions {
         let Some(kind) = Kind::by_resource(&source.resource) else {
             return SourceState::Unreadable;
         };
-        let client = self.reviewer.client();
+        let client = self.client.clone();
         let api: Api<DynamicObject> =
             Api::namespaced_with(client, &source.namespace, &api_resource(kind));
         match tokio::time::timeout(LOOK, api.get_opt(&source.name)).await {
@@ -391,14 +419,14 @@ impl Questions {
                 message.to_owned()
             };
             let more = more.saturating_add(reply.as_ref().map_or(0, |reply| reply.more));
-            let more = u32::try_from(more).unwrap_or(u32::MAX);
+            let more = i64::try_from(more).unwrap_or(i64::MAX);
             let name = ask.cluster.as_str().to_owned();
             ClusterAnswer {
-                cluster: wire::PlanCluster {
+                cluster: PlannedCluster {
                     name,
                     state: state.to_owned(),
                     message,
-                    wave: ask.wave,
+                    wave: ask.wave.into(),
                     more,
                 },
                 reply,
@@ -510,19 +538,20 @@ impl Questions {
     }
 }
 
-fn random_key() -> Result<FieldsKey, Status> {
+fn random_key() -> Result<FieldsKey, ViewError> {
     let random = ring::rand::generate::<[u8; 32]>(&ring::rand::SystemRandom::new());
     random
         .map(|random| FieldsKey(random.expose()))
-        .map_err(|_| Status::unavailable("the system gives no random numbers"))
+        .map_err(|_| ViewError::Unavailable("the system gives no random numbers".to_owned()))
 }
 
-fn pages(
+/// Returns whether the rules are saved, and what they would do by the answers of the agents.
+fn concluded(
     mut preview: PreviewIndex,
     all: Vec<RuleAnswers>,
     known: &ReportedCopyCounts,
     diffs: usize,
-) -> Vec<wire::PlanPage> {
+) -> (bool, Vec<PlannedRule>) {
     let (mut heads, mut reply) = (BTreeMap::new(), Vec::new());
     for RuleAnswers { uid, name, answers } in all {
         let (mut clusters, mut of_clusters) = (Vec::new(), BTreeMap::new());
@@ -542,41 +571,34 @@ fn pages(
         now(),
         diffs,
     );
-    let mut pages = Vec::new();
+    let (mut exist, mut planned) = (true, Vec::new());
     for (uid, rows) in all {
         preview.focus_on(&uid);
-        let (name, clusters) = heads.remove(&uid).unwrap_or_default();
-        pages.push(wire::PlanPage {
+        exist &= preview.exists();
+        let Some((name, clusters)) = heads.remove(&uid) else {
+            continue;
+        };
+        planned.push(PlannedRule {
+            kind: name.kind,
+            namespace: name.namespace,
+            name: name.name,
+            sent: i64::try_from(preview.sent()).unwrap_or(i64::MAX),
+            incomplete: preview.is_incomplete(),
+            notes: preview.notes(),
             sources: preview
                 .sources(SOURCES)
                 .into_iter()
                 .map(source_row)
                 .collect(),
             clusters,
-            notes: preview.notes(),
-            exists: preview.exists(),
-            incomplete: preview.is_incomplete(),
-            sent: u32::try_from(preview.sent()).unwrap_or(u32::MAX),
-            rule: name.map(|name| wire::RuleQuestion {
-                kind: name.kind,
-                namespace: name.namespace,
-                name: name.name,
-            }),
-            ..wire::PlanPage::default()
+            copies: rows.into_iter().map(copy_row).collect(),
         });
-        let mut rows = rows.into_iter().map(copy_row).peekable();
-        while rows.peek().is_some() {
-            pages.push(wire::PlanPage {
-                copies: rows.by_ref().take(PAGE).collect(),
-                ..wire::PlanPage::default()
-            });
-        }
     }
-    pages
+    (exist, planned)
 }
 
-fn source_row(row: SourceRow) -> wire::PlanSource {
-    wire::PlanSource {
+fn source_row(row: SourceRow) -> PlannedSource {
+    PlannedSource {
         source: row.source,
         state: row.state,
         message: row.message,
@@ -587,8 +609,8 @@ fn source_row(row: SourceRow) -> wire::PlanSource {
     }
 }
 
-fn copy_row(row: Row) -> wire::PlanCopy {
-    wire::PlanCopy {
+fn copy_row(row: Row) -> PlannedCopy {
+    PlannedCopy {
         cluster: row.cluster.as_str().to_owned(),
         copy: row.copy.copy.to_string(),
         source: row.copy.source.plain().to_string(),
@@ -598,6 +620,7 @@ fn copy_row(row: Row) -> wire::PlanCopy {
         diff: row.diff,
     }
 }
+
 fn now() -> Now {
     Now {
         instant: Instant::now(),
