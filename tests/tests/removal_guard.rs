@@ -342,6 +342,27 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
         stage.is_blocked(24, 12).await? == grown,
         "released though nobody said yes"
     );
+    // The same by kubectl, from the eleventh removal of thirteen.
+    let review = json!({
+        "apiVersion": "view.runnel.dev/v1alpha1", "kind": "RemovalReview",
+        "metadata": {"namespace": HOME, "name": "all"},
+        "spec": {"kind": "DistributionRule", "name": "all", "skip": 10},
+    });
+    let create = ["create", "-o", "json", "-f", "-"];
+    let answer = stage
+        .fleet
+        .hub()
+        .kubectl_stdin(&create, &review.to_string())
+        .await?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    let status = &answer["status"];
+    ensure!(
+        status["digest"] == grown.as_str()
+            && status["copies"] == 24
+            && status["remaining"] == 0
+            && status["removals"].as_array().map(Vec::len) == Some(3),
+        "{answer}"
+    );
     let (code, printed) = stage.runnel(&["approve", "all", "--yes"]).await?;
     ensure!(
         code == Some(0) && printed.contains("Approved: 24 copies"),

@@ -208,6 +208,42 @@ async fn administrator_plans_a_member_by_kubectl() -> Result<()> {
 }
 
 #[tokio::test]
+async fn tenant_reviews_removals_of_its_own_rules() -> Result<()> {
+    let fleet = fleet().await?;
+    let scene = Scene::of(fleet).await?;
+    let eve = tenant(&scene, "reviewed").await?;
+    super::add_rule(&scene, "reviewed", "own").await?;
+    let path = "namespaces/reviewed/removalreviews";
+    let spec = |kind: &str, name: &str| json!({"kind": kind, "name": name});
+    let own = spec("DistributionRule", "own");
+    let answer = eventually("the right to ask", SOON, async || {
+        create(&eve, path, "RemovalReview", own.clone())
+            .await
+            .map(Some)
+    })
+    .await?;
+    let nothing = json!({"digest": "", "copies": 0, "remaining": 0});
+    ensure!(answer["status"] == nothing, "{answer}");
+    for (path, spec, words) in [
+        (path, spec("DistributionRule", "none"), "no such rule"),
+        (
+            path,
+            spec("ClusterDistributionRule", "wide"),
+            "may not get clusterdistributionrules",
+        ),
+        (path, spec("MemberCluster", "member-1"), "unknown"),
+        ("namespaces/hidden/removalreviews", own, "cannot create"),
+    ] {
+        let refused = create(&eve, path, "RemovalReview", spec.clone()).await;
+        let refused = refused
+            .err()
+            .with_context(|| format!("{path} {spec} is answered"))?;
+        ensure!(refused.to_string().contains(words), "{words}: {refused}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn tenant_gets_explanations_by_its_own_rules() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
