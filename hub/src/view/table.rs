@@ -26,6 +26,9 @@ pub(super) trait ViewObject: Send + 'static {
     fn object(&self) -> Value;
 }
 
+/// The last column of a table without objects: their namespace is nowhere else.
+const NAMESPACE: Column = ("Namespace", "string", 1, "The namespace of the object.");
+
 /// Returns a table with these rows.
 pub(super) fn table<O: ViewObject>(
     rows: &[O],
@@ -33,8 +36,10 @@ pub(super) fn table<O: ViewObject>(
     include: IncludeObject,
     now: Timestamp,
 ) -> Value {
+    let namespace = (include == IncludeObject::None).then_some(&NAMESPACE);
     let columns: Vec<_> = O::COLUMNS
         .iter()
+        .chain(namespace)
         .map(|(name, kind, priority, description)| {
             json!({
                 "name": name,
@@ -64,11 +69,15 @@ fn table_row(row: &impl ViewObject, include: IncludeObject, now: Timestamp) -> V
         IncludeObject::Metadata => Some(partial(row)),
         IncludeObject::Object => Some(row.object()),
     };
-    let mut made = json!({"cells": row.cells(now)});
+    let mut cells = row.cells(now);
     if let Some(object) = object {
-        made["object"] = object;
+        return json!({"cells": cells, "object": object});
     }
-    made
+    if let Value::Array(cells) = &mut cells {
+        let namespace = row.metadata().namespace.as_deref();
+        cells.push(namespace.unwrap_or_default().into());
+    }
+    json!({"cells": cells})
 }
 
 /// Returns the metadata of an object as an object.
@@ -78,4 +87,52 @@ pub(super) fn partial(row: &impl ViewObject) -> Value {
         "apiVersion": "meta.k8s.io/v1",
         "metadata": row.metadata(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Named(ObjectMeta);
+
+    impl ViewObject for Named {
+        const COLUMNS: &'static [Column] = &[("Name", "string", 0, "The name.")];
+
+        fn metadata(&self) -> &ObjectMeta {
+            &self.0
+        }
+
+        fn metadata_mut(&mut self) -> &mut ObjectMeta {
+            &mut self.0
+        }
+
+        fn cells(&self, _now: Timestamp) -> Value {
+            json!([self.0.name])
+        }
+
+        fn object(&self) -> Value {
+            json!({"metadata": self.0})
+        }
+    }
+
+    #[test]
+    fn table_without_objects_has_their_namespaces() {
+        let named = |namespace: Option<&str>| {
+            Named(ObjectMeta {
+                name: Some("a".to_owned()),
+                namespace: namespace.map(str::to_owned),
+                ..ObjectMeta::default()
+            })
+        };
+        let rows = [named(Some("shop")), named(None)];
+        let table = |include| table(&rows, &json!({}), include, Timestamp::UNIX_EPOCH);
+        let without = table(IncludeObject::None);
+        assert_eq!(without["columnDefinitions"][1]["name"], "Namespace");
+        let expected = json!([{"cells": ["a", "shop"]}, {"cells": ["a", ""]}]);
+        assert_eq!(without["rows"], expected);
+        let with = table(IncludeObject::Object);
+        assert_eq!(with["columnDefinitions"].as_array().unwrap().len(), 1);
+        assert_eq!(with["rows"][0]["cells"], json!(["a"]));
+        assert_eq!(with["rows"][0]["object"]["metadata"]["namespace"], "shop");
+    }
 }
