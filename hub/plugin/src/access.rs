@@ -26,6 +26,8 @@ pub const FIELD_MANAGER: &str = "kubectl-runnel";
 const CALL_LIMIT: Duration = Duration::from_secs(20);
 /// The time after which a connection without data is dead, longer than any call.
 const READ_LIMIT: Duration = Duration::from_secs(60);
+/// The time without a byte after which a watch is broken. API servers send bookmarks about once a minute.
+const IDLE_LIMIT: Duration = Duration::from_secs(180);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// Page size of lists that may be long.
 const PAGE: u32 = 500;
@@ -38,6 +40,8 @@ const CLOCK: &str = "/version";
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
+    /// Contains the user's credentials.
+    config: Config,
     /// The cluster, for messages.
     pub place: Endpoint,
     /// `--kubeconfig`, for helm.
@@ -103,9 +107,10 @@ impl Cluster {
             context: context.clone(),
             server,
         };
-        let client = Client::try_from(config).map_err(|error| unusable(&shown, &error))?;
+        let client = Client::try_from(config.clone()).map_err(|error| unusable(&shown, &error))?;
         Ok(Self {
             client,
+            config,
             place,
             kubeconfig: kubeconfig.map(Path::to_owned),
             context,
@@ -116,6 +121,16 @@ impl Cluster {
     /// A client, for code that the hub has as well.
     pub fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// Returns a client for watches, whose streams may be idle for longer than a call takes.
+    ///
+    /// # Errors
+    /// A message, if the credentials of the kubeconfig are not available.
+    pub fn watching_client(&self) -> anyhow::Result<Client> {
+        let mut config = self.config.clone();
+        config.read_timeout = Some(IDLE_LIMIT);
+        Client::try_from(config).map_err(|error| unusable("the kubeconfig", &error))
     }
 
     /// Reads an object by its path; `None` where there is none.

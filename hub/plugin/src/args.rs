@@ -82,6 +82,9 @@ pub enum Command {
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
     #[command(arg = namespace("Namespace of the sources; else all namespaces"), arg = member_context())]
     Import(ImportArgs),
+    /// Serve a page on this machine that shows rules, clusters, rollouts and approvals. It changes nothing.
+    #[command(arg = namespace("Namespace of the rules; else all rules"))]
+    Ui(Ui),
     /// Show the versions of this plugin, the hub and the agents.
     Version(Version),
     /// Print a completion script.
@@ -409,6 +412,20 @@ pub struct ImportArgs {
     /// Let the rules choose every member.
     #[arg(long, conflicts_with = "clusters")]
     pub all_clusters: bool,
+}
+
+/// Serve a page.
+#[derive(Debug, Args)]
+pub struct Ui {
+    /// The port on 127.0.0.1; 0 is a free one.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub port: u16,
+    /// Open the page in the browser.
+    #[arg(long)]
+    pub open: bool,
+    /// The namespace of the hub.
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    pub hub_namespace: String,
 }
 
 /// Show versions.

@@ -29,6 +29,7 @@ mod rights;
 pub(crate) mod rules;
 mod status;
 mod table;
+mod ui;
 mod uninstall;
 mod unjoin;
 mod values;
@@ -139,6 +140,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::History(options) => history::run(&session, &options).await,
         Command::Plan(options) => plan::run(&session, &options).await,
         Command::Import(options) => import::run(&session, &options).await,
+        Command::Ui(options) => ui::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,
         Command::Completion(options) => print(&script(options.shell)),
         Command::Complete(options) => {

@@ -1,0 +1,117 @@
+//! `kubectl runnel ui`: a page on 127.0.0.1 that shows rules, deliveries, rollouts and approvals.
+//!
+//! The plugin lists and watches with the user's own kubeconfig, and keeps the newest state. Each open page gets that
+//! state as a stream, and reads single deliveries and copies on demand. The page can change nothing.
+mod assets;
+mod delivery_times;
+mod feed;
+mod follow;
+mod request;
+mod resource;
+mod server;
+mod state;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use anyhow::Context;
+use data_encoding::BASE64URL_NOPAD;
+use futures::future::join_all;
+use jiff::Timestamp;
+use ring::rand::SystemRandom;
+use runnel_proto::model::is_subdomain;
+use tokio::net::TcpListener;
+
+use self::feed::Feed;
+use self::request::Gate;
+use self::resource::{Resource, Scope};
+use self::server::Page;
+use self::state::About;
+use super::args::Ui;
+use super::{CommandContext, note, print, usage};
+
+/// Serves the page until the user interrupts it.
+pub(super) async fn run(session: &CommandContext<'_>, options: &Ui) -> anyhow::Result<()> {
+    let scope = Scope {
+        namespace: session.namespace.map(str::to_owned),
+        hub_namespace: options.hub_namespace.clone(),
+    };
+    for (flag, name) in [
+        ("--namespace", scope.namespace.as_deref()),
+        ("--hub-namespace", Some(options.hub_namespace.as_str())),
+    ] {
+        if let Some(name) = name.filter(|name| !is_subdomain(name)) {
+            return Err(usage(format!("{flag} `{name}` is no name")));
+        }
+    }
+    let hub = session.hub().await?;
+    let client = hub.watching_client()?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port))
+        .await
+        .with_context(|| {
+            format!(
+                "cannot listen on 127.0.0.1:{}: choose another --port, or none for a free one",
+                options.port
+            )
+        })?;
+    let port = listener.local_addr()?.port();
+    let token = new_token()?;
+    // The Lease has times of the hub's cluster; without its clock the page shows ages by the local one.
+    let clock = hub.clock().await.ok().flatten();
+    let now = Timestamp::now();
+    let feed = Arc::new(Feed::new(About {
+        version: env!("CARGO_PKG_VERSION"),
+        context: hub.context.clone(),
+        server: hub.place.server.clone(),
+        namespace: scope.namespace.clone(),
+        clock_ahead_ms: clock.map_or(0, |clock| {
+            clock.as_millisecond().saturating_sub(now.as_millisecond())
+        }),
+    }));
+    let followers = Resource::of(&scope)
+        .into_iter()
+        .map(|resource| follow::follow(&client, &hub.place, resource, &scope, &feed));
+    let page = Page::new(
+        Gate::new(&token, port),
+        feed.clone(),
+        client.clone(),
+        hub.place.clone(),
+    );
+    let url = format!("http://127.0.0.1:{port}/{token}/");
+    print(&format!("{url}\n"))?;
+    note("The page shows what your kubeconfig may read, and changes nothing. Ctrl-C ends it.");
+    if options.open {
+        open(&url);
+    }
+    tokio::select! {
+        served = server::serve(listener, page) => served.context("the page is not served any more"),
+        _ = join_all(followers) => Ok(()),
+        interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot wait for Ctrl-C"),
+    }
+}
+
+/// Returns a random token of 256 bits, as a part of a URL.
+fn new_token() -> anyhow::Result<String> {
+    let random = ring::rand::generate::<[u8; 32]>(&SystemRandom::new())
+        .map_err(|_| anyhow::anyhow!("the system has no random numbers"))?;
+    Ok(BASE64URL_NOPAD.encode(&random.expose()))
+}
+
+/// Opens the page in the user's browser.
+fn open(url: &str) {
+    let program = if cfg!(target_os = "macos") {
+        "open"
+    } else {
+        "xdg-open"
+    };
+    let opened = std::process::Command::new(program)
+        .arg(url)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn();
+    if let Err(error) = opened {
+        note(&format!(
+            "warning: cannot run {program} ({error}): open the address yourself"
+        ));
+    }
+}
