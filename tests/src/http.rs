@@ -44,6 +44,25 @@ pub async fn post(address: &str, path: &str, json: &str, limit: Duration) -> Res
     .await
 }
 
+/// Sends a request with these headers, without a body, and returns the head of the answer.
+///
+/// # Errors
+/// When no head comes within `limit`.
+pub async fn send(
+    address: &str,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    limit: Duration,
+) -> Result<Answer> {
+    let headers: String = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
+    let request = format!("{method} {path} HTTP/1.0\r\n{headers}\r\n");
+    ask(address, &request, limit).await
+}
+
 // HTTP/1.0, so that the response is not chunked, and ends with the connection.
 async fn ask(address: &str, request: &str, limit: Duration) -> Result<Answer> {
     let asked = async {

@@ -18,6 +18,7 @@ pub mod helm;
 pub mod http;
 pub mod memory;
 pub mod nodes;
+pub mod page;
 pub mod pod;
 pub mod ports;
 pub mod progress;

@@ -34,10 +34,11 @@ pub fn prepare() -> Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("real nodes need root, for namespaces and control groups: run it as root");
     }
-    let missing = missing();
-    if !missing.is_empty() {
-        install(&missing)?;
+    let mut missing = missing(&NEEDED);
+    if !Path::new(NETWORK_PLUGINS).join("bridge").is_file() {
+        missing.push(NETWORK_PACKAGE);
     }
+    install(&missing, "real nodes need")?;
     check_groups()?;
     system("unshare", &["--net", "--mount", "--pid", "--fork", "true"]).context(
         "no namespaces of its own can be made here: run it where root has CAP_SYS_ADMIN",
@@ -45,26 +46,37 @@ pub fn prepare() -> Result<()> {
     Ok(())
 }
 
-fn missing() -> Vec<&'static str> {
+/// Installs Debian's packages of programs that are missing; `purpose` begins the message if that fails.
+///
+/// # Errors
+/// A sentence with the packages.
+pub fn provide(needed: &[(&str, &'static str)], purpose: &str) -> Result<()> {
+    install(&missing(needed), purpose)
+}
+
+fn missing(needed: &[(&str, &'static str)]) -> Vec<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there =
         |program: &str| std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
-    let mut packages: Vec<_> = NEEDED
+    let mut packages: Vec<_> = needed
         .iter()
         .filter(|(program, _)| !is_there(program))
         .map(|(_, package)| *package)
         .collect();
-    if !Path::new(NETWORK_PLUGINS).join("bridge").is_file() {
-        packages.push(NETWORK_PACKAGE);
-    }
     packages.dedup();
     packages
 }
 
-fn install(packages: &[&str]) -> Result<()> {
+fn install(packages: &[&str], purpose: &str) -> Result<()> {
+    if packages.is_empty() {
+        return Ok(());
+    }
     let names = packages.join(" ");
     let by_hand =
-        || format!("real nodes need the packages {names}: install them (apt-get install {names})");
+        || format!("{purpose} the packages {names}: install them (apt-get install {names})");
+    if !rustix::process::geteuid().is_root() {
+        bail!(by_hand());
+    }
     let _progress = Progress::start(&format!("installing {names} with apt-get"));
     let install = [&["install", "--yes", "--no-install-recommends"], packages].concat();
     // The lists of packages may be missing or old.
