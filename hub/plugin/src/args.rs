@@ -2,11 +2,13 @@
 use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+use super::output::{ListOutput, ListOutputParser};
+
 /// The namespace of hub and agents.
 pub const SYSTEM: &str = "runnel-system";
 
 /// The exit codes, a part of `--help`.
-const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 timed out; 4 plan: something would or may fail, or be blocked.
+const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 timed out; 4 plan: something would or may fail, or be blocked; status --exit-code: something is not ready.
 
 The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
 
@@ -219,12 +221,24 @@ pub struct Status {
     /// The rules of all namespaces, and ClusterDistributionRules.
     #[arg(short = 'A', long)]
     pub all_namespaces: bool,
-    /// Output format; for one rule, `wide` lists every cluster and its failures.
-    #[arg(short = 'o', long, value_enum)]
-    pub output: Option<Output>,
+    /// The rules with these labels, as in `kubectl get -l`.
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "rule")]
+    pub selector: Option<String>,
+    /// Output format, as kubectl has it; for one rule, `wide` lists every cluster and its failures.
+    #[arg(short = 'o', long, value_name = "FORMAT", value_parser = ListOutputParser)]
+    pub output: Option<ListOutput>,
     /// With RULE: only the clusters without the newest revision of every source.
-    #[arg(long, requires = "rule", conflicts_with = "output")]
+    #[arg(long, requires = "rule")]
     pub outdated: bool,
+    /// Print the rules whenever they change; with RULE and `-o wide` its clusters.
+    #[arg(short = 'w', long, conflicts_with = "outdated")]
+    pub watch: bool,
+    /// Print no header, and nothing below the table.
+    #[arg(long)]
+    pub no_headers: bool,
+    /// Exit with 4 if a rule is not ready; with --outdated if a cluster is outdated.
+    #[arg(long, conflicts_with = "watch")]
+    pub exit_code: bool,
     /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
@@ -248,9 +262,18 @@ pub struct Approve {
 pub struct Members {
     /// The name of one cluster.
     pub cluster: Option<String>,
-    /// Output format.
-    #[arg(short = 'o', long, value_enum)]
-    pub output: Option<Output>,
+    /// The clusters with these labels, as in `kubectl get -l`.
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "cluster")]
+    pub selector: Option<String>,
+    /// Output format, as kubectl has it.
+    #[arg(short = 'o', long, value_name = "FORMAT", value_parser = ListOutputParser)]
+    pub output: Option<ListOutput>,
+    /// Print the members whenever they change.
+    #[arg(short = 'w', long)]
+    pub watch: bool,
+    /// Print no header.
+    #[arg(long)]
+    pub no_headers: bool,
     /// The namespace of the hub.
     #[arg(long, value_name = "NAME", default_value = SYSTEM)]
     pub hub_namespace: String,
@@ -506,6 +529,23 @@ mod tests {
             let cli = Cli::try_parse_from(words).unwrap();
             let found = (cli.namespace.as_deref(), cli.context.as_deref());
             assert_eq!(found, (Some("shop"), Some("eu")), "{words:?}");
+        }
+        let template = "jsonpath={.items[*].metadata.name}";
+        for words in [
+            ["status", "-A", "-l", "a=b", "-o", template],
+            ["members", "-w", "-l", "a in (b)", "-o", "name"],
+        ] {
+            let words = ["kubectl-runnel"].iter().chain(&words);
+            assert!(Cli::try_parse_from(words).is_ok());
+        }
+        for wrong in [
+            ["status", "-o", "table"],
+            ["status", "-o", "jsonpath=.metadata"],
+            ["status", "--watch", "--exit-code"],
+            ["members", "eu-1", "--selector=a"],
+        ] {
+            let words = ["kubectl-runnel"].iter().chain(&wrong);
+            assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2);
         }
         assert!(Cli::try_parse_from(["kubectl-runnel", "join"]).is_err());
         assert!(Cli::try_parse_from(["kubectl-runnel", "join", "--show-values"]).is_ok());

@@ -79,8 +79,8 @@ pub fn outdated(rows: &[DeliveryRow], width: usize, colors: bool) -> String {
     output
 }
 
-/// All clusters, and below them what failed there.
-pub fn clusters(rows: &[DeliveryRow], colors: bool) -> String {
+/// All clusters as a table.
+pub fn table(rows: &[DeliveryRow]) -> Table {
     let mut table = Table::new(&[
         "CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "MESSAGE",
     ]);
@@ -89,7 +89,12 @@ pub fn clusters(rows: &[DeliveryRow], colors: bool) -> String {
         cells.push(row.status.message.as_str().into());
         table.row(cells);
     }
-    let mut output = table.text(colors);
+    table
+}
+
+/// All clusters, and below them what failed there.
+pub fn clusters(rows: &[DeliveryRow], colors: bool) -> String {
+    let mut output = table(rows).text(colors);
     if rows.iter().any(|row| !row.status.failures.is_empty()) {
         output += "\nWhat failed (at most five copies per cluster):\n";
     }

@@ -96,7 +96,7 @@ mod tests {
         );
         assert_eq!(asked(&["uninstall", "--cop"]), ["--copies"]);
         assert_eq!(asked(&["uninstall", "--copies", ""]), ["delete", "keep"]);
-        assert_eq!(asked(&["status", "-o", "j"]), ["json"]);
+        assert_eq!(asked(&["status", "-o", "j"]), ["json", "jsonpath="]);
         assert_eq!(
             asked(&["import", "--from", "re"]),
             ["reflector", "replicator"]

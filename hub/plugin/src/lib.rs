@@ -12,14 +12,17 @@ mod diagnose;
 mod doctor;
 mod explain;
 mod explanation_report;
+mod follow;
 mod helm;
 mod hints;
 mod history;
 mod import;
 mod install;
 mod join;
+mod jsonpath;
 mod manifests;
 mod objects;
+mod output;
 mod parse;
 mod plan;
 mod plan_report;
@@ -68,6 +71,8 @@ pub const USAGE: u8 = 2;
 pub const TIMED_OUT: u8 = 3;
 /// A plan was made, and something of it would fail or be blocked.
 pub const WOULD_FAIL: u8 = 4;
+/// With `status --exit-code`: something is not ready.
+pub const NOT_READY: u8 = 4;
 
 fn ended(code: u8, text: impl Into<String>) -> anyhow::Error {
     ExitError {
@@ -171,13 +176,19 @@ fn script(shell: Shell) -> String {
 
 /// Prints to standard output; a closed pipe is not an error.
 fn print(text: &str) -> anyhow::Result<()> {
+    write_out(text).map(drop)
+}
+
+/// Prints to standard output. Returns false if the pipe is closed.
+fn write_out(text: &str) -> anyhow::Result<bool> {
     let mut out = std::io::stdout().lock();
     match out
         .write_all(printable(text).as_bytes())
         .and_then(|()| out.flush())
     {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

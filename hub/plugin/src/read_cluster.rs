@@ -43,8 +43,28 @@ pub const FLEET_PATH: &str = "/apis/runnel.dev/v1alpha1/fleets/default";
 /// # Errors
 /// As [`Cluster::list`].
 pub async fn members<T: DeserializeOwned>(hub: &Cluster) -> anyhow::Result<Vec<T>> {
-    hub.list("list the members", &format!("{API}/memberclusters"))
-        .await
+    labeled_members(hub, None).await
+}
+
+/// The members with these labels.
+///
+/// # Errors
+/// As [`Cluster::list`].
+pub async fn labeled_members<T: DeserializeOwned>(
+    hub: &Cluster,
+    labels: Option<&str>,
+) -> anyhow::Result<Vec<T>> {
+    let path = format!("{API}/memberclusters{}", selector(labels));
+    hub.list("list the members", &path).await
+}
+
+/// Returns the query of a list for a label selector.
+fn selector(labels: Option<&str>) -> String {
+    let query = |labels| {
+        let mut query = form_urlencoded::Serializer::new("?".to_owned());
+        query.append_pair("labelSelector", labels).finish()
+    };
+    labels.map(query).unwrap_or_default()
 }
 
 /// The Lease of the leader, if there is one.
@@ -64,15 +84,27 @@ pub async fn rules<T: DeserializeOwned>(
     hub: &Cluster,
     namespace: Option<&str>,
 ) -> anyhow::Result<Vec<T>> {
+    labeled_rules(hub, namespace, None).await
+}
+
+/// As [`rules`], with these labels.
+///
+/// # Errors
+/// As [`Cluster::list`].
+pub async fn labeled_rules<T: DeserializeOwned>(
+    hub: &Cluster,
+    namespace: Option<&str>,
+    labels: Option<&str>,
+) -> anyhow::Result<Vec<T>> {
+    let selector = selector(labels);
     let Some(namespace) = namespace else {
-        let mut all = hub
-            .list("list the rules", &format!("{API}/distributionrules"))
-            .await?;
-        let path = format!("{API}/clusterdistributionrules");
+        let path = format!("{API}/distributionrules{selector}");
+        let mut all = hub.list("list the rules", &path).await?;
+        let path = format!("{API}/clusterdistributionrules{selector}");
         all.extend(hub.list("list the ClusterDistributionRules", &path).await?);
         return Ok(all);
     };
-    let path = format!("{API}/namespaces/{namespace}/distributionrules");
+    let path = format!("{API}/namespaces/{namespace}/distributionrules{selector}");
     hub.list(&format!("list the rules of {namespace}"), &path)
         .await
 }

@@ -5,69 +5,204 @@ use runnel_proto::model::is_subdomain;
 use serde_json::{Value, json};
 
 use super::access::Cluster;
-use super::args::{Members, Output, Status};
-use super::objects::{Rule, tidy};
+use super::args::{Members, Status};
+use super::follow::{Followed, follow};
+use super::objects::{HasConditions, Rule, tidy};
+use super::output::ListOutput;
 use super::parse::{self, RuleRef};
 use super::progress::colors;
 use super::read_cluster::{self, API};
+use super::table::{Table, Widths};
+use super::views::DeliveryRow;
 use super::{
-    CommandContext, checks, clusters_output, ended, for_machines, note, print, rules, usage, views,
+    CommandContext, checks, clusters_output, ended, note, print, rules, usage, views, write_out,
 };
-use runnel_api::MemberCluster;
+use runnel_api::conditions::ConditionType;
+use runnel_api::{
+    ClusterDelivery, ClusterDistributionRule, Delivery, DistributionRule, MemberCluster,
+};
 
 /// Shows rules, or one.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Status) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let namespace = session.rule_namespace(&hub)?;
+    warn_of_silence(&hub, &options.hub_namespace).await;
+    if options.watch {
+        return watch(&hub, options, &namespace).await;
+    }
+    let all_ready = match &options.rule {
+        Some(given) => {
+            let object = tidy(one(&hub, given, &namespace).await?);
+            show_rule(&hub, options, object).await?
+        }
+        None => show_rules(&hub, options, &namespace).await?,
+    };
+    if options.exit_code && !all_ready {
+        return Err(ended(super::NOT_READY, ""));
+    }
+    Ok(())
+}
+
+/// Shows one rule. Returns whether it is ready; with `--outdated` whether no cluster is outdated.
+async fn show_rule(hub: &Cluster, options: &Status, object: Value) -> anyhow::Result<bool> {
     let now = Timestamp::now();
-    warn_of_silence(&hub, hub_namespace(&options.hub_namespace)?).await;
-    if let Some(given) = &options.rule {
-        let object = tidy(one(&hub, given, &namespace).await?);
-        if let Some(text) = for_machines(options.output, &object)?.filter(|_| !options.outdated) {
-            return print(&text);
-        }
-        let rule = Rule::read(&object)?;
-        if options.outdated {
-            let rows = views::deliveries(&hub, &rule).await?;
-            return print(&clusters_output::outdated(&rows, width(), colors()));
-        }
-        if options.output == Some(Output::Wide) {
-            return print_rule(&hub, &rule, now).await;
-        }
-        return print(&rules::rule(&rule, now, colors()));
+    if options.outdated {
+        let rows = views::deliveries(hub, &Rule::read(&object)?).await?;
+        let old = rows
+            .iter()
+            .filter(|row| clusters_output::outdated_word(row).is_some());
+        let old: Vec<Value> = old.map(|row| row.object.clone()).collect();
+        let text = formatted(options.output.as_ref(), &listed(&old))?;
+        let text = text.unwrap_or_else(|| clusters_output::outdated(&rows, width(), colors()));
+        print(&text)?;
+        return Ok(old.is_empty());
     }
+    if let Some(text) = formatted(options.output.as_ref(), &object)? {
+        print(&text)?;
+        return Ok(is_ready(&Rule::read(&object)?));
+    }
+    let rule = Rule::read(&object)?;
+    if options.output == Some(ListOutput::Wide) {
+        print_rule(hub, &rule, now).await?;
+    } else {
+        print(&rules::rule(&rule, now, colors()))?;
+    }
+    Ok(is_ready(&rule))
+}
+
+/// Shows the rules of a namespace, or all. Returns whether all are ready.
+async fn show_rules(hub: &Cluster, options: &Status, namespace: &str) -> anyhow::Result<bool> {
     let all = options.all_namespaces;
-    let found = read_cluster::rules(&hub, (!all).then_some(namespace.as_str())).await?;
+    let namespace = (!all).then_some(namespace);
+    let found = read_cluster::labeled_rules(hub, namespace, options.selector.as_deref()).await?;
     let found: Vec<Value> = found.into_iter().map(tidy).collect();
-    if let Some(text) = for_machines(options.output, &listed(&found))? {
-        return print(&text);
+    let read = || {
+        found
+            .iter()
+            .map(Rule::read)
+            .collect::<anyhow::Result<Vec<_>>>()
+    };
+    if let Some(text) = formatted(options.output.as_ref(), &listed(&found))? {
+        print(&text)?;
+        return Ok(!options.exit_code || read()?.iter().all(is_ready));
     }
-    if found.is_empty() {
-        let place = if all {
-            "this cluster".to_owned()
-        } else {
-            format!("namespace {namespace}")
-        };
-        let hint = if all {
-            ""
-        } else {
-            " (-A shows all namespaces)"
+    let rules = read()?;
+    if rules.is_empty() {
+        let (place, hint) = match namespace {
+            None => ("this cluster".to_owned(), ""),
+            Some(name) => (format!("namespace {name}"), " (-A shows all namespaces)"),
         };
         note(&format!("No rules in {place}{hint}."));
     } else {
-        let rules = found
-            .iter()
-            .map(Rule::read)
-            .collect::<anyhow::Result<Vec<_>>>()?;
-        print(
-            &rules::rules(&rules, all, options.output == Some(Output::Wide), now).text(colors()),
-        )?;
+        let wide = options.output == Some(ListOutput::Wide);
+        let table = rules::rules(&rules, all, wide, Timestamp::now());
+        print(&table.headed(!options.no_headers).text(colors()))?;
     }
     // Below the rules, because most problems of all of them come from an unreachable member.
-    if let Ok(members) = read_cluster::members::<MemberCluster>(&hub).await {
+    if !options.no_headers
+        && let Ok(members) = read_cluster::members::<MemberCluster>(hub).await
+    {
         print(&format!("\n{}\n", rules::members_in_short(&members)))?;
     }
-    Ok(())
+    Ok(rules.iter().all(is_ready))
+}
+
+/// Shows rules, or the clusters of one, whenever they change.
+async fn watch(hub: &Cluster, options: &Status, namespace: &str) -> anyhow::Result<()> {
+    let wide = options.output == Some(ListOutput::Wide);
+    let selector = options.selector.as_deref();
+    let followed = match &options.rule {
+        Some(given) => {
+            let rule = Rule::read(&one(hub, given, namespace).await?)?;
+            let (own, name) = (Some(rule.namespace()), rule.name());
+            vec![match (&rule, wide) {
+                (Rule::DistributionRule(_), true) => {
+                    Followed::all::<Delivery>(own).with_field("rule", name)
+                }
+                (Rule::ClusterDistributionRule(_), true) => {
+                    Followed::all::<ClusterDelivery>(None).with_field("rule", name)
+                }
+                (Rule::DistributionRule(_), false) => {
+                    Followed::all::<DistributionRule>(own).with_field("metadata.name", name)
+                }
+                (Rule::ClusterDistributionRule(_), false) => {
+                    Followed::all::<ClusterDistributionRule>(None).with_field("metadata.name", name)
+                }
+            }]
+        }
+        None if options.all_namespaces => vec![
+            Followed::all::<DistributionRule>(None).with_labels(selector),
+            Followed::all::<ClusterDistributionRule>(None).with_labels(selector),
+        ],
+        None => vec![Followed::all::<DistributionRule>(Some(namespace)).with_labels(selector)],
+    };
+    let mut printer = Printer::new(options.no_headers);
+    let clusters = options.rule.is_some() && wide;
+    follow(hub, followed, |objects| {
+        printer.print(options.output.as_ref(), objects, || {
+            if clusters {
+                let rows = objects.iter().cloned().map(DeliveryRow::read);
+                return Ok(clusters_output::table(
+                    &rows.collect::<anyhow::Result<Vec<_>>>()?,
+                ));
+            }
+            let rules = objects.iter().map(Rule::read);
+            let rules = rules.collect::<anyhow::Result<Vec<_>>>()?;
+            Ok(rules::rules(
+                &rules,
+                options.all_namespaces,
+                wide,
+                Timestamp::now(),
+            ))
+        })
+    })
+    .await
+}
+
+/// Prints the objects of a watch: tables whose columns continue, or a text for each object.
+struct Printer {
+    headed: bool,
+    widths: Widths,
+}
+
+impl Printer {
+    fn new(no_headers: bool) -> Self {
+        Self {
+            headed: !no_headers,
+            widths: Widths::default(),
+        }
+    }
+
+    /// Returns whether somebody reads the output.
+    fn print(
+        &mut self,
+        output: Option<&ListOutput>,
+        objects: &[Value],
+        table: impl FnOnce() -> anyhow::Result<Table>,
+    ) -> anyhow::Result<bool> {
+        let mut texts = String::new();
+        let mut is_table = true;
+        for object in objects {
+            if let Some(text) = formatted(output, object)? {
+                is_table = false;
+                texts += &text;
+            }
+        }
+        if is_table && !objects.is_empty() {
+            let table = table()?.headed(std::mem::take(&mut self.headed));
+            texts = table.continued(&mut self.widths, colors());
+        }
+        write_out(&texts)
+    }
+}
+
+/// Returns the text for machines; `None` for a table.
+fn formatted(output: Option<&ListOutput>, object: &Value) -> anyhow::Result<Option<String>> {
+    output.map_or(Ok(None), |output| output.text(object))
+}
+
+fn is_ready(rule: &Rule) -> bool {
+    rule.condition(ConditionType::Ready).is_true()
 }
 
 /// Returns the columns of the terminal, if the shell exports them.
@@ -76,13 +211,6 @@ fn width() -> usize {
         .ok()
         .and_then(|columns| columns.parse().ok())
         .unwrap_or(100)
-}
-
-fn hub_namespace(namespace: &str) -> anyhow::Result<&str> {
-    if !is_subdomain(namespace) {
-        return Err(usage(format!("--hub-namespace `{namespace}` is no name")));
-    }
-    Ok(namespace)
 }
 
 /// Warns if no hub leads. Prints nothing if the Lease cannot be read.
@@ -146,11 +274,35 @@ pub(super) async fn one(hub: &Cluster, given: &str, namespace: &str) -> anyhow::
 /// Shows members.
 pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> anyhow::Result<()> {
     let hub = session.hub().await?;
-    warn_of_silence(&hub, hub_namespace(&options.hub_namespace)?).await;
+    warn_of_silence(&hub, &options.hub_namespace).await;
+    if let Some(name) = options
+        .cluster
+        .as_deref()
+        .filter(|name| !is_subdomain(name))
+    {
+        return Err(usage(format!("`{name}` is no name of a cluster")));
+    }
+    let wide = options.output == Some(ListOutput::Wide);
+    let table = |objects: &[Value]| {
+        let members = objects.iter().cloned().map(serde_json::from_value);
+        let members = members.collect::<Result<Vec<MemberCluster>, _>>().context(
+            "a member has a value that this plugin does not support (`kubectl runnel version`)",
+        )?;
+        anyhow::Ok((rules::members(&members, wide, Timestamp::now()), members))
+    };
+    if options.watch {
+        let all = Followed::all::<MemberCluster>(None).with_labels(options.selector.as_deref());
+        let followed = match &options.cluster {
+            Some(name) => all.with_field("metadata.name", name),
+            None => all,
+        };
+        let mut printer = Printer::new(options.no_headers);
+        return follow(&hub, vec![followed], |objects| {
+            printer.print(options.output.as_ref(), objects, || Ok(table(objects)?.0))
+        })
+        .await;
+    }
     let found: Vec<Value> = match &options.cluster {
-        Some(name) if !is_subdomain(name) => {
-            return Err(usage(format!("`{name}` is no name of a cluster")));
-        }
         Some(name) => match hub
             .get("read the member", &read_cluster::member_path(name))
             .await?
@@ -163,7 +315,7 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
                 ));
             }
         },
-        None => read_cluster::members(&hub)
+        None => read_cluster::labeled_members(&hub, options.selector.as_deref())
             .await?
             .into_iter()
             .map(tidy)
@@ -173,28 +325,18 @@ pub(super) async fn members(session: &CommandContext<'_>, options: &Members) -> 
         (Some(_), [one]) => one.clone(),
         _ => listed(&found),
     };
-    if let Some(text) = for_machines(options.output, &value)? {
+    if let Some(text) = formatted(options.output.as_ref(), &value)? {
         return print(&text);
     }
-    let members = found
-        .into_iter()
-        .map(serde_json::from_value)
-        .collect::<Result<Vec<MemberCluster>, _>>()
-        .context(
-            "a member has a value that this plugin does not support (`kubectl runnel version`)",
-        )?;
+    let (table, members) = table(&found)?;
     if members.is_empty() {
-        note(&rules::members_in_short(&members));
+        note(&match &options.selector {
+            Some(selector) => format!("No member has labels that fit {selector}."),
+            None => rules::members_in_short(&members),
+        });
         return Ok(());
     }
-    print(
-        &rules::members(
-            &members,
-            options.output == Some(Output::Wide),
-            Timestamp::now(),
-        )
-        .text(colors()),
-    )
+    print(&table.headed(!options.no_headers).text(colors()))
 }
 
 fn listed(items: &[Value]) -> Value {

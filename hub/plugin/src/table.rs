@@ -1,5 +1,5 @@
 //! Tables as kubectl prints them, and colors.
-use comfy_table::Color;
+use comfy_table::{Color, ColumnConstraint, Width};
 
 use super::wrap::on_one_line;
 
@@ -99,15 +99,27 @@ impl<T: Into<String>> From<T> for Cell {
 pub struct Table {
     header: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,
+    headless: bool,
 }
+
+/// The widths of the columns of tables that continue each other.
+#[derive(Clone, Debug, Default)]
+pub struct Widths(Vec<u16>);
 
 impl Table {
     /// An empty table.
     pub fn new(header: &[&'static str]) -> Self {
         Self {
             header: header.to_vec(),
-            rows: Vec::new(),
+            ..Self::default()
         }
+    }
+
+    /// Whether the header is printed.
+    #[must_use]
+    pub fn headed(mut self, headed: bool) -> Self {
+        self.headless = !headed;
+        self
     }
 
     /// Adds a row.
@@ -122,11 +134,29 @@ impl Table {
 
     /// The table as text; an empty cell is `<none>`, as kubectl has it.
     pub fn text(&self, colors: bool) -> String {
+        self.built(colors).trim_fmt() + "\n"
+    }
+
+    /// The table as text that continues the tables before it: a column is as wide as there.
+    pub fn continued(&self, widths: &mut Widths, colors: bool) -> String {
+        let mut table = self.built(colors);
+        let own = table.column_max_content_widths();
+        widths.0.resize(own.len(), 0);
+        for ((column, known), own) in table.column_iter_mut().zip(&mut widths.0).zip(own) {
+            *known = own.max(*known);
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(*known + GAP)));
+        }
+        table.trim_fmt() + "\n"
+    }
+
+    fn built(&self, colors: bool) -> comfy_table::Table {
         let mut table = comfy_table::Table::new();
         table
             .load_style(comfy_table::presets::NOTHING)
-            .force_no_tty()
-            .set_header(&self.header);
+            .force_no_tty();
+        if !self.headless {
+            table.set_header(&self.header);
+        }
         table.style_text_only();
         if colors {
             table.enforce_styling();
@@ -139,7 +169,7 @@ impl Table {
         for column in table.column_iter_mut() {
             column.set_padding((0, GAP));
         }
-        table.trim_fmt() + "\n"
+        table
     }
 }
 
@@ -159,6 +189,11 @@ mod tests {
         let golden =
             "NAME          READY    AGE\na-long-name   True     4s\nb             <none>   2d\n";
         assert_eq!(table.text(false), golden);
+        let headless = table.clone().headed(false).text(false);
+        assert_eq!(
+            headless,
+            "a-long-name   True     4s\nb             <none>   2d\n"
+        );
         let coloured = table.text(true);
         assert!(
             coloured.contains("\u{1b}[38;5;2mTrue\u{1b}[39m     4s"),
@@ -167,6 +202,23 @@ mod tests {
         assert!(
             coloured.contains("\u{1b}[38;5;1m<none>\u{1b}[39m   2d"),
             "{coloured:?}"
+        );
+    }
+
+    #[test]
+    fn columns_continue_those_of_the_table_before() {
+        let table = |name: &str, ready: &str| {
+            let mut table = Table::new(&["NAME", "READY"]);
+            table.row(vec![name.into(), ready.into()]);
+            table
+        };
+        let mut widths = Widths::default();
+        let first = table("a-long-name", "True").continued(&mut widths, false);
+        assert_eq!(first, "NAME          READY\na-long-name   True\n");
+        let second = table("b", "False").headed(false);
+        assert_eq!(
+            second.continued(&mut widths, false),
+            "b             False\n"
         );
     }
 }

@@ -45,7 +45,7 @@ pub async fn deliveries(hub: &Cluster, rule: &Rule) -> anyhow::Result<Vec<Delive
             return Err(anyhow!("cannot {action}: the answer is no list"));
         };
         for object in items {
-            rows.push(DeliveryRow::read(action, object)?);
+            rows.push(DeliveryRow::read(object)?);
         }
         // The hub's tokens need no encoding.
         token = match list["metadata"]["continue"].as_str() {
@@ -73,9 +73,13 @@ fn delivery_path(rule: &Rule) -> String {
 }
 
 impl DeliveryRow {
-    fn read(action: &str, object: Value) -> anyhow::Result<Self> {
+    /// Reads a delivery as the view API returned it.
+    ///
+    /// # Errors
+    /// If it has a value that this program does not support.
+    pub fn read(object: Value) -> anyhow::Result<Self> {
         // Both kinds of deliveries have the same fields.
-        let read: Delivery = understood(action, object.clone())?;
+        let read: Delivery = understood("read a delivery", object.clone())?;
         Ok(Self {
             object,
             cluster: read.spec.cluster,

@@ -1,13 +1,14 @@
 //! What the plugin reads from the view API: for users with the right to it, and for no others.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 /// A value that no answer may contain.
@@ -108,6 +109,7 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
         "{printed}"
     );
 
+    lists_are_for_scripts(&fleet, &scene).await?;
     proved(&fleet, &scene).await?;
 
     // A ServiceAccount sees the rules of the namespace in which it has the role, and no others.
@@ -176,6 +178,76 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
         "it reads another namespace"
     );
     missing_api_is_named(&fleet).await
+}
+
+/// The flags of `kubectl get`.
+async fn lists_are_for_scripts(fleet: &Fleet, scene: &Scene) -> Result<()> {
+    let admin = fleet.hub().kubeconfig();
+    for (words, code, expected) in [
+        (
+            &["status", "-n", "asked", "-o", "name"][..],
+            0,
+            "distributionrule.runnel.dev/rule\n",
+        ),
+        (&["status", "-n", "asked", "-l", "a=b", "-o", "name"], 0, ""),
+        (
+            &["members", "-o", "jsonpath={.items[*].metadata.name}"],
+            0,
+            "member-1 member-2",
+        ),
+        (&["members", "-l", "env!=prod", "-o", "name"], 0, ""),
+        (
+            &["status", "rule", "-n", "asked", "--exit-code", "-o", "name"],
+            4,
+            "distributionrule.runnel.dev/rule\n",
+        ),
+        (
+            &["status", "rule", "-n", "asked", "--outdated", "-o", "name"],
+            0,
+            "delivery.view.runnel.dev/rule:member-2\n",
+        ),
+    ] {
+        let printed = runnel(fleet, admin, words).await?;
+        let out = String::from_utf8_lossy(&printed.stdout).into_owned();
+        ensure!(
+            printed.status.code() == Some(code) && out == expected,
+            "{words:?}: {:?} {out}",
+            printed.status
+        );
+    }
+    let words = ["status", "rule", "-n", "asked", "-w", "-o", "wide"];
+    let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
+    command.arg("--kubeconfig").arg(admin).args(words);
+    let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let output = child.stdout.take().context("no output")?;
+    let mut lines = BufReader::new(output).lines();
+    let mut next = async |begin: &[&str]| -> Result<()> {
+        let found = async {
+            while let Some(line) = lines.next_line().await? {
+                println!("{line}");
+                let row: Vec<_> = line.split_whitespace().collect();
+                if row.starts_with(begin) {
+                    return Ok(());
+                }
+            }
+            anyhow::bail!("the watch has ended")
+        };
+        let found = tokio::time::timeout(SOON, found).await;
+        found.with_context(|| format!("no line {begin:?}"))?
+    };
+    next(&["CLUSTER", "STATE"]).await?;
+    next(&["member-2", "Failed"]).await?;
+    // The obstacle goes, and comes back.
+    let obstacle = Id::config_map("asked", "taken");
+    let theirs = Draft::config_map("asked", "taken").data("k", "not ours");
+    scene.member(2).delete(&obstacle).await?;
+    next(&["member-2", "Ready"]).await?;
+    scene.hub.delete(&obstacle).await?;
+    scene.member(2).lacks(&obstacle).await?;
+    scene.member(2).make(&theirs.json()).await?;
+    let source = Draft::config_map("asked", "taken").data("k", CANARY);
+    scene.hub.make(&source.json()).await?;
+    next(&["member-2", "Failed"]).await
 }
 
 /// Without the APIService the plugin prints what the status has, and names the cause.
