@@ -74,8 +74,7 @@ impl Credentials {
         write_private(&made.authority, &made.authority_text)?;
         write_private(&made.serving_certificate, &certificate)?;
         write_private(&made.serving_key, &key)?;
-        let (authority, certificate, key) =
-            certificates(&format!("{cluster} front proxy authority"), front_proxy()?)?;
+        let (authority, certificate, key) = front_proxy(cluster)?;
         write_private(&made.front_proxy_authority, &authority)?;
         write_private(&made.front_proxy_certificate, &certificate)?;
         write_private(&made.front_proxy_key, &key)?;
@@ -123,14 +122,15 @@ fn serving() -> Result<CertificateParams> {
     Ok(CertificateParams::new(NAMES.map(String::from))?)
 }
 
-fn front_proxy() -> Result<CertificateParams> {
+/// Returns the CA of a cluster's front proxy, with the certificate and the key of the front proxy.
+pub(crate) fn front_proxy(cluster: &str) -> Result<(String, String, String)> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params
         .distinguished_name
         .push(DnType::CommonName, FRONT_PROXY);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    Ok(params)
+    certificates(&format!("{cluster} front proxy authority"), params)
 }
 
 // The certificate of an authority, and a certificate that it signs, with its key.

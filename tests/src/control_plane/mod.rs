@@ -25,7 +25,7 @@ use crate::scratch::Scratch;
 use crate::wait::eventually;
 pub use backup::Backup;
 use credentials::Credentials;
-pub(crate) use credentials::write_private;
+pub(crate) use credentials::{front_proxy, write_private};
 use parts::{Parts, Ports};
 
 const READY: Duration = Duration::from_secs(60);

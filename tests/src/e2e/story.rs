@@ -15,6 +15,7 @@ use crate::demo::cluster::Cluster;
 use crate::demo::narrate::Narrator;
 use crate::fleet::{NAMESPACE, output};
 use crate::helm::chart;
+use crate::wait::eventually;
 
 pub(super) const SOURCES: &str = "ns-codis-test";
 pub(super) const RULE: [&str; 4] = ["-n", SOURCES, "drule", "rule-codis-test"];
@@ -241,7 +242,10 @@ impl Story<'_> {
     /// Reads every cluster of the rule, through the view API.
     async fn ask(&mut self) -> Result<()> {
         let words = ["status", RULE[3], "-n", SOURCES, "-o", "wide"];
-        let printed = self.plugin(&words, &[]).await?;
+        let printed = eventually("the view API to answer", SOON, async || {
+            self.plugin(&words, &[]).await.map(Some)
+        })
+        .await?;
         for member in &self.stage.members {
             let row = printed
                 .lines()

@@ -13,6 +13,7 @@ use super::binaries::PAUSE_IMAGE;
 use super::network::Place;
 use super::packages::NETWORK_PLUGINS;
 use super::text;
+use crate::control_plane::front_proxy;
 
 /// Writes all of them into the folder of a machine.
 pub(super) fn write(folder: &Path, place: Place) -> Result<()> {
@@ -24,6 +25,7 @@ pub(super) fn write(folder: &Path, place: Place) -> Result<()> {
     let token = HEXLOWER.encode(&token);
     fs::create_dir_all(folder.join("network"))?;
     let (path, accounts) = (text(folder)?, KeyPair::generate()?);
+    let (proxy_authority, proxy_certificate, proxy_key) = front_proxy("node")?;
     let files = [
         ("kubeconfig", kubeconfig(path, place, &token)),
         (
@@ -32,6 +34,9 @@ pub(super) fn write(folder: &Path, place: Place) -> Result<()> {
         ),
         ("service-accounts.key", accounts.serialize_pem()),
         ("service-accounts.pub", accounts.public_key_pem()),
+        ("front-proxy-ca.crt", proxy_authority),
+        ("front-proxy.crt", proxy_certificate),
+        ("front-proxy.key", proxy_key),
         ("network/10-runnel.conflist", network(path, place)),
         ("containerd.toml", containerd(path)),
         ("kubelet.yaml", kubelet(path, place)),

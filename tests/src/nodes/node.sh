@@ -31,7 +31,11 @@ part kube-apiserver "$NODE" kube-apiserver --etcd-servers http://127.0.0.1:2379 
   --bind-address "$ADDRESS" --advertise-address "$ADDRESS" --secure-port 6443 --cert-dir certificates \
   --service-account-key-file service-accounts.pub --service-account-signing-key-file service-accounts.key \
   --service-account-issuer https://kubernetes.default.svc --token-auth-file tokens.csv --authorization-mode RBAC \
-  --service-cluster-ip-range "$SERVICES.0/24" --allow-privileged --kubelet-preferred-address-types InternalIP
+  --service-cluster-ip-range "$SERVICES.0/24" --allow-privileged --kubelet-preferred-address-types InternalIP \
+  --requestheader-client-ca-file front-proxy-ca.crt --requestheader-allowed-names front-proxy-client \
+  --requestheader-username-headers X-Remote-User --requestheader-group-headers X-Remote-Group \
+  --requestheader-extra-headers-prefix X-Remote-Extra- --proxy-client-cert-file front-proxy.crt \
+  --proxy-client-key-file front-proxy.key
 
 until [ -S containerd.sock ]; do sleep 0.1; done
 for archive in $ARCHIVES; do
