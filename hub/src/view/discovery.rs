@@ -76,6 +76,12 @@ impl Resource {
         }
     }
 
+    /// Returns the path of a field below `spec` that the resource does not have.
+    pub(super) fn unknown_field(&self, object: &Value) -> Option<String> {
+        let schema = self.schema.pointer("/properties/spec")?;
+        unknown_field(schema, object.get("spec")?, "spec")
+    }
+
     fn path(&self) -> String {
         let namespace = if self.namespaced {
             "namespaces/{namespace}/"
@@ -88,6 +94,18 @@ impl Resource {
     fn group_version_kind(&self) -> Value {
         json!({"group": VIEW_GROUP, "version": VIEW_VERSION, "kind": self.kind})
     }
+}
+
+fn unknown_field(schema: &Value, value: &Value, path: &str) -> Option<String> {
+    // A manifest may have any fields.
+    let known = schema.get("properties")?.as_object()?;
+    value.as_object()?.iter().find_map(|(name, value)| {
+        let path = format!("{path}.{name}");
+        match known.get(name) {
+            Some(schema) => unknown_field(schema, value, &path),
+            None => Some(path),
+        }
+    })
 }
 
 /// The resources of the view API.
@@ -217,6 +235,24 @@ fn openapi() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unknown_fields_are_found_below_the_spec() {
+        let of = |plural: &str, spec: Value| {
+            let resource = RESOURCES.iter().find(|resource| resource.plural == plural);
+            resource.unwrap().unknown_field(&json!({"spec": spec}))
+        };
+        let manifest = json!({"kind": "DistributionRule", "spec": {"any": 1}});
+        let plan = json!({"object": manifest, "dryRun": true, "diff": true, "delete": false});
+        assert_eq!(of("ruleplans", plan), None);
+        let typo = json!({"name": "r", "dryrun": true});
+        assert_eq!(of("ruleplans", typo), Some("spec.dryrun".to_owned()));
+        let target = json!({"cluster": "c", "target": {"kind": "Secret", "nmae": "x"}});
+        assert_eq!(
+            of("copyexplanations", target),
+            Some("spec.target.nmae".to_owned())
+        );
+    }
 
     #[test]
     fn documents_describe_each_resource() {

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use data_encoding::HEXLOWER;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use runnel_api::{CopyExplanationStatus, ExplainedObject, ExplainedRule};
-use runnel_proto::model::{ClusterName, Inspected, LiveObject, Revision, RuleUid, SourceRef};
+use runnel_proto::model::{
+    ClusterName, Inspected, LiveObject, Revision, RuleName, RuleUid, SourceRef,
+};
 
 use super::copy_reasons::{self, RuleExplanation};
 use super::error::ViewError;
@@ -133,30 +135,24 @@ impl ViewServer {
         .await
     }
 
-    /// Returns the rules of these explanations that the caller may get.
+    /// Returns the rules of these explanations that the caller may get. There are a few dozen
+    /// explanations at most.
     async fn visible(
         &self,
         user: &UserInfo,
         explanations: &[RuleExplanation],
     ) -> Result<BTreeSet<RuleUid>, ViewError> {
-        let mut visible = BTreeSet::new();
+        let (mut visible, mut reviewed) = (BTreeSet::new(), BTreeSet::new());
         for explanation in explanations {
-            let Some(resource) = resource_of(&explanation.rule)
-                .ok()
-                .filter(|_| !visible.contains(&explanation.uid))
-            else {
+            if !reviewed.insert(&explanation.uid) {
                 continue;
-            };
-            if self
-                .content_reviewer
-                .may_get(
-                    user,
-                    resource,
-                    &explanation.rule.namespace,
-                    &explanation.rule.name,
-                )
-                .await?
-            {
+            }
+            let RuleName {
+                namespace, name, ..
+            } = &explanation.rule;
+            let resource = resource_of(&explanation.rule)?;
+            let reviewer = &self.content_reviewer;
+            if reviewer.may_get(user, resource, namespace, name).await? {
                 visible.insert(explanation.uid.clone());
             }
         }

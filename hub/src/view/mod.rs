@@ -40,7 +40,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
-use runnel_api::VIEW_GROUP;
+use runnel_api::{VIEW_GROUP, VIEW_VERSION};
 use runnel_proto::model::{ClusterName, RuleUid};
 use runnel_transport::tls::{Accept, FrontProxyTls};
 use serde_json::json;
@@ -431,6 +431,7 @@ impl ViewServer {
         let access = ResourceAccess {
             verb,
             group: VIEW_GROUP,
+            version: VIEW_VERSION,
             resource: &target.resource.plural,
             namespace: &target.namespace,
             name: target.name.as_deref().unwrap_or_default(),

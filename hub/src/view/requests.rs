@@ -34,7 +34,7 @@ impl ViewServer {
     ) -> Result<Response, ViewError> {
         match target.resource.view {
             View::Explanations => {
-                let mut asked: CopyExplanation = read(body)?;
+                let mut asked: CopyExplanation = read(body, target)?;
                 place(&mut asked.metadata, target)?;
                 let cluster = ClusterName::from(asked.spec.cluster.as_str());
                 let copy = explained(&asked.spec.target)?;
@@ -42,7 +42,7 @@ impl ViewServer {
                 Ok(created(&asked))
             }
             View::Removals => {
-                let mut asked: RemovalReview = read(body)?;
+                let mut asked: RemovalReview = read(body, target)?;
                 place(&mut asked.metadata, target)?;
                 let rule = reviewed(&asked.spec, &target.namespace)?;
                 let skip = usize::try_from(asked.spec.skip).unwrap_or(usize::MAX);
@@ -50,7 +50,7 @@ impl ViewServer {
                 Ok(created(&asked))
             }
             _ if target.resource.namespaced => {
-                let mut asked: RulePlan = read(body)?;
+                let mut asked: RulePlan = read(body, target)?;
                 place(&mut asked.metadata, target)?;
                 let RulePlanSpec {
                     object,
@@ -67,7 +67,7 @@ impl ViewServer {
                 Ok(created(&asked))
             }
             _ => {
-                let mut asked: ClusterRulePlan = read(body)?;
+                let mut asked: ClusterRulePlan = read(body, target)?;
                 let ClusterRulePlanSpec {
                     object,
                     kind,
@@ -87,9 +87,19 @@ impl ViewServer {
     }
 }
 
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ViewError> {
-    serde_json::from_slice(body)
-        .map_err(|error| ViewError::BadRequest(format!("the object cannot be read: {error}")))
+/// Reads a request. A field that its kind does not have is refused: it may be a typing error.
+fn read<T: DeserializeOwned>(body: &[u8], target: &Target) -> Result<T, ViewError> {
+    let unreadable = |error: &dyn std::fmt::Display| {
+        ViewError::BadRequest(format!("the object cannot be read: {error}"))
+    };
+    let object: Value = serde_json::from_slice(body).map_err(|error| unreadable(&error))?;
+    if let Some(field) = target.resource.unknown_field(&object) {
+        return Err(ViewError::BadRequest(format!(
+            "{field} is no field of a {}: `kubectl explain {}.spec` lists them",
+            target.resource.kind, target.resource.plural
+        )));
+    }
+    serde_json::from_value(object).map_err(|error| unreadable(&error))
 }
 
 fn created(object: &impl Serialize) -> Response {

@@ -20,6 +20,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub(super) struct ResourceAccess<'a> {
     pub(super) verb: &'a str,
     pub(super) group: &'a str,
+    pub(super) version: &'a str,
     pub(super) resource: &'a str,
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
@@ -54,6 +55,7 @@ impl Reviewer {
         let access = ResourceAccess {
             verb: "get",
             group: runnel_api::GROUP,
+            version: runnel_api::VERSION,
             resource,
             namespace,
             name,
@@ -78,6 +80,7 @@ impl Reviewer {
         let attributes = ResourceAttributes {
             verb: optional(access.verb),
             group: optional(access.group),
+            version: optional(access.version),
             resource: optional(access.resource),
             namespace: optional(access.namespace),
             name: optional(access.name),

@@ -139,6 +139,12 @@ async fn tenant_plans_what_it_may_save_and_read() -> Result<()> {
         (
             path,
             "RulePlan",
+            json!({"name": "all", "dryrun": true}),
+            "spec.dryrun is no field",
+        ),
+        (
+            path,
+            "RulePlan",
             json!({"object": {"kind": "DistributionRule"}}),
             "names nothing",
         ),

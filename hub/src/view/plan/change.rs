@@ -125,7 +125,8 @@ impl ViewServer {
             None => {
                 let access = ResourceAccess {
                     verb: "get",
-                    group: "runnel.dev",
+                    group: runnel_api::GROUP,
+                    version: runnel_api::VERSION,
                     resource,
                     namespace: &namespace,
                     name: "",
@@ -266,7 +267,8 @@ impl ViewServer {
         let name = if verb == "create" { "" } else { name };
         let access = ResourceAccess {
             verb,
-            group: "runnel.dev",
+            group: runnel_api::GROUP,
+            version: runnel_api::VERSION,
             resource,
             namespace: "",
             name,

@@ -111,7 +111,8 @@ impl ViewServer {
         };
         let access = ResourceAccess {
             verb,
-            group: "runnel.dev",
+            group: runnel_api::GROUP,
+            version: runnel_api::VERSION,
             resource,
             namespace: &rule.namespace,
             name,
@@ -160,6 +161,7 @@ impl ViewServer {
             let access = |namespace| ResourceAccess {
                 verb: "get",
                 group: kind.group,
+                version: kind.version,
                 resource: kind.plural,
                 namespace,
                 name: "",
