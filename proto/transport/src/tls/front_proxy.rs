@@ -2,9 +2,7 @@
 //!
 //! The API server publishes the CA and the names of its front proxy in the ConfigMap
 //! `kube-system/extension-apiserver-authentication`.
-use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -17,11 +15,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use x509_parser::parse_x509_certificate;
 
+use super::refusals::{HANDSHAKE_LIMIT, HandshakeError};
 use super::{TlsError, provider};
 use crate::identity::ServingPair;
-
-/// The time limit of a handshake.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accepts connections of the front proxy.
 #[derive(Clone)]
@@ -29,20 +25,6 @@ pub struct FrontProxyTls {
     config: Arc<ServerConfig>,
     /// The allowed common names; empty: every certificate of the CA.
     names: Arc<[String]>,
-}
-
-/// Why a connection of a front proxy is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum FrontProxyError {
-    /// TLS failed, for example because the certificate is not of the front proxy's CA.
-    #[error("the TLS handshake failed: {0}")]
-    Tls(#[from] io::Error),
-    /// It took too long.
-    #[error("the TLS handshake took longer than {} seconds", HANDSHAKE_LIMIT.as_secs())]
-    Timeout,
-    /// The certificate is valid, but its name is not allowed.
-    #[error("the common name {0:?} of the client is not in requestheader-allowed-names")]
-    Name(String),
 }
 
 impl FrontProxyTls {
@@ -80,14 +62,14 @@ impl FrontProxyTls {
     /// Performs the handshake of one connection, within a time limit.
     ///
     /// # Errors
-    /// [`FrontProxyError`], with the cause.
-    pub async fn accept(&self, tcp: TcpStream) -> Result<TlsStream<TcpStream>, FrontProxyError> {
+    /// [`HandshakeError`], with the cause.
+    pub async fn accept(&self, tcp: TcpStream) -> Result<TlsStream<TcpStream>, HandshakeError> {
         // A system that refuses this only answers later.
         let _ = tcp.set_nodelay(true);
         let accepted = TlsAcceptor::from(self.config.clone()).accept(tcp);
         let stream = timeout(HANDSHAKE_LIMIT, accepted)
             .await
-            .map_err(|_| FrontProxyError::Timeout)??;
+            .map_err(|_| HandshakeError::Timeout)??;
         let leaf = stream
             .get_ref()
             .1
@@ -95,7 +77,7 @@ impl FrontProxyTls {
             .and_then(<[_]>::first);
         let name = leaf.and_then(|leaf| common_name(leaf)).unwrap_or_default();
         if !self.names.is_empty() && !self.names.contains(&name) {
-            return Err(FrontProxyError::Name(name));
+            return Err(HandshakeError::FrontProxyName(name));
         }
         Ok(stream)
     }

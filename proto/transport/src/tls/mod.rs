@@ -7,6 +7,7 @@ mod anonymous;
 mod choose;
 mod client;
 mod front_proxy;
+mod handshakes;
 mod meter;
 mod proxy;
 mod refusals;
@@ -23,7 +24,8 @@ use std::sync::{Arc, LazyLock};
 use rustls::crypto::CryptoProvider;
 
 pub use client::{Connector, PING_LIMIT, endpoint, join_config, session_config};
-pub use front_proxy::{FrontProxyError, FrontProxyTls};
+pub use front_proxy::FrontProxyTls;
+pub use handshakes::Handshakes;
 pub use meter::{Meter, Metered};
 pub use proxy::{Proxy, ProxyError, Route};
 pub use refusals::HandshakeError;

@@ -25,6 +25,9 @@ pub enum HandshakeError {
     /// The certificate is not a member's.
     #[error("the client's certificate is not a member's")]
     NotMember,
+    /// The certificate of a front proxy is valid, but its name is not allowed.
+    #[error("the common name {0:?} of the client is not in requestheader-allowed-names")]
+    FrontProxyName(String),
 }
 
 /// A handshake that has ended, or was abandoned.
@@ -60,10 +63,10 @@ impl Refusals {
         self.count <= REFUSALS_LOGGED
     }
 
-    /// Returns the connection of a handshake that ended well.
-    pub(super) fn complete<C>(&mut self, done: Handshake<C>) -> Option<C> {
+    /// Returns the connection of a handshake that ended well, with its peer.
+    pub(super) fn complete<C>(&mut self, done: Handshake<C>) -> Option<(SocketAddr, C)> {
         match done {
-            Ok((_, Ok(connection))) => return Some(connection),
+            Ok((peer, Ok(connection))) => return Some((peer, connection)),
             // Probes and load balancers open and close without a request.
             Ok((peer, Err(HandshakeError::Tls(error))))
                 if error.kind() == io::ErrorKind::UnexpectedEof =>

@@ -1,5 +1,4 @@
 //! The hub's end.
-use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -15,28 +14,21 @@ use rustls::version::TLS13;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::accept_queue::{AcceptQueue, Origin};
+use super::accept_queue::Origin;
 use super::anonymous::{Anonymous, ConnectionTimeout};
 use super::choose::Choices;
+use super::handshakes::{HANDSHAKE_TURN, HANDSHAKES, Handshakes};
 use super::meter::{Meter, Metered};
-use super::refusals::{HANDSHAKE_LIMIT, HandshakeError, Refusals};
+use super::refusals::{HANDSHAKE_LIMIT, HandshakeError};
 use super::verify::MemberVerifier;
 use super::{ALPN, TlsError, provider};
 use crate::identity::{PeerCertificate, ServingPair, SpiffeId};
 
-/// Maximum number of concurrent handshakes; others wait.
-const HANDSHAKES: usize = 1024;
-/// Connections that wait for it. Of more, the newest of the largest crowd is closed.
-const WAITING: usize = 2048;
-/// With this many handshakes, each may last this long before it makes room, so that idle peers do
-/// not exclude others.
-const HANDSHAKE_TURN: Duration = Duration::from_secs(2);
 /// Connections without a client certificate at once; one more ends the oldest.
 const ANONYMOUS: usize = 1024;
 /// Time limit of a connection without a client certificate.
@@ -223,13 +215,8 @@ impl Accept for TcpListener {
 struct Incoming<A> {
     listener: A,
     tls: Arc<ServerTls>,
-    handshakes: JoinSet<(SocketAddr, Result<Connection, HandshakeError>)>,
-    /// The handshakes, the oldest first.
-    begun: VecDeque<(Instant, Origin, AbortHandle)>,
-    waiting: AcceptQueue<(TcpStream, SocketAddr)>,
-    refusals: Refusals,
+    handshakes: Handshakes<Connection>,
     anonymous: Anonymous,
-    limits: Limits,
     pause: Duration,
 }
 
@@ -264,17 +251,11 @@ pub(super) fn incoming_within<A: Accept>(
     limits: Limits,
 ) -> impl Stream<Item = io::Result<Connection>> + Send {
     let anonymous = Anonymous::new(limits.anonymous, limits.anonymous_timeout);
-    let (handshakes, begun, waiting) = (JoinSet::new(), VecDeque::new(), AcceptQueue::new(WAITING));
-    let refusals = Refusals::default();
     let state = Incoming {
         listener,
         tls,
-        handshakes,
-        begun,
-        waiting,
-        refusals,
+        handshakes: Handshakes::within(limits.handshakes, limits.turn),
         anonymous,
-        limits,
         pause: PAUSE,
     };
     futures::stream::unfold(state, |mut state| async move {
@@ -286,89 +267,24 @@ pub(super) fn incoming_within<A: Accept>(
 impl<A: Accept> Incoming<A> {
     async fn next(&mut self) -> Connection {
         loop {
-            self.begin_handshakes();
-            let full_until = self.full_until();
+            let tls = &self.tls;
+            let begin = |tcp, address| handshake(tcp, address, tls.current());
             tokio::select! {
                 // Finished handshakes are returned before new connections are accepted.
                 biased;
-                Some(done) = self.handshakes.join_next() => {
-                    if let Some(mut connection) = self.refusals.complete(done) {
-                        let origin = Origin::of(connection.peer.address);
-                        connection.stay = connection.peer.certificate.is_none().then(|| self.anonymous.enter(origin));
-                        return connection;
-                    }
+                (_, mut connection) = self.handshakes.next(begin) => {
+                    let origin = Origin::of(connection.peer.address);
+                    connection.stay = connection.peer.certificate.is_none().then(|| self.anonymous.enter(origin));
+                    return connection;
                 }
-                () = sleep_until(full_until.unwrap_or_else(Instant::now)), if full_until.is_some() => self.close_oldest(),
                 accepted = self.listener.accept() => match accepted {
                     Ok((tcp, address)) => {
                         self.pause = PAUSE;
-                        if self.waiting.push(Origin::of(address), (tcp, address)).is_some() {
-                            tracing::debug!("too many connections wait for their TLS handshake: the newest of a crowd is closed");
-                        }
+                        self.handshakes.push(tcp, address);
                     }
                     Err(error) => self.back_off(&error).await,
                 },
             }
-        }
-    }
-
-    /// Starts handshakes up to the limit. A connection from an origin with few others replaces the
-    /// oldest one of the largest origin.
-    fn begin_handshakes(&mut self) {
-        self.begun
-            .retain(|(_, _, handshake)| !handshake.is_finished());
-        while !self.waiting.is_empty() {
-            let running = self.running();
-            let count = |origin: Origin| running.get(&origin).copied().unwrap_or_default();
-            if self.begun.len() >= self.limits.handshakes {
-                let next = self.waiting.next_origin(count).map(count);
-                let most = running.values().max().copied().unwrap_or_default();
-                if next.is_none_or(|next| next + 1 >= most) {
-                    return;
-                }
-                self.close_oldest();
-            }
-            let Some((origin, (tcp, address))) = self.waiting.pop(count) else {
-                return;
-            };
-            let config = self.tls.current();
-            let handshake = async move { (address, handshake(tcp, address, config).await) };
-            self.begun
-                .push_back((Instant::now(), origin, self.handshakes.spawn(handshake)));
-        }
-    }
-
-    fn running(&self) -> BTreeMap<Origin, usize> {
-        let mut running = BTreeMap::new();
-        self.begun
-            .iter()
-            .for_each(|(_, origin, _)| *running.entry(*origin).or_default() += 1);
-        running
-    }
-
-    /// Drops the oldest handshake of the address with the most, when another client waits.
-    fn full_until(&self) -> Option<Instant> {
-        let (begun, ..) = self
-            .begun
-            .get(self.oldest_of_largest_origin()?)
-            .filter(|_| !self.waiting.is_empty())?;
-        Some(*begun + self.limits.turn)
-    }
-
-    fn oldest_of_largest_origin(&self) -> Option<usize> {
-        let running = self.running();
-        let most = running.values().max();
-        self.begun
-            .iter()
-            .position(|(_, origin, _)| running.get(origin) == most)
-    }
-
-    fn close_oldest(&mut self) {
-        if let Some((_, _, oldest)) = self
-            .oldest_of_largest_origin()
-            .and_then(|oldest| self.begun.remove(oldest))
-        {
-            oldest.abort();
         }
     }
 
