@@ -1,11 +1,15 @@
 //! The view API, as kubectl and its users see it.
 
+#[path = "views/clients.rs"]
+mod clients;
 #[path = "views/copies.rs"]
 mod copies;
 #[path = "views/member_targets.rs"]
 mod member_targets;
 #[path = "views/requests.rs"]
 mod requests;
+#[path = "views/watches.rs"]
+mod watches;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +72,22 @@ async fn get(client: &Client, path: &str) -> Result<Value> {
     let path = format!("/apis/view.runnel.dev/v1alpha1/{path}");
     let request = http::Request::get(path).body(Vec::new())?;
     Ok(client.request(request).await?)
+}
+
+/// Returns the status of the answer to a request with these headers.
+async fn status_of(
+    client: &Client,
+    method: http::Method,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> Result<http::StatusCode> {
+    let path = format!("/apis/view.runnel.dev/v1alpha1/{path}");
+    let mut request = http::Request::builder().method(method).uri(path);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request.body(kube::client::Body::empty())?;
+    Ok(client.send(request).await?.status())
 }
 
 #[tokio::test]
@@ -276,10 +296,11 @@ async fn tenant_sees_the_deliveries_of_its_namespace_only() -> Result<()> {
     Ok(())
 }
 
-/// These end an agent and a grant, so they have a fleet of their own.
+/// These end the hub, an agent and a grant, so they have a fleet of their own.
 #[tokio::test]
 async fn members_that_are_away_or_not_granted_are_left_out() -> Result<()> {
     let fleet = started().await?;
+    watches::restart_of_the_hub_expires_versions(&fleet).await?;
     copies::unreachable_member_is_named(&fleet).await?;
     member_targets::tenant_sees_what_its_grants_open(&fleet).await
 }
@@ -288,6 +309,22 @@ async fn members_that_are_away_or_not_granted_are_left_out() -> Result<()> {
 async fn only_the_front_proxy_may_connect() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;
+    let config = stranger(&scene).await?;
+    let address = fleet.hub_replica(1).pod().port("view")?;
+    let answer = ask_as_a_front_proxy(&address, config).await;
+    // TLS 1.3: the server's refusal arrives after the handshake of the client.
+    let refused = answer
+        .err()
+        .context("a client without a certificate got an answer")?;
+    ensure!(
+        format!("{refused:#}").contains("CertificateRequired"),
+        "{refused:#}"
+    );
+    Ok(())
+}
+
+/// A client that trusts the hub and has no certificate.
+async fn stranger(scene: &Scene) -> Result<rustls::ClientConfig> {
     let secret = scene
         .hub
         .get(&Id::secret("runnel-system", "runnel-hub-identity"))
@@ -300,17 +337,7 @@ async fn only_the_front_proxy_may_connect() -> Result<()> {
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    let address = fleet.hub_replica(1).pod().port("view")?;
-    let answer = ask_as_a_front_proxy(&address, config).await;
-    // TLS 1.3: the server's refusal arrives after the handshake of the client.
-    let refused = answer
-        .err()
-        .context("a client without a certificate got an answer")?;
-    ensure!(
-        format!("{refused:#}").contains("CertificateRequired"),
-        "{refused:#}"
-    );
-    Ok(())
+    Ok(config)
 }
 
 /// Names a user in headers, as the front proxy does.

@@ -44,6 +44,9 @@ const DIAL: Duration = Duration::from_secs(3);
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// The time without data after which a connection is dead. Both ends send keepalives more often.
 const IDLE: Duration = Duration::from_secs(90);
+/// The same for a connection of the API server. A watch lasts for half an hour at most, and its
+/// client need not take bookmarks.
+const VIEWS_IDLE: Duration = Duration::from_secs(35 * 60);
 /// The time for which a connection to a former leader continues, so that its last frames arrive.
 const CLOSE_DELAY: Duration = Duration::from_secs(1);
 /// Pause after an accept error such as too many open files.
@@ -288,16 +291,24 @@ async fn splice(
     };
     tokio::select! {
         _ = copy_bidirectional(&mut near, &mut far) => {}
-        () = idle(&moved) => tracing::debug!("a spliced connection on which nothing moved is closed"),
+        () = idle(&moved, idle_limit(service)) => tracing::debug!("a spliced connection on which nothing moved is closed"),
         () = deposed => {}
     }
 }
 
-/// Completes when the number of bytes in `moved` stays the same for [`IDLE`].
-async fn idle(moved: &AtomicU64) {
+/// Returns the time without data after which a connection is dead.
+fn idle_limit(service: Service) -> Duration {
+    match service {
+        Service::Agents => IDLE,
+        Service::Views => VIEWS_IDLE,
+    }
+}
+
+/// Completes when the number of bytes in `moved` stays the same for `limit`.
+async fn idle(moved: &AtomicU64, limit: Duration) {
     let mut before = moved.load(Ordering::Relaxed);
     loop {
-        sleep(IDLE).await;
+        sleep(limit).await;
         let now = moved.load(Ordering::Relaxed);
         if now == before {
             return;
@@ -341,5 +352,23 @@ impl AsyncWrite for CountingConnection<'_> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.tcp).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_in_which_nothing_changes_is_not_cut() {
+        let moved = AtomicU64::new(0);
+        for (service, limit) in [
+            (Service::Agents, Duration::from_secs(90)),
+            (Service::Views, Duration::from_secs(35 * 60)),
+        ] {
+            let begin = Instant::now();
+            idle(&moved, idle_limit(service)).await;
+            assert_eq!(begin.elapsed(), limit);
+        }
     }
 }

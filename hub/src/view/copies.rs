@@ -23,10 +23,11 @@ use serde_json::{Value, json};
 
 use super::delivery::{Reader, Scope, labels_of};
 use super::error::ViewError;
+use super::list::ListFormat;
 use super::request::{Fields, Position, Query, Selection, object_name};
 use super::table::{Column, ViewObject};
 use super::target::{Form, Target};
-use super::{ViewServer, page_response, reported_time, run_blocking, versioned, warn};
+use super::{ViewServer, reported_time, run_blocking, versioned, warn};
 use crate::ordered_lock::LeafMutex;
 
 /// The limit of pairs of a rule and a cluster for one page.
@@ -249,7 +250,8 @@ impl Reader<'_> {
     fn pairs(&self, scope: &Scope, query: &Query) -> Result<Pairs, ViewError> {
         self.serving_since()?;
         let selection = &query.selection;
-        let (only_rule, only_cluster) = (selection.rule(), selection.cluster());
+        let only_rule = selection.rule();
+        let only_cluster = selection.cluster().map(ClusterName::from);
         let mut pairs = Vec::new();
         for (rule, uid) in self.rules(scope) {
             if only_rule.is_some_and(|only| only != rule.name) || pairs.len() > PAIRS {
@@ -259,10 +261,14 @@ impl Reader<'_> {
             let Some(entry) = index.rules().get(&uid) else {
                 continue;
             };
-            let clusters = entry.target_clusters.clusters.keys();
-            let clusters =
-                clusters.filter(|cluster| only_cluster.is_none_or(|only| only == cluster.as_str()));
-            for cluster in clusters {
+            let all = &entry.target_clusters.clusters;
+            // There may be very many of both: a request for one cluster looks it up.
+            let (one, all) = match &only_cluster {
+                Some(only) => (all.get_key_value(only), None),
+                None => (None, Some(all)),
+            };
+            let clusters = one.into_iter().chain(all.into_iter().flatten());
+            for (cluster, _) in clusters {
                 let mut pair = Pair {
                     rule: rule.clone(),
                     uid: uid.clone(),
@@ -327,8 +333,9 @@ impl ViewServer {
                 ViewError::Timeout("too many lists of copies at a time: try again".to_owned())
             })?;
         let page = self.copy_page(target.scope(), query).await?;
-        let version = self.changes.lock().version();
-        let mut response = page_response(target, page.rows, page.next, version, form, query);
+        let version = self.changes().version();
+        let format = ListFormat::new(form, target, query);
+        let mut response = format.whole(page.rows, page.next.as_ref(), version);
         if !page.missing.is_empty() {
             warn(&mut response, &missing_text(&page.missing));
         }
@@ -370,7 +377,7 @@ impl ViewServer {
             .map(|listed| CopyRow::new(&pair, listed))
             .find(|row| row.is_selected(&selected.selection))
             .ok_or_else(unknown)?;
-        let version = self.changes.lock().version();
+        let version = self.changes().version();
         Ok(Json(form.one(versioned(row, version), version, query)).into_response())
     }
 

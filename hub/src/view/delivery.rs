@@ -246,9 +246,11 @@ impl Reader<'_> {
             }
             let full = self.rows_of(&uid, begin, &query.selection, &mut |row| {
                 rows.push(row);
-                rows.len() >= query.limit
+                // One more, because the last page has no successor.
+                rows.len() > query.limit
             })?;
             if full {
+                rows.truncate(query.limit);
                 let next = rows.last().map(Row::position);
                 return Ok(Page { rows, next });
             }
@@ -270,7 +272,7 @@ impl Reader<'_> {
             if after.is_some_and(|after| only <= after) {
                 return Ok(false);
             }
-            let row = self.row(uid, &only)?;
+            let row = self.rows(uid, &[only])?.pop();
             let row = row.filter(|row| row.is_selected(selection));
             return Ok(row.is_some_and(take));
         }
@@ -310,21 +312,24 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the delivery of a rule to a cluster, if there is one.
+    /// Returns the deliveries of a rule to these clusters, as far as there are such.
     ///
     /// # Errors
     /// [`ViewError::Unavailable`], while this replica does not serve.
-    pub(super) fn row(
+    pub(super) fn rows(
         &self,
         uid: &RuleUid,
-        cluster: &ClusterName,
-    ) -> Result<Option<Row>, ViewError> {
-        let row = self.with_view(uid, |view, report_store, index, about| {
-            let detail = detail(view, report_store, cluster, about.now)?;
-            let labels = labels_of(index, &view.rule.terms.rule, cluster);
-            Some(row(about, &view.rule.terms.rule, labels, detail))
+        clusters: &[ClusterName],
+    ) -> Result<Vec<Row>, ViewError> {
+        let rows = self.with_view(uid, |view, report_store, index, about| {
+            let rows = clusters.iter().filter_map(|cluster| {
+                let detail = detail(view, report_store, cluster, about.now)?;
+                let labels = labels_of(index, &view.rule.terms.rule, cluster);
+                Some(row(about, &view.rule.terms.rule, labels, detail))
+            });
+            rows.collect()
         })?;
-        Ok(row.flatten())
+        Ok(rows.unwrap_or_default())
     }
 
     /// Returns since when this replica serves.

@@ -4,6 +4,9 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
+/// After how many seconds a client may try again.
+const RETRY_SECONDS: u32 = 5;
+
 /// Why a request is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ViewError {
@@ -30,13 +33,21 @@ pub(super) enum ViewError {
         "the resource does not support this method: `kubectl api-resources --api-group view.runnel.dev -o wide` lists the verbs"
     )]
     Method,
+    /// The client cannot read what this API answers.
+    #[error(
+        "the view API answers in application/json only, with as=Table or as=PartialObjectMetadata"
+    )]
+    NotAcceptable,
+    /// The object is in another format.
+    #[error("the object has the content type {0:?}: send application/json")]
+    MediaType(String),
     /// A member cluster did not answer.
     #[error("{0}")]
     Timeout(String),
     /// The changes since a version are not known any more.
     #[error("too old resource version: list again")]
     Expired,
-    /// The hub answers too many requests at a time.
+    /// The user, or all users together, do too much at a time.
     #[error("{0}")]
     Busy(String),
     /// This replica cannot answer now.
@@ -58,6 +69,8 @@ impl ViewError {
             Self::Forbidden(_) => (StatusCode::FORBIDDEN, "Forbidden"),
             Self::NotFound(_) | Self::Missing(_) => (StatusCode::NOT_FOUND, "NotFound"),
             Self::Method => (StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed"),
+            Self::NotAcceptable => (StatusCode::NOT_ACCEPTABLE, "NotAcceptable"),
+            Self::MediaType(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType"),
             Self::Timeout(_) => (StatusCode::GATEWAY_TIMEOUT, "Timeout"),
             Self::Expired => (StatusCode::GONE, "Expired"),
             Self::Busy(_) => (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
@@ -68,7 +81,7 @@ impl ViewError {
     /// Returns the `Status` object.
     pub(super) fn status(&self) -> Value {
         let (code, reason) = self.code();
-        json!({
+        let mut status = json!({
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},
@@ -76,18 +89,24 @@ impl ViewError {
             "message": self.to_string(),
             "reason": reason,
             "code": code.as_u16(),
-        })
+        });
+        if matches!(self, Self::Busy(_)) {
+            status["details"] = json!({"retryAfterSeconds": RETRY_SECONDS});
+        }
+        status
     }
 }
 
 impl IntoResponse for ViewError {
     fn into_response(self) -> Response {
         let mut response = (self.code().0, Json(self.status())).into_response();
-        if matches!(self, Self::Unavailable(_)) {
+        let header = match self {
             // The API server keeps connections. A new one leads to the replica that leads now.
-            let close = HeaderValue::from_static("close");
-            response.headers_mut().insert(header::CONNECTION, close);
-        }
+            Self::Unavailable(_) => (header::CONNECTION, HeaderValue::from_static("close")),
+            Self::Busy(_) => (header::RETRY_AFTER, HeaderValue::from(RETRY_SECONDS)),
+            _ => return response,
+        };
+        response.headers_mut().insert(header.0, header.1);
         response
     }
 }
@@ -105,5 +124,17 @@ mod tests {
         assert!(closes(ViewError::Unavailable("starting".to_owned())));
         assert!(!closes(ViewError::NotFound("a delivery".to_owned())));
         assert!(!closes(ViewError::Expired));
+    }
+
+    #[test]
+    fn busy_answer_names_the_time_of_the_next_attempt() {
+        let error = ViewError::Busy("too many watches".to_owned());
+        let status = error.status();
+        assert_eq!(
+            (&status["code"], &status["details"]["retryAfterSeconds"]),
+            (&json!(429), &json!(RETRY_SECONDS))
+        );
+        let response = error.into_response();
+        assert_eq!(response.headers()[header::RETRY_AFTER], "5");
     }
 }

@@ -1,5 +1,6 @@
 //! Member targets: what the rules of a namespace may send to which member cluster, by its grants.
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
@@ -15,10 +16,11 @@ use serde_json::{Value, json};
 
 use super::delivery::Reader;
 use super::error::ViewError;
+use super::list::ListFormat;
 use super::request::{Fields, Position, Query, Selection};
 use super::table::{Column, ViewObject};
 use super::target::{Form, Target};
-use super::{ViewServer, page_response, versioned};
+use super::{ViewServer, versioned};
 
 /// One member cluster that the grants of a namespace open.
 struct TargetRow {
@@ -145,62 +147,79 @@ fn selector_text(selector: &Selector) -> String {
 }
 
 impl Reader<'_> {
-    /// Returns the member clusters that the grants of a namespace open, in the order of their
-    /// names.
+    /// Returns one page of the member clusters that the grants of a namespace open, in the order of
+    /// their names, and the position of the last one if more follow.
     fn member_targets(
         &self,
         namespace: &str,
-        selection: &Selection,
-    ) -> Result<Vec<TargetRow>, ViewError> {
+        query: &Query,
+    ) -> Result<(Vec<TargetRow>, Option<Position>), ViewError> {
         self.serving_since()?;
         let runnel_namespace = &self.hub_state.settings.namespace;
         let index = self.hub_state.index.read();
         let all = index.targets().grants();
         if all.namespaces().is_some() && !all.has_namespace(namespace) {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), None));
         }
         let RuleGrants::Granted(grants) = all.of_namespace(namespace, runnel_namespace) else {
             return Err(ViewError::Unavailable(
                 "the hub cannot read the grants now: try again".to_owned(),
             ));
         };
+        let after = query.after.as_ref().map(|after| after.cluster.as_str());
         let mut rows = Vec::new();
         for (name, cluster) in index.clusters().iter() {
-            let grants = grants.iter();
-            let grants: Vec<_> = grants
-                .filter(|grant| grant.clusters.chooses(name, &cluster.labels))
-                .map(|grant| target_grant(&grant.grant))
-                .collect();
-            if grants.is_empty() || !cluster.is_eligible() {
-                continue;
-            }
-            let row = TargetRow {
-                cluster: name.clone(),
-                metadata: metadata(namespace, name, &cluster.uid, &cluster.labels),
-                status: MemberTargetStatus {
-                    connected: false,
-                    cordoned: cluster.cordoned,
-                    grants,
-                },
-            };
             let fields = Fields {
                 name: name.as_str(),
                 namespace,
                 ..Fields::default()
             };
-            let labels = row.metadata.labels.as_ref();
-            if selection.matches(&fields)
-                && labels.is_none_or(|labels| selection.matches_labels(labels))
+            if after.is_some_and(|after| name.as_str() <= after)
+                || !query.selection.matches(&fields)
+                || !cluster.is_eligible()
             {
-                rows.push(row);
+                continue;
+            }
+            let metadata = metadata(namespace, name, &cluster.uid, &cluster.labels);
+            let labels = metadata.labels.as_ref();
+            if labels.is_some_and(|labels| !query.selection.matches_labels(labels)) {
+                continue;
+            }
+            let grants = grants.iter();
+            let grants: Vec<_> = grants
+                .filter(|grant| grant.clusters.chooses(name, &cluster.labels))
+                .map(|grant| target_grant(&grant.grant))
+                .collect();
+            if grants.is_empty() {
+                continue;
+            }
+            rows.push(TargetRow {
+                cluster: name.clone(),
+                metadata,
+                status: MemberTargetStatus {
+                    connected: false,
+                    cordoned: cluster.cordoned,
+                    grants,
+                },
+            });
+            if rows.len() > query.limit {
+                break;
             }
         }
         drop(index);
+        let more = rows.len() > query.limit;
+        rows.truncate(query.limit);
         let (report_store, now) = (self.hub_state.report_store.lock(), Instant::now());
         for row in &mut rows {
             row.status.connected = report_store.session(&row.cluster, now).is_some();
         }
-        Ok(rows)
+        let last = rows.last().filter(|_| more).map(|row| Position {
+            namespace: namespace.to_owned(),
+            rule: String::new(),
+            cluster: row.cluster.as_str().to_owned(),
+            copy: None,
+        });
+        Ok((rows, last))
     }
 }
 
@@ -223,8 +242,8 @@ fn metadata(
 
 impl ViewServer {
     /// Lists the member targets of a namespace.
-    pub(super) fn member_targets(
-        &self,
+    pub(super) async fn member_targets(
+        self: &Arc<Self>,
         target: &Target,
         query: &Query,
         form: Form,
@@ -234,40 +253,36 @@ impl ViewServer {
                 "membertargets are listed for one namespace: name it with -n".to_owned(),
             ));
         }
-        let mut rows = self
-            .reader()
-            .member_targets(&target.namespace, &query.selection)?;
-        if let Some(after) = &query.after {
-            rows.retain(|row| row.cluster.as_str() > after.cluster.as_str());
-        }
-        let next = rows.get(query.limit.saturating_sub(1)).map(|row| Position {
-            namespace: target.namespace.clone(),
-            rule: String::new(),
-            cluster: row.cluster.as_str().to_owned(),
-            copy: None,
-        });
-        let next = next.filter(|_| rows.len() > query.limit);
-        rows.truncate(query.limit);
-        let version = self.changes.lock().version();
-        Ok(page_response(target, rows, next, version, form, query))
+        let (server, namespace) = (self.clone(), target.namespace.clone());
+        let (asked, format) = (query.clone(), ListFormat::new(form, target, query));
+        self.compute(move || {
+            let (rows, next) = server.reader().member_targets(&namespace, &asked)?;
+            Ok(format.whole(rows, next.as_ref(), server.changes().version()))
+        })
+        .await?
     }
 
     /// Returns one member target of a namespace.
-    pub(super) fn member_target(
-        &self,
+    pub(super) async fn member_target(
+        self: &Arc<Self>,
         target: &Target,
         name: &str,
         query: &Query,
         form: Form,
     ) -> Result<Response, ViewError> {
-        let selection = Selection::of_name(name);
-        let rows = self
-            .reader()
-            .member_targets(&target.namespace, &selection)?;
+        let (server, namespace) = (self.clone(), target.namespace.clone());
+        let asked = Query {
+            selection: Selection::of_name(name),
+            limit: 1,
+            ..Query::default()
+        };
+        let (rows, _) = self
+            .compute(move || server.reader().member_targets(&namespace, &asked))
+            .await??;
         let row = rows.into_iter().next().ok_or_else(|| {
             ViewError::NotFound(format!("{}.{VIEW_GROUP} {name:?}", target.resource.plural))
         })?;
-        let version = self.changes.lock().version();
+        let version = self.changes().version();
         Ok(Json(form.one(versioned(row, version), version, query)).into_response())
     }
 }

@@ -5,6 +5,7 @@
 //! front proxy names the user in headers. The hub accepts only connections with the front proxy's
 //! certificate, and asks a SubjectAccessReview for each request. It never sees a user's token.
 mod changes;
+mod connections;
 mod copies;
 mod copy_reasons;
 mod delivery;
@@ -12,6 +13,7 @@ mod discovery;
 mod error;
 mod explain;
 mod front_proxy;
+mod list;
 mod member_targets;
 mod plan;
 mod removals;
@@ -21,17 +23,15 @@ mod review;
 mod table;
 mod target;
 mod watch;
+mod watch_limit;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwapOption;
 use axum::Json;
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use axum::serve::Listener;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};
 use jiff::Timestamp;
@@ -42,27 +42,25 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_api::{VIEW_GROUP, VIEW_VERSION};
 use runnel_proto::model::{ClusterName, RuleUid};
-use runnel_transport::tls::{Accept, FrontProxyTls};
+use runnel_transport::tls::FrontProxyTls;
 use serde_json::json;
-use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
-use tokio_rustls::server::TlsStream;
+use tokio::sync::Semaphore;
 
 use self::changes::{Changes, digest};
 use self::delivery::{Reader, Scope};
 use self::discovery::{View, document};
 use self::error::ViewError;
 use self::front_proxy::FrontProxy;
-use self::request::{Position, Query, Selection, token};
+use self::request::{Query, Selection};
 use self::review::{ResourceAccess, Reviewer, name_of};
 use self::table::ViewObject;
 use self::target::{Form, Target};
+use self::watch_limit::WatchLimit;
 use crate::ca::Authorities;
 use crate::hub_state::HubState;
 use crate::lease::LocalConnections;
 use crate::object_cache::ObjectCache;
-use crate::ordered_lock::{LEAF, OrderedMutex};
+use crate::ordered_lock::{LEAF, OrderedGuard, OrderedMutex};
 
 /// The name of the APIService.
 const API_SERVICE: &str = "v1alpha1.view.runnel.dev";
@@ -78,14 +76,12 @@ const GATHER: Duration = Duration::from_millis(250);
 const SWEEP: Duration = Duration::from_secs(15);
 /// The size limit of a request in bytes, large enough for the largest rule.
 const BODY_LIMIT: usize = 256 * 1024;
-/// The limit of TLS handshakes at a time.
-const HANDSHAKES: usize = 64;
 /// The limit of lists of copies at a time.
 const LISTINGS: usize = 3;
 /// The limit of plans at a time.
 const PLANS: usize = 4;
-/// Connections that wait to be served.
-const QUEUE: usize = 64;
+/// The limit of parts of lists and watches that are computed at a time.
+const READS: usize = 4;
 
 /// The server of the view API.
 pub struct ViewServer {
@@ -107,6 +103,10 @@ pub struct ViewServer {
     listings: Semaphore,
     /// Limits the plans, which need more than the hub's memory.
     plans: Semaphore,
+    /// Limits the parts of lists and watches that are computed at a time. A client that reads
+    /// slowly has no turn meanwhile.
+    reads: Semaphore,
+    watches: Arc<WatchLimit>,
 }
 
 impl ViewServer {
@@ -132,51 +132,18 @@ impl ViewServer {
             front_proxy: ArcSwapOption::empty(),
             listings: Semaphore::new(LISTINGS),
             plans: Semaphore::new(PLANS),
+            reads: Semaphore::new(READS),
+            watches: Arc::default(),
         })
     }
 
     /// Serves the API until the process ends.
     pub async fn run(self: Arc<Self>, incoming: LocalConnections) {
-        let (accepted, connections) = mpsc::channel(QUEUE);
-        let router = Router::new().fallback(respond).with_state(self.clone());
         tokio::join!(
-            self.accept(incoming, accepted),
+            self.serve(incoming),
             self.follow_credentials(),
             self.follow_changes(),
-            async {
-                let served = axum::serve(Connections(connections), router).await;
-                if let Err(error) = served {
-                    tracing::error!(%error, "the view API is not served any more");
-                }
-            }
         );
-    }
-
-    async fn accept(
-        &self,
-        mut incoming: LocalConnections,
-        accepted: mpsc::Sender<TlsStream<TcpStream>>,
-    ) {
-        let mut handshakes = JoinSet::new();
-        loop {
-            let (tcp, from) = tokio::select! {
-                Some(_) = handshakes.join_next() => continue,
-                Ok(accepted) = incoming.accept(), if handshakes.len() < HANDSHAKES => accepted,
-            };
-            let Some(tls) = self.front_proxy.load_full() else {
-                tracing::debug!(peer = %from, "the front proxy of the API server is not known yet");
-                continue;
-            };
-            let accepted = accepted.clone();
-            handshakes.spawn(async move {
-                match tls.1.accept(tcp).await {
-                    Ok(stream) => _ = accepted.send(stream).await,
-                    Err(error) => {
-                        tracing::debug!(peer = %from, %error, "refused a connection to the view API");
-                    }
-                }
-            });
-        }
     }
 
     /// Follows the CA of the front proxy, renews the serving certificate, and publishes the CA of
@@ -274,23 +241,17 @@ impl ViewServer {
     /// Compares the deliveries of changed rules, while clients read them.
     async fn follow_changes(self: &Arc<Self>) {
         let queue = &self.hub_state.queues.viewed_rules;
-        let (mut swept, mut serving) = (Instant::now(), None);
+        let mut swept = Instant::now();
         loop {
             tokio::select! {
                 () = queue.added() => tokio::time::sleep(GATHER).await,
                 () = tokio::time::sleep(SWEEP) => {}
             }
             let dirty = queue.take();
-            let since = self.hub_state.leadership.serving_since();
-            if serving != since {
-                // Another leader may have served meanwhile.
-                serving = since;
-                *self.changes.lock() = Changes::new(SystemTime::now());
-            }
             let now = Instant::now();
             if now.saturating_duration_since(swept) >= SWEEP {
                 swept = now;
-                self.changes.lock().forget_unread(now);
+                self.changes().forget_unread(now);
             }
             let server = self.clone();
             let compared = tokio::task::spawn_blocking(move || {
@@ -299,8 +260,25 @@ impl ViewServer {
             if let Err(error) = compared.await {
                 tracing::error!(%error, "cannot compare deliveries");
             }
-            self.version.send_replace(self.changes.lock().version());
+            self.version.send_replace(self.changes().version());
         }
+    }
+
+    /// Returns the log of changes of this time of service: another leader may have served before.
+    fn changes(&self) -> OrderedGuard<'_, Changes> {
+        let serving = self.hub_state.leadership.serving_since();
+        let mut changes = self.changes.lock();
+        changes.serve_since(serving, SystemTime::now());
+        changes
+    }
+
+    /// Computes a part of a list or watch on a thread for blocking tasks.
+    async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ViewError> {
+        let _turn = self.reads.acquire().await;
+        run_blocking(work).await
     }
 
     fn reader(&self) -> Reader<'_> {
@@ -318,16 +296,16 @@ impl ViewServer {
                 .get(uid)
                 .map(|entry| entry.rule.terms.rule.clone())
         };
-        if !self.changes.lock().is_read(uid, rule.as_ref()) {
+        if !self.changes().is_read(uid, rule.as_ref()) {
             return;
         }
         match rule {
             Some(rule) => {
                 if let Some(digests) = self.digests(uid) {
-                    self.changes.lock().set(uid, &rule, digests);
+                    self.changes().set(uid, &rule, digests);
                 }
             }
-            None => _ = self.changes.lock().remove(uid),
+            None => _ = self.changes().remove(uid),
         }
     }
 
@@ -346,26 +324,46 @@ impl ViewServer {
     /// Begins to compare the rules of a scope, for a watch that follows a list. Returns the version
     /// at which that watch begins.
     fn cover(&self, scope: &Scope) -> u64 {
-        self.changes.lock().read_by(scope, Instant::now());
+        let is_new = self.changes().read_by(scope, Instant::now());
         for (rule, uid) in self.reader().rules(scope) {
-            if self.changes.lock().is_compared(&uid) {
+            if self.changes().is_compared(&uid) {
                 continue;
             }
             if let Some(digests) = self.digests(&uid) {
-                self.changes.lock().begin(uid, rule, digests);
+                let own = Some(scope).filter(|_| is_new);
+                self.changes().begin(&uid, &rule, digests, own);
             }
         }
-        self.changes.lock().version()
+        self.changes().version()
     }
 
-    async fn answer(self: &Arc<Self>, request: &Parts, body: Body) -> Result<Response, ViewError> {
+    /// Answers a request on a connection that was accepted with the settings `accepted`.
+    async fn answer(
+        self: &Arc<Self>,
+        request: &Parts,
+        body: Body,
+        accepted: &FrontProxy,
+    ) -> Result<Response, ViewError> {
+        let front_proxy = self.front_proxy.load_full();
+        if front_proxy.is_none_or(|front_proxy| front_proxy.0 != *accepted) {
+            return Err(ViewError::Unavailable(
+                "the API server has another front proxy now: connect again".to_owned(),
+            ));
+        }
         let path = request.uri.path();
         if let Some(document) = document(path.trim_end_matches('/')) {
-            return Ok(Json(document).into_response());
+            return match request.method {
+                Method::GET | Method::HEAD => Ok(Json(document).into_response()),
+                _ => Err(ViewError::Method),
+            };
         }
         let target = Target::of(path).ok_or_else(|| ViewError::NotFound(path.to_owned()))?;
+        let headers = &request.headers;
         if request.method == Method::POST && target.can_create() {
-            let user = self.authorize(&request.headers, &target, "create").await?;
+            let user = self
+                .authorize(accepted, headers, &target, "create", None)
+                .await?;
+            check_media_type(headers)?;
             let body = axum::body::to_bytes(body, BODY_LIMIT).await;
             let body = body.map_err(|_| {
                 ViewError::BadRequest(format!("the object has more than {BODY_LIMIT} bytes"))
@@ -385,14 +383,19 @@ impl ViewServer {
         if !target.resource.verbs().contains(&verb) {
             return Err(ViewError::Method);
         }
-        self.authorize(&request.headers, &target, verb).await?;
-        let form = Form::of(&request.headers);
+        let name = target.name.as_deref().or(query.selection.name());
+        let user = self
+            .authorize(accepted, headers, &target, verb, name)
+            .await?;
+        let form = Form::of(headers)?;
         match (&target.resource.view, &target.name) {
-            (View::Deliveries, _) => self.deliveries(target, query, form).await,
+            (View::Deliveries, _) => self.deliveries(target, query, form, &user).await,
             (View::Copies, None) => self.copies(&target, &query, form).await,
             (View::Copies, Some(name)) => self.copy(&target, name, &query, form).await,
-            (View::MemberTargets, None) => self.member_targets(&target, &query, form),
-            (View::MemberTargets, Some(name)) => self.member_target(&target, name, &query, form),
+            (View::MemberTargets, None) => self.member_targets(&target, &query, form).await,
+            (View::MemberTargets, Some(name)) => {
+                self.member_target(&target, name, &query, form).await
+            }
             (View::Plans | View::Explanations | View::Removals, _) => Err(ViewError::Method),
         }
     }
@@ -402,39 +405,45 @@ impl ViewServer {
         target: Target,
         query: Query,
         form: Form,
+        user: &UserInfo,
     ) -> Result<Response, ViewError> {
+        if query.watch {
+            let selection = match &target.name {
+                Some(name) => Selection::of_name(name),
+                None => query.selection.clone(),
+            };
+            let place = self
+                .watches
+                .enter(user.username.as_deref().unwrap_or_default())?;
+            let query = Query { selection, ..query };
+            return self.watch(target, query, form, place).await;
+        }
         match &target.name {
-            Some(name) if !query.watch => self.one(&target, name, form, &query).await,
-            Some(name) => {
-                let query = Query {
-                    selection: Selection::of_name(name),
-                    ..query
-                };
-                self.watch(target, query, form).await
-            }
-            None if query.watch => self.watch(target, query, form).await,
-            None => self.list(target, query, form).await,
+            Some(name) => self.one(&target, name, form, &query).await,
+            None => self.list(&target, &query, form).await,
         }
     }
 
+    /// Returns the user of a request, who has the right to it.
+    ///
+    /// # Errors
+    /// [`ViewError::Forbidden`], without that right.
     async fn authorize(
         &self,
+        front_proxy: &FrontProxy,
         headers: &HeaderMap,
         target: &Target,
         verb: &str,
+        object: Option<&str>,
     ) -> Result<UserInfo, ViewError> {
-        let front_proxy = self
-            .front_proxy
-            .load_full()
-            .ok_or(ViewError::Unauthenticated)?;
-        let user = front_proxy.0.user(headers)?;
+        let user = front_proxy.user(headers)?;
         let access = ResourceAccess {
             verb,
             group: VIEW_GROUP,
             version: VIEW_VERSION,
             resource: &target.resource.plural,
             namespace: &target.namespace,
-            name: target.name.as_deref().unwrap_or_default(),
+            name: object.unwrap_or_default(),
         };
         if self.reviewer.allows(&user, &access).await? {
             return Ok(user);
@@ -465,53 +474,28 @@ impl ViewServer {
         };
         let (server, scope) = (self.clone(), target.scope());
         let asked = query.clone();
-        let page = run_blocking(move || server.reader().page(&scope, &asked)).await??;
+        let page = self
+            .compute(move || server.reader().page(&scope, &asked))
+            .await??;
         let row = page.rows.into_iter().next().ok_or_else(|| {
             ViewError::NotFound(format!("{}.{VIEW_GROUP} {name:?}", target.resource.plural))
         })?;
-        let version = self.changes.lock().version();
+        let version = self.changes().version();
         Ok(Json(form.one(versioned(row, version), version, &query)).into_response())
-    }
-
-    async fn list(
-        self: &Arc<Self>,
-        target: Target,
-        query: Query,
-        form: Form,
-    ) -> Result<Response, ViewError> {
-        let (server, scope, asked) = (self.clone(), target.scope(), query.clone());
-        let (version, page) = run_blocking(move || {
-            let version = server.cover(&scope);
-            server
-                .reader()
-                .page(&scope, &asked)
-                .map(|page| (version, page))
-        })
-        .await??;
-        Ok(page_response(
-            &target, page.rows, page.next, version, form, &query,
-        ))
     }
 }
 
-/// Returns one page of a list.
-fn page_response<O: ViewObject>(
-    target: &Target,
-    rows: Vec<O>,
-    next: Option<Position>,
-    version: u64,
-    form: Form,
-    query: &Query,
-) -> Response {
-    let mut metadata = json!({"resourceVersion": version.to_string()});
-    if let Some(next) = &next {
-        metadata["continue"] = token(next).into();
+/// Refuses an object that is not JSON. Without a content type it is tried.
+fn check_media_type(headers: &HeaderMap) -> Result<(), ViewError> {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else {
+        return Ok(());
+    };
+    let given = String::from_utf8_lossy(given.as_bytes());
+    let media_type = given.split(';').next().unwrap_or_default().trim();
+    if media_type.eq_ignore_ascii_case("application/json") {
+        return Ok(());
     }
-    let rows: Vec<_> = rows
-        .into_iter()
-        .map(|row| versioned(row, version))
-        .collect();
-    Json(form.list(&rows, &metadata, target.resource, query)).into_response()
+    Err(ViewError::MediaType(given.into_owned()))
 }
 
 /// Adds a warning, which kubectl prints.
@@ -540,34 +524,6 @@ async fn run_blocking<T: Send + 'static>(
 fn versioned<O: ViewObject>(mut object: O, version: u64) -> O {
     object.metadata_mut().resource_version = Some(version.to_string());
     object
-}
-
-async fn respond(State(server): State<Arc<ViewServer>>, request: Request) -> Response {
-    let (request, body) = request.into_parts();
-    match server.answer(&request, body).await {
-        Ok(response) => response,
-        Err(error) => error.into_response(),
-    }
-}
-
-/// The connections of the front proxy.
-struct Connections(mpsc::Receiver<TlsStream<TcpStream>>);
-
-impl Listener for Connections {
-    type Io = TlsStream<TcpStream>;
-    type Addr = ();
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        match self.0.recv().await {
-            Some(stream) => (stream, ()),
-            // The process ends.
-            None => std::future::pending().await,
-        }
-    }
-
-    fn local_addr(&self) -> std::io::Result<Self::Addr> {
-        Ok(())
-    }
 }
 
 /// Returns the body of a watch: one event a line.

@@ -11,6 +11,8 @@ use super::error::ViewError;
 
 /// The limit of objects on one page. A client that asks for more gets a `continue` token.
 pub(super) const PAGE_LIMIT: usize = 5000;
+/// The size limit of a selector in bytes. It is compared with each object.
+const SELECTOR_LIMIT: usize = 8 * 1024;
 /// The longest time for which a watch lasts.
 const WATCH_LIMIT: Duration = Duration::from_secs(30 * 60);
 
@@ -122,6 +124,11 @@ impl Selection {
             .iter()
             .find(|requirement| requirement.field == field && requirement.equal)
             .map(|requirement| requirement.value.as_str())
+    }
+
+    /// The only name that can match; `None` if any can.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.only(Field::Name)
     }
 
     /// The only rule that can match; `None` if any can.
@@ -244,6 +251,11 @@ pub(super) fn query(text: &str, names: FieldNames) -> Result<Query, ViewError> {
         let wrong =
             |why: &str| ViewError::BadRequest(format!("the parameter {name}={value} {why}"));
         let number = || value.parse::<u64>().map_err(|_| wrong("is no number"));
+        if name.ends_with("Selector") && value.len() > SELECTOR_LIMIT {
+            return Err(ViewError::BadRequest(format!(
+                "the parameter {name} has more than {SELECTOR_LIMIT} bytes"
+            )));
+        }
         match name.as_ref() {
             "labelSelector" => {
                 let selector =
@@ -261,16 +273,20 @@ pub(super) fn query(text: &str, names: FieldNames) -> Result<Query, ViewError> {
                 let after = position(&value);
                 query.after = Some(after.ok_or_else(|| wrong("is no token of this API"))?);
             }
-            "watch" => query.watch = matches!(value.as_ref(), "true" | "1" | ""),
+            "watch" => query.watch = is_true(&value),
             "resourceVersion" if !value.is_empty() && value != "0" => {
                 query.version = Some(number()?);
             }
-            "timeoutSeconds" => {
-                query.timeout = Duration::from_secs(number()?).min(WATCH_LIMIT);
-            }
-            "allowWatchBookmarks" => query.bookmarks = value == "true",
+            // As for the API server, zero is no limit of the client.
+            "timeoutSeconds" => match number()? {
+                0 => {}
+                seconds => query.timeout = Duration::from_secs(seconds).min(WATCH_LIMIT),
+            },
+            "allowWatchBookmarks" => query.bookmarks = is_true(&value),
+            // There are no former states. A client that asks for one lists again.
+            "resourceVersionMatch" if value == "Exact" => return Err(ViewError::Expired),
             // A client that asks for it lists first if this is refused.
-            "sendInitialEvents" if value == "true" => {
+            "sendInitialEvents" if is_true(&value) => {
                 return Err(ViewError::Invalid(
                     "sendInitialEvents is not supported: list, then watch".to_owned(),
                 ));
@@ -286,6 +302,11 @@ pub(super) fn query(text: &str, names: FieldNames) -> Result<Query, ViewError> {
         }
     }
     Ok(query)
+}
+
+/// Reads a boolean parameter as the API server does.
+fn is_true(value: &str) -> bool {
+    !(value == "0" || value.eq_ignore_ascii_case("false"))
 }
 
 fn fields(text: &str, names: FieldNames) -> Result<Vec<FieldRequirement>, ViewError> {
@@ -401,6 +422,14 @@ mod tests {
             ("fieldSelector=age%3D1", "age"),
             ("fieldSelector=cluster", "cluster"),
             ("labelSelector=a+has+(b)", "labelSelector"),
+            (
+                &*format!("labelSelector=a+in+({})", "b,".repeat(SELECTOR_LIMIT)),
+                "labelSelector",
+            ),
+            (
+                &*format!("fieldSelector={}", "rule!=a,".repeat(SELECTOR_LIMIT)),
+                "fieldSelector",
+            ),
         ] {
             let Err(ViewError::BadRequest(message)) = read(text) else {
                 unreachable!("{text} is accepted");
@@ -411,6 +440,24 @@ mod tests {
             read("watch=true&sendInitialEvents=true"),
             Err(ViewError::Invalid(_))
         ));
+        let exact = read("resourceVersion=7&resourceVersionMatch=Exact");
+        assert!(matches!(exact, Err(ViewError::Expired)));
+    }
+
+    #[test]
+    fn watch_without_a_limit_of_its_client_ends_at_the_own_limit() {
+        for (text, timeout) in [
+            ("watch", WATCH_LIMIT),
+            ("watch=1&timeoutSeconds=0", WATCH_LIMIT),
+            ("watch=True&timeoutSeconds=86400", WATCH_LIMIT),
+            ("watch=t&timeoutSeconds=7", Duration::from_secs(7)),
+        ] {
+            let query = read(text).unwrap();
+            assert_eq!((query.watch, query.timeout), (true, timeout), "{text}");
+        }
+        for text in ["", "watch=false", "watch=False", "watch=0"] {
+            assert!(!read(text).unwrap().watch, "{text}");
+        }
     }
 
     proptest! {

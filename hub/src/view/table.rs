@@ -29,41 +29,40 @@ pub(super) trait ViewObject: Send + 'static {
 /// The last column of a table without objects: their namespace is nowhere else.
 const NAMESPACE: Column = ("Namespace", "string", 1, "The namespace of the object.");
 
-/// Returns a table with these rows.
+/// Returns a table with one row.
 pub(super) fn table<O: ViewObject>(
-    rows: &[O],
+    row: &O,
     metadata: &Value,
     include: IncludeObject,
     now: Timestamp,
 ) -> Value {
-    let namespace = (include == IncludeObject::None).then_some(&NAMESPACE);
-    let columns: Vec<_> = O::COLUMNS
-        .iter()
-        .chain(namespace)
-        .map(|(name, kind, priority, description)| {
-            json!({
-                "name": name,
-                "type": kind,
-                "format": if *name == "Name" { "name" } else { "" },
-                "description": description,
-                "priority": priority,
-            })
-        })
-        .collect();
-    let rows: Vec<_> = rows
-        .iter()
-        .map(|row| table_row(row, include, now))
-        .collect();
     json!({
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
         "metadata": metadata,
-        "columnDefinitions": columns,
-        "rows": rows,
+        "columnDefinitions": columns::<O>(include),
+        "rows": [table_row(row, include, now)],
     })
 }
 
-fn table_row(row: &impl ViewObject, include: IncludeObject, now: Timestamp) -> Value {
+/// Returns the definitions of the columns of a table.
+pub(super) fn columns<O: ViewObject>(include: IncludeObject) -> Vec<Value> {
+    let namespace = (include == IncludeObject::None).then_some(&NAMESPACE);
+    let columns = O::COLUMNS.iter().chain(namespace);
+    let columns = columns.map(|(name, kind, priority, description)| {
+        json!({
+            "name": name,
+            "type": kind,
+            "format": if *name == "Name" { "name" } else { "" },
+            "description": description,
+            "priority": priority,
+        })
+    });
+    columns.collect()
+}
+
+/// Returns one row of a table.
+pub(super) fn table_row(row: &impl ViewObject, include: IncludeObject, now: Timestamp) -> Value {
     let object = match include {
         IncludeObject::None => None,
         IncludeObject::Metadata => Some(partial(row)),
@@ -124,13 +123,15 @@ mod tests {
                 ..ObjectMeta::default()
             })
         };
-        let rows = [named(Some("shop")), named(None)];
-        let table = |include| table(&rows, &json!({}), include, Timestamp::UNIX_EPOCH);
-        let without = table(IncludeObject::None);
+        let table =
+            |row: &Named, include| super::table(row, &json!({}), include, Timestamp::UNIX_EPOCH);
+        let (shop, cluster) = (named(Some("shop")), named(None));
+        let without = table(&shop, IncludeObject::None);
         assert_eq!(without["columnDefinitions"][1]["name"], "Namespace");
-        let expected = json!([{"cells": ["a", "shop"]}, {"cells": ["a", ""]}]);
-        assert_eq!(without["rows"], expected);
-        let with = table(IncludeObject::Object);
+        assert_eq!(without["rows"], json!([{"cells": ["a", "shop"]}]));
+        let without = table(&cluster, IncludeObject::None);
+        assert_eq!(without["rows"], json!([{"cells": ["a", ""]}]));
+        let with = table(&shop, IncludeObject::Object);
         assert_eq!(with["columnDefinitions"].as_array().unwrap().len(), 1);
         assert_eq!(with["rows"][0]["cells"], json!(["a"]));
         assert_eq!(with["rows"][0]["object"]["metadata"]["namespace"], "shop");

@@ -1,11 +1,11 @@
 //! What a request is about, and the form in which its client accepts the answer.
 use http::{HeaderMap, header};
 use jiff::Timestamp;
-use runnel_api::{VIEW_GROUP, VIEW_VERSION};
 use serde_json::{Value, json};
 
 use super::delivery::Scope;
 use super::discovery::{GROUP_PATH, RESOURCES, Resource};
+use super::error::ViewError;
 use super::request::Query;
 use super::table::{ViewObject, partial, table};
 
@@ -75,19 +75,22 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Reads what a client accepts.
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        let accept = headers
-            .get(header::ACCEPT)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default();
-        if accept.contains("as=Table") {
-            Self::Table
-        } else if accept.contains("as=PartialObjectMetadata") {
-            Self::Metadata
-        } else {
-            Self::Object
+    /// Reads what a client accepts: the first form that this API has.
+    ///
+    /// # Errors
+    /// [`ViewError::NotAcceptable`], if it has none of them.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, ViewError> {
+        let accepted = headers.get_all(header::ACCEPT).iter();
+        let accepted = accepted.filter_map(|value| value.to_str().ok());
+        let mut accepted = accepted
+            .flat_map(|value| value.split(','))
+            .map(str::trim)
+            .filter(|accepted| !accepted.is_empty())
+            .peekable();
+        if accepted.peek().is_none() {
+            return Ok(Self::Object);
         }
+        accepted.find_map(form).ok_or(ViewError::NotAcceptable)
     }
 
     /// Returns one object in this form.
@@ -97,34 +100,23 @@ impl Form {
             Self::Metadata => partial(&object),
             Self::Table => {
                 let metadata = json!({"resourceVersion": version.to_string()});
-                table(&[object], &metadata, query.include_object, Timestamp::now())
+                table(&object, &metadata, query.include_object, Timestamp::now())
             }
         }
     }
+}
 
-    /// Returns a list in this form.
-    pub(super) fn list<O: ViewObject>(
-        self,
-        rows: &[O],
-        metadata: &Value,
-        resource: &Resource,
-        query: &Query,
-    ) -> Value {
-        match self {
-            Self::Table => table(rows, metadata, query.include_object, Timestamp::now()),
-            Self::Object => json!({
-                "kind": format!("{}List", resource.kind),
-                "apiVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"),
-                "metadata": metadata,
-                "items": rows.iter().map(O::object).collect::<Vec<_>>(),
-            }),
-            Self::Metadata => json!({
-                "kind": "PartialObjectMetadataList",
-                "apiVersion": "meta.k8s.io/v1",
-                "metadata": metadata,
-                "items": rows.iter().map(partial).collect::<Vec<_>>(),
-            }),
-        }
+/// Returns the form of a media type with its parameters, if this API has it.
+fn form(accepted: &str) -> Option<Form> {
+    let mut parts = accepted.split(';').map(str::trim);
+    if !matches!(parts.next()?, "application/json" | "application/*" | "*/*") {
+        return None;
+    }
+    match parts.find_map(|part| part.strip_prefix("as=")) {
+        None => Some(Form::Object),
+        Some("Table") => Some(Form::Table),
+        Some("PartialObjectMetadata" | "PartialObjectMetadataList") => Some(Form::Metadata),
+        Some(_) => None,
     }
 }
 
@@ -173,16 +165,38 @@ mod tests {
     }
 
     #[test]
-    fn form_is_what_the_client_accepts() {
+    fn form_is_the_first_that_the_client_accepts() {
         let of = |accept: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(header::ACCEPT, header::HeaderValue::from_static(accept));
-            Form::of(&headers)
+            Form::of(&headers).ok()
         };
-        let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
-        assert_eq!(
-            (of(table), of("application/json")),
-            (Form::Table, Form::Object)
-        );
+        let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+        let metadata = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+        let protobuf = "application/vnd.kubernetes.protobuf";
+        for (accept, form) in [
+            (format!("{table},application/json"), Some(Form::Table)),
+            (format!("application/json, {table}"), Some(Form::Object)),
+            (
+                format!("{protobuf};as=PartialObjectMetadataList,{metadata}"),
+                Some(Form::Metadata),
+            ),
+            (format!("{protobuf}, */*"), Some(Form::Object)),
+            (
+                "application/json;as=Other,application/json;stream=watch".to_owned(),
+                Some(Form::Object),
+            ),
+            (String::new(), Some(Form::Object)),
+            (protobuf.to_owned(), None),
+            ("application/json;as=Other".to_owned(), None),
+        ] {
+            assert_eq!(of(accept.clone().leak()), form, "{accept}");
+        }
+        let mut headers = HeaderMap::new();
+        for accept in [protobuf, "application/json"] {
+            headers.append(header::ACCEPT, header::HeaderValue::from_static(accept));
+        }
+        assert_eq!(Form::of(&headers).ok(), Some(Form::Object));
+        assert_eq!(Form::of(&HeaderMap::new()).ok(), Some(Form::Object));
     }
 }

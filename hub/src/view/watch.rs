@@ -1,39 +1,50 @@
 //! Watches: the changes of deliveries as a stream of events.
-use std::collections::{BTreeSet, VecDeque};
+//!
+//! A watch computes its next events when its client has read the former ones. So a client that
+//! reads nothing keeps one part in the memory of the hub, whatever changes meanwhile.
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::response::Response;
+use futures::stream;
 use runnel_api::{VIEW_GROUP, VIEW_VERSION};
+use runnel_proto::model::{ClusterName, RuleUid};
 use serde_json::{Value, json};
 
-use super::changes::{Change, Kind};
-use super::delivery::Row;
+use super::changes::{Batch, Change, Kind};
+use super::delivery::{Row, Scope};
 use super::error::ViewError;
 use super::request::{Position, Query};
 use super::target::{Form, Target};
-use super::{ViewServer, body, run_blocking, versioned};
+use super::watch_limit::WatchPlace;
+use super::{ViewServer, body, versioned};
 
 /// The interval of bookmarks, and of checks whether this replica still leads.
 const TICK: Duration = Duration::from_secs(20);
-/// The size after which events are sent, in bytes.
-const CHUNK: usize = 64 * 1024;
+/// The limit of deliveries in one part of a watch.
+const PART: usize = 250;
+/// The limit of deliveries that a watch remembers as matching its selectors.
+const MATCHING: usize = 20_000;
 
 /// One watch.
 struct Watch {
     server: Arc<ViewServer>,
     target: Target,
+    scope: Scope,
     query: Query,
     form: Form,
     /// The version after which changes are missing.
     version: u64,
+    /// The next part of the deliveries that existed when the watch began.
+    existing: Option<Query>,
     /// The deliveries that match, if that can change while they exist.
-    matching: Option<BTreeSet<Position>>,
-    /// Events that are not sent yet.
-    ready: VecDeque<Vec<u8>>,
+    matching: Option<Matching>,
     end: Instant,
     serving: Option<Instant>,
     ended: bool,
+    _place: WatchPlace,
 }
 
 impl ViewServer {
@@ -43,190 +54,325 @@ impl ViewServer {
         target: Target,
         query: Query,
         form: Form,
+        place: WatchPlace,
     ) -> Result<Response, ViewError> {
-        let (server, scope, selection) = (self.clone(), target.scope(), query.selection.clone());
-        let needs_rows = query.version.is_none() || selection.can_change();
-        let (version, rows) = run_blocking(move || {
-            let version = server.cover(&scope);
-            let rows = if needs_rows {
-                let all = Query {
-                    selection,
-                    limit: usize::MAX,
-                    ..Query::default()
-                };
-                server.reader().page(&scope, &all)?.rows
-            } else {
-                Vec::new()
-            };
-            Ok::<_, ViewError>((version, rows))
-        })
-        .await??;
-        let mut watch = Watch {
-            end: Instant::now() + query.timeout,
-            serving: self.hub_state.leadership.serving_since(),
-            matching: query
-                .selection
-                .can_change()
-                .then(|| rows.iter().map(Row::position).collect()),
-            version: query.version.unwrap_or(version),
-            server: self.clone(),
-            target,
-            form,
-            query,
-            ready: VecDeque::new(),
-            ended: false,
-        };
-        if watch.query.version.is_none() {
-            for row in rows {
-                watch.event("ADDED", versioned(row, version));
-            }
-        } else if watch.changes().is_none() {
-            return Err(ViewError::Expired);
-        }
-        let events = futures::stream::unfold(watch, |mut watch| async move {
-            let events = watch.next().await?;
-            Some((events, watch))
-        });
-        Ok(body(events))
+        let mut watch = Watch::new(self, target, query, form, place);
+        let watch = self
+            .compute(move || {
+                watch.begin()?;
+                Ok::<_, ViewError>(watch)
+            })
+            .await??;
+        Ok(body(stream::unfold(watch, Watch::next)))
     }
 }
 
 impl Watch {
-    /// Returns the next events, as lines; `None` at the end of the watch.
-    async fn next(&mut self) -> Option<Vec<u8>> {
+    fn new(
+        server: &Arc<ViewServer>,
+        target: Target,
+        query: Query,
+        form: Form,
+        place: WatchPlace,
+    ) -> Self {
+        Self {
+            end: Instant::now() + query.timeout,
+            serving: server.hub_state.leadership.serving_since(),
+            matching: query.selection.can_change().then(Matching::default),
+            version: 0,
+            existing: None,
+            server: server.clone(),
+            scope: target.scope(),
+            target,
+            form,
+            query,
+            ended: false,
+            _place: place,
+        }
+    }
+
+    /// Finds the version at which the watch begins.
+    ///
+    /// # Errors
+    /// [`ViewError::Expired`], if changes since the version of the client are not known any more.
+    fn begin(&mut self) -> Result<(), ViewError> {
+        self.server.reader().serving_since()?;
+        let all = Query {
+            selection: self.query.selection.clone(),
+            limit: PART,
+            ..Query::default()
+        };
+        let Some(version) = self.query.version else {
+            self.version = self.server.cover(&self.scope);
+            self.existing = Some(all);
+            return Ok(());
+        };
+        self.version = version;
+        let mut batch = self.batch(version).ok_or(ViewError::Expired)?;
+        let Some(mut matching) = self.matching.take() else {
+            return Ok(());
+        };
+        // What has changed since then may have matched before.
         loop {
-            let mut lines = Vec::new();
-            while lines.len() < CHUNK
-                && let Some(line) = self.ready.pop_front()
-            {
-                lines.extend(line);
+            for change in &batch.changes {
+                matching.insert(&position_of(change))?;
             }
-            if !lines.is_empty() {
-                return Some(lines);
+            if batch.is_last {
+                break;
             }
-            let leadership = &self.server.hub_state.leadership;
+            batch = self.batch(batch.version).ok_or(ViewError::Expired)?;
+        }
+        let mut part = Some(all);
+        while let Some(asked) = part {
+            let page = self.server.reader().page(&self.scope, &asked)?;
+            for row in &page.rows {
+                matching.insert(&row.position())?;
+            }
+            part = page.next.map(|next| Query {
+                after: Some(next),
+                ..asked
+            });
+        }
+        self.matching = Some(matching);
+        Ok(())
+    }
+
+    /// Returns the next events, as lines; `None` at the end of the watch.
+    async fn next(mut self) -> Option<(Vec<u8>, Self)> {
+        let server = self.server.clone();
+        let mut newest = server.version.subscribe();
+        let mut ticked = false;
+        loop {
+            let leadership = &server.hub_state.leadership;
             let left = self.end.saturating_duration_since(Instant::now());
             let serves = leadership.leads() && leadership.serving_since() == self.serving;
             if self.ended || left.is_zero() || !serves {
                 return None;
             }
-            let mut newest = self.server.version.subscribe();
+            if ticked || self.existing.is_some() || *newest.borrow_and_update() > self.version {
+                let lines;
+                (lines, self) = server
+                    .compute(move || (self.part(ticked), self))
+                    .await
+                    .ok()?;
+                if !lines.is_empty() {
+                    return Some((lines, self));
+                }
+            }
             let version = self.version;
-            let ticked = tokio::select! {
+            ticked = tokio::select! {
                 changed = newest.wait_for(|newest| *newest > version) => {
                     _ = changed;
                     false
                 }
                 () = tokio::time::sleep(TICK.min(left)) => true,
             };
-            self.follow();
-            if ticked && self.query.bookmarks {
-                self.bookmark();
-            }
         }
     }
 
-    fn changes(&self) -> Option<Vec<Change>> {
-        let mut changes = self.server.changes.lock();
-        let scope = self.target.scope();
-        changes.read_by(&scope, Instant::now());
-        changes.since(self.version, &scope)
-    }
-
-    /// Turns the changes since the last call into events.
-    fn follow(&mut self) {
-        let newest = self.server.changes.lock().version();
-        let Some(changes) = self.changes() else {
-            self.line("ERROR", &ViewError::Expired.status());
-            self.ended = true;
-            return;
-        };
-        for change in changes {
-            self.version = self.version.max(change.version);
-            if self.concerns(&change) {
-                self.change(&change);
+    /// Returns the next events that are known, as lines. With `ticked` at least a bookmark, if the
+    /// client takes such.
+    fn part(&mut self, ticked: bool) -> Vec<u8> {
+        let mut lines = Vec::new();
+        match self.add_part(&mut lines) {
+            Ok(()) if ticked && lines.is_empty() && self.query.bookmarks => {
+                add_line(&mut lines, "BOOKMARK", &self.bookmark());
+            }
+            Ok(()) => {}
+            Err(error) => {
+                self.ended = true;
+                // A client of a replica that does not lead any more begins again at the leader.
+                if !matches!(error, ViewError::Unavailable(_)) {
+                    add_line(&mut lines, "ERROR", &error.status());
+                }
             }
         }
-        self.version = self.version.max(newest);
+        lines
     }
 
-    fn concerns(&self, change: &Change) -> bool {
+    fn add_part(&mut self, lines: &mut Vec<u8>) -> Result<(), ViewError> {
+        if let Some(asked) = self.existing.take() {
+            let page = self.server.reader().page(&self.scope, &asked)?;
+            for row in page.rows {
+                if let Some(matching) = &mut self.matching {
+                    matching.insert(&row.position())?;
+                }
+                self.add_event(lines, "ADDED", row, self.version);
+            }
+            self.existing = page.next.map(|next| Query {
+                after: Some(next),
+                ..asked
+            });
+            return Ok(());
+        }
+        let batch = self.batch(self.version).ok_or(ViewError::Expired)?;
+        let mut rows = self.rows(&batch.changes)?;
+        for change in &batch.changes {
+            let row = rows.remove(&(&change.uid, &change.cluster));
+            self.add_change(lines, change, row)?;
+        }
+        self.version = batch.version;
+        Ok(())
+    }
+
+    /// Returns the first changes after a version; `None` if they are not known any more.
+    fn batch(&self, version: u64) -> Option<Batch> {
         let selection = &self.query.selection;
         let is = |only: Option<&str>, value: &str| only.is_none_or(|only| only == value);
-        is(selection.rule(), &change.rule.name) && is(selection.cluster(), change.cluster.as_str())
+        let concerns = |change: &Change| {
+            is(selection.rule(), &change.rule.name)
+                && is(selection.cluster(), change.cluster.as_str())
+        };
+        let mut changes = self.server.changes();
+        let batch = changes.after(version, &self.scope, PART, concerns)?;
+        changes.read_by(&self.scope, Instant::now());
+        Some(batch)
     }
 
-    fn change(&mut self, change: &Change) {
-        let position = Position {
-            namespace: change.rule.namespace.clone(),
-            rule: change.rule.name.clone(),
-            cluster: change.cluster.as_str().to_owned(),
-            copy: None,
-        };
-        let row = match change.kind {
-            Kind::Deleted => None,
-            _ => {
-                let read = self.server.reader().row(&change.uid, &change.cluster);
-                read.ok().flatten()
-            }
-        };
-        let selected = row.filter(|row| row.is_selected(&self.query.selection));
-        let (was, kind) = match &mut self.matching {
-            None => (true, change.kind),
-            Some(matching) => {
-                let was = if selected.is_some() {
-                    !matching.insert(position)
-                } else {
-                    matching.remove(&position)
-                };
-                (was, if was { Kind::Modified } else { Kind::Added })
-            }
-        };
-        match selected {
-            Some(row) if kind == Kind::Added => self.event("ADDED", versioned(row, change.version)),
-            Some(row) => self.event("MODIFIED", versioned(row, change.version)),
-            None if was => {
-                let row = Row::deleted(&change.rule, &change.uid, &change.cluster);
-                self.event("DELETED", versioned(row, change.version));
-            }
-            None => {}
+    /// Returns the present deliveries that changed.
+    fn rows<'c>(
+        &self,
+        changes: &'c [Change],
+    ) -> Result<BTreeMap<(&'c RuleUid, &'c ClusterName), Row>, ViewError> {
+        let mut clusters: BTreeMap<&RuleUid, BTreeMap<ClusterName, &ClusterName>> = BTreeMap::new();
+        for change in changes {
+            let of_rule = clusters.entry(&change.uid).or_default();
+            of_rule.insert(change.cluster.clone(), &change.cluster);
         }
+        let mut rows = BTreeMap::new();
+        for (uid, clusters) in clusters {
+            let names: Vec<_> = clusters.keys().cloned().collect();
+            for row in self.server.reader().rows(uid, &names)? {
+                if let Some(cluster) = clusters.get(&row.cluster) {
+                    rows.insert((uid, *cluster), row);
+                }
+            }
+        }
+        Ok(rows)
     }
 
-    fn event(&mut self, kind: &str, row: Row) {
-        let version = self.version;
-        let object = self.form.one(row, version, &self.query);
-        self.line(kind, &object);
+    /// Adds the event of a change, if the watch selects the delivery. Its row is absent if it does
+    /// not exist any more.
+    fn add_change(
+        &mut self,
+        lines: &mut Vec<u8>,
+        change: &Change,
+        row: Option<Row>,
+    ) -> Result<(), ViewError> {
+        let exists = row.is_some();
+        let selection = &self.query.selection;
+        let selected = row.filter(|row| row.is_selected(selection));
+        let gone = || Row::deleted(&change.rule, &change.uid, &change.cluster);
+        let (kind, row) = match (&mut self.matching, selected) {
+            (None, Some(row)) if change.kind == Kind::Added => ("ADDED", row),
+            (None, Some(row)) => ("MODIFIED", row),
+            (None, None) => {
+                let gone = gone();
+                if exists || change.kind != Kind::Deleted || !gone.is_selected(selection) {
+                    return Ok(());
+                }
+                ("DELETED", gone)
+            }
+            (Some(matching), Some(row)) => {
+                if matching.insert(&row.position())? {
+                    ("ADDED", row)
+                } else {
+                    ("MODIFIED", row)
+                }
+            }
+            (Some(matching), None) => {
+                if !matching.remove(&position_of(change)) {
+                    return Ok(());
+                }
+                ("DELETED", gone())
+            }
+        };
+        self.add_event(lines, kind, row, change.version);
+        Ok(())
     }
 
-    fn bookmark(&mut self) {
-        let object = json!({
-            "kind": self.target.resource.kind,
-            "apiVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"),
-            "metadata": {"resourceVersion": self.version.to_string()},
-        });
-        let object = match self.form {
-            Form::Object => object,
+    fn add_event(&self, lines: &mut Vec<u8>, kind: &str, row: Row, version: u64) {
+        let row = versioned(row, version);
+        add_line(lines, kind, &self.form.one(row, version, &self.query));
+    }
+
+    fn bookmark(&self) -> Value {
+        let metadata = json!({"resourceVersion": self.version.to_string()});
+        match self.form {
+            Form::Object => json!({
+                "kind": self.target.resource.kind,
+                "apiVersion": format!("{VIEW_GROUP}/{VIEW_VERSION}"),
+                "metadata": metadata,
+            }),
             Form::Metadata => json!({
                 "kind": "PartialObjectMetadata",
                 "apiVersion": "meta.k8s.io/v1",
-                "metadata": object["metadata"],
+                "metadata": metadata,
             }),
             Form::Table => json!({
                 "kind": "Table",
                 "apiVersion": "meta.k8s.io/v1",
-                "metadata": object["metadata"],
+                "metadata": metadata,
                 "columnDefinitions": [],
                 "rows": [],
             }),
-        };
-        self.line("BOOKMARK", &object);
-    }
-
-    fn line(&mut self, kind: &str, object: &Value) {
-        let event = json!({"type": kind, "object": object});
-        let mut line = serde_json::to_vec(&event).expect("an event is JSON");
-        line.push(b'\n');
-        self.ready.push_back(line);
+        }
     }
 }
+
+/// The digests of the deliveries that match the selectors of a watch. A watch of 20,000 of them
+/// needs some hundred KiB.
+#[derive(Default)]
+struct Matching(HashSet<u64>);
+
+impl Matching {
+    /// Adds a delivery. Returns whether it did not match before.
+    ///
+    /// # Errors
+    /// [`ViewError::BadRequest`], above the limit.
+    fn insert(&mut self, position: &Position) -> Result<bool, ViewError> {
+        let digest = digest(position);
+        if self.0.len() >= MATCHING && !self.0.contains(&digest) {
+            return Err(ViewError::BadRequest(format!(
+                "more than {MATCHING} deliveries match the selectors of this watch: select one rule or one cluster, such as --field-selector cluster=NAME"
+            )));
+        }
+        Ok(self.0.insert(digest))
+    }
+
+    /// Removes a delivery. Returns whether it matched.
+    fn remove(&mut self, position: &Position) -> bool {
+        self.0.remove(&digest(position))
+    }
+}
+
+fn digest(position: &Position) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let Position {
+        namespace,
+        rule,
+        cluster,
+        copy: _,
+    } = position;
+    (namespace, rule, cluster).hash(&mut hasher);
+    hasher.finish()
+}
+
+fn position_of(change: &Change) -> Position {
+    Position {
+        namespace: change.rule.namespace.clone(),
+        rule: change.rule.name.clone(),
+        cluster: change.cluster.as_str().to_owned(),
+        copy: None,
+    }
+}
+
+fn add_line(lines: &mut Vec<u8>, kind: &str, object: &Value) {
+    let event = json!({"type": kind, "object": object});
+    serde_json::to_writer(&mut *lines, &event).expect("an event is JSON");
+    lines.push(b'\n');
+}
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;
