@@ -19,6 +19,7 @@ use runnel_api::{self, ClusterState, RuleStatus};
 
 mod pages;
 mod proof;
+mod reasons;
 mod rollouts;
 mod snapshots;
 mod unmatched;

@@ -44,7 +44,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 /// Three clusters, of which the first has been reached and has it.
-fn world(phase: Phase) -> World {
+pub(super) fn world(phase: Phase) -> World {
     let mut world = World::new(&["canary-1", "eu-1", "eu-2"]);
     for cluster in ["canary-1", "eu-1", "eu-2"] {
         world.applied(cluster);

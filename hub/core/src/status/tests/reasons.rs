@@ -1,0 +1,269 @@
+//! A rule with each reason that its condition Ready can have, recorded for the health checks of GitOps tools.
+use runnel_api::conditions::Reason as ConditionReason;
+use runnel_proto::model::LostWatch;
+use serde_json::{Map, Value};
+
+use super::pages::page;
+use super::*;
+use crate::plan::{RenderError, RenderErrorKind};
+use crate::rollout::Phase;
+
+const ONE: &str = "eu-1";
+
+/// A rule with one cluster, where every copy is applied.
+fn applied() -> World {
+    let mut world = World::new(&[ONE]);
+    world.applied(ONE);
+    world
+}
+
+/// The same with these counts and failures.
+fn reported(counts: Counts, failures: Vec<Failure>) -> World {
+    let mut world = World::new(&[ONE]);
+    world.report(ONE, counts, failures);
+    world
+}
+
+/// The rule has this spec, and the agent has applied it.
+fn with_spec(spec: Value) -> World {
+    let mut world = World::new(&[ONE]);
+    world.becomes(rule(spec));
+    world.applied(ONE);
+    world
+}
+
+/// The copy cannot be rendered.
+fn unrendered(why: RenderErrorKind) -> World {
+    let mut world = applied();
+    let error = RenderError {
+        why,
+        message: "why".into(),
+    };
+    let source = SourceRef::new("configmaps", "a", "s");
+    world.plan.render_errors.insert(source, error);
+    world
+}
+
+/// One copy of two has another state than the first.
+fn copies(of: impl FnOnce(&mut Counts), failures: Vec<Failure>) -> World {
+    let mut counts = Counts {
+        copies: 2,
+        applied: 1,
+        ..Counts::default()
+    };
+    of(&mut counts);
+    reported(counts, failures)
+}
+
+/// Returns a rule whose condition Ready has this reason; `None` if no rule can have it.
+fn with_ready(reason: ConditionReason) -> Option<World> {
+    use ConditionReason as R;
+    let world = match reason {
+        R::AllApplied => applied(),
+        R::NoSources => {
+            let mut world = applied();
+            world.plan = RulePlan::empty(&world.rule);
+            world
+        }
+        R::NoClusters => World::new(&[]),
+        R::NoNamespaces => {
+            let mut world = World::new(&[ONE]);
+            world.becomes(rule(json!({"namespaces": {"names": ["taem-*"]}})));
+            world.report(ONE, Counts::default(), vec![]);
+            world
+        }
+        R::UnknownClusters => {
+            let mut world = World::new(&[ONE]);
+            let sources = json!([{"resources": ["configmaps"], "names": ["*"]}]);
+            let clusters = json!({"names": [ONE, "typo"]});
+            world.becomes(whole_rule(
+                json!({"sources": sources, "clusters": clusters}),
+            ));
+            let accepted = Cluster {
+                accepted: true,
+                ..Cluster::default()
+            };
+            world.members.insert(ONE.into(), accepted);
+            world.applied(ONE);
+            world
+        }
+        R::MissingSources => {
+            let mut world = World::new(&[ONE]);
+            let sources = json!([{"resources": ["configmaps"], "names": ["s", "typo"]}]);
+            world.becomes(whole_rule(
+                json!({"sources": sources, "clusters": {"all": true}}),
+            ));
+            world.applied(ONE);
+            world
+        }
+        R::MissingKeys => {
+            let spec = json!({"substitute": {"keys": ["typo"]}});
+            super::pages::shaped(spec, &[("configmaps", "s", json!({"data": {"k": "v"}}))])
+        }
+        R::ClustersUnreachable => {
+            let mut world = applied();
+            world.fold();
+            let now = world.now().instant;
+            world.report_store.disconnected(&ONE.into(), 1, now);
+            world.seconds += 60;
+            world
+        }
+        R::MemberAPIUnavailable => {
+            let mut world = applied();
+            let lost = LostWatch {
+                resource: "configmaps",
+                status: 403,
+            };
+            world.report_store.lost_watches(&ONE.into(), 1, vec![lost]);
+            world
+        }
+        R::CopiesFailed => copies(|counts| counts.failed = 1, vec![]),
+        R::DigestMismatch => {
+            let mut world = World::new(&[ONE]);
+            world.proof = Some(Proof([3; 16]));
+            world.applied(ONE);
+            world
+        }
+        R::CopiesWaiting => copies(|counts| counts.waiting = 1, vec![]),
+        R::SourceUnreadable => {
+            let mut world = applied();
+            let hidden = SourceRef::new("secrets", "a", "hidden");
+            world.plan.set(&hidden, Some(&SourceState::Unreadable));
+            world
+        }
+        R::Progressing => World {
+            overdue: true,
+            ..World::new(&[ONE])
+        },
+        R::Deleting => {
+            let mut world = applied();
+            world.rule.deleting = true;
+            world
+        }
+        R::RemovalLimit => {
+            let mut world = applied();
+            world.blocks_removals = true;
+            world.pending = Some(runnel_api::PendingApproval {
+                digest: "0123".to_owned(),
+                cause: "the labels of MemberCluster eu-1 changed".to_owned(),
+                copies: 12,
+                clusters: 1,
+                names: vec![],
+                since: None,
+            });
+            world
+        }
+        R::RuleLimit => {
+            let mut world = applied();
+            let beyond = BTreeSet::from(["r".into()]);
+            world.report_store.set_over_limit(&ONE.into(), 1, beyond);
+            world
+        }
+        R::RollingOut => rollouts::world(Phase::Soaking),
+        R::RolloutPaused => rollouts::world(Phase::Paused),
+        R::TooManyFailures => rollouts::world(Phase::Stopped),
+        R::Suspended => with_spec(json!({"suspend": true})),
+        R::NotGranted => {
+            let mut world = World::new(&[]);
+            world.target_clusters.not_granted.insert(ONE.into());
+            world
+        }
+        R::GrantsUnknown => {
+            let mut world = applied();
+            world.target_clusters.unknown = true;
+            world
+        }
+        R::Cordoned => {
+            let mut world = World::new(&[ONE]);
+            world.target_clusters.cordoned.insert(ONE.into());
+            world
+        }
+        R::InvalidName => unrendered(RenderErrorKind::Name),
+        R::TransformFailed => unrendered(RenderErrorKind::Transform),
+        R::VariableMissing => unrendered(RenderErrorKind::Variable),
+        R::ValueMissing => unrendered(RenderErrorKind::Value),
+        R::InvalidCopy => unrendered(RenderErrorKind::Object),
+        R::RenderBudgetExceeded => unrendered(RenderErrorKind::Budget),
+        R::Copy(Reason::AmbiguousSource) => unrendered(RenderErrorKind::Ambiguous),
+        R::Unconfirmed => {
+            let mut world = World::new(&[ONE]);
+            world.report_store.waits_for_confirmation(&ONE.into(), true);
+            world
+        }
+        R::Copy(Reason::DryRun) => with_spec(json!({"enforcement": "DryRun"})),
+        R::Copy(Reason::Drifted) => copies(
+            |counts| counts.drifted = 1,
+            vec![failure(Reason::Drifted, "/data/k was changed")],
+        ),
+        R::Copy(reason) => copies(|counts| counts.failed = 1, vec![failure(reason, "why")]),
+        // Of other conditions of rules, and of clusters in their statuses.
+        R::PartiallyGranted | R::RollingBack | R::Reverted => return None,
+        // Of MemberClusters and of the Fleet.
+        R::FleetReady
+        | R::FleetNotReady
+        | R::MemberReady
+        | R::Accepted
+        | R::NotAccepted
+        | R::Leaving
+        | R::Drained
+        | R::SessionOpen
+        | R::SessionLost
+        | R::NeverConnected
+        | R::CertificateExpired
+        | R::UnknownRules
+        | R::RetiredKeySeen
+        | R::ConcurrentSessions
+        | R::HubStateBehind
+        | R::SecondHub
+        | R::SecondCluster
+        | R::CopiesFromPreviousMembership => return None,
+    };
+    Some(world)
+}
+
+/// The tests of `deploy/gitops` read this snapshot.
+#[test]
+fn rule_of_each_ready_reason_is_recorded() {
+    let mut rules = Map::new();
+    for reason in ConditionReason::all() {
+        let Some(mut world) = with_ready(reason) else {
+            continue;
+        };
+        let rule: Value = serde_json::from_str(&page(&mut world)).unwrap();
+        assert_eq!(world.ready().1, reason.as_str(), "{rule:#}");
+        rules.insert(reason.as_str().to_owned(), rule);
+    }
+    insta::assert_snapshot!(format!("{:#}\n", Value::Object(rules)));
+}
+
+/// The notices of a rule that was ready, when it has another reason; the kind of `Ready` decides.
+#[test]
+fn each_lasting_ready_reason_is_an_event() {
+    let mut ready = applied();
+    ready.fold();
+    // Ordinary edits, and what is an Event of its own or of the MemberCluster.
+    let quiet = [
+        ConditionReason::AllApplied,
+        ConditionReason::Progressing,
+        ConditionReason::ClustersUnreachable,
+        ConditionReason::MemberAPIUnavailable,
+    ];
+    for reason in ConditionReason::all() {
+        let Some(mut world) = with_ready(reason) else {
+            continue;
+        };
+        world.fold();
+        let notices = notices(&ready.status, &world.status);
+        let reasons: Vec<_> = notices
+            .iter()
+            .map(|notice| notice.reason.as_str())
+            .collect();
+        let expected = match reason {
+            _ if quiet.contains(&reason) => vec![],
+            ConditionReason::RemovalLimit => vec!["ApprovalRequired"],
+            ConditionReason::TooManyFailures => vec!["RolloutStopped"],
+            _ => vec![reason.as_str()],
+        };
+        assert_eq!(reasons, expected, "{reason}");
+    }
+}
