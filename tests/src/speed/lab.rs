@@ -51,12 +51,17 @@ impl Lab {
     /// # Errors
     /// When either does not start.
     pub async fn start() -> Result<Self> {
-        let options = FleetOptions {
+        Self::of(Fleet::start(Self::options()).await?).await
+    }
+
+    /// The options of its fleet.
+    #[must_use]
+    pub fn options() -> FleetOptions {
+        FleetOptions {
             members: 0,
             log: "runnel=warn".to_owned(),
             ..FleetOptions::default()
-        };
-        Self::of(Fleet::start(options).await?).await
+        }
     }
 
     /// On a fleet that runs.

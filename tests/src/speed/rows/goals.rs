@@ -344,6 +344,37 @@ pub const ROWS: &[Row] = &[
             most(500.0, 200.0),
         )],
     },
+    Row {
+        number: 27,
+        name: "view-pages",
+        meaning: "pages of 500 deliveries of one rule through the API server, beside as many small objects of its own",
+        lines: &[
+            bounded("slowest page", "ms", most(1000.0, 250.0)),
+            line("one page, p50", "ms", None, Some(Bound::RatioAtMost(2.0))),
+            line("all pages, p50", "ms", None, Some(Bound::RatioAtMost(2.0))),
+            bounded("hub memory for 16 lists at once", "MiB", most(64.0, 32.0)),
+        ],
+    },
+    Row {
+        number: 28,
+        name: "view-watches",
+        meaning: "the hub's resident memory for many watches of the deliveries of one rule, and for one that reads nothing",
+        lines: &[
+            bounded("memory per idle watch", "KiB", most(128.0, 64.0)),
+            bounded(
+                "memory per watch after 100 edits",
+                "KiB",
+                most(1024.0, 256.0),
+            ),
+            line("memory per watch at the peak", "KiB", None, None),
+            line("change to the last watch, p50", "ms", None, None),
+            bounded(
+                "memory of a watch that reads nothing",
+                "MiB",
+                most(8.0, 2.0),
+            ),
+        ],
+    },
 ];
 
 /// The row with this number or name.

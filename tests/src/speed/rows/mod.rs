@@ -15,6 +15,7 @@ mod reports;
 mod restart;
 mod shaped;
 mod slopes;
+mod views;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -56,6 +57,9 @@ const STEPS: &[(&[u8], Step)] = &[
     }),
     (cost::ROWS, |_, quick| Box::pin(cost::run(quick))),
     (deletes::ROWS, |_, quick| Box::pin(deletes::run(quick))),
+    (views::ROWS, |rows, quick| {
+        Box::pin(async move { views::run(&rows, quick).await })
+    }),
 ];
 
 /// Why a step has ended early, and which rows it would have measured.
