@@ -654,8 +654,17 @@ impl Story<'_> {
         let log = self.folder.join("guest.log");
         let ui = Ui::start(&plugin, &kubeconfig, &log, &["-n", "shop"]).await?;
         self.browser.open(&ui.url).await?;
-        self.has("#banners", "Cannot list the deliveries").await?;
-        self.has("#banners", "ask its administrator for this right")
+        self.has("#banners", "You may not list").await?;
+        for name in [
+            "the Fleet",
+            "DistributionRules",
+            "MemberClusters",
+            "Events",
+            "deliveries",
+        ] {
+            self.has("#banners", name).await?;
+        }
+        self.has("#banners", "the ClusterRole runnel-hub-view")
             .await
     }
 

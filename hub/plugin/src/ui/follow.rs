@@ -155,7 +155,12 @@ pub(super) async fn follow(
         }
         failures += 1;
         let text = error.text(resource, place);
-        feed.change(|state, now| state.set_source(resource, "failed", &text, now));
+        let word = if error.code() == Some(403) {
+            "refused"
+        } else {
+            "failed"
+        };
+        feed.change(|state, now| state.set_source(resource, word, &text, now));
         tokio::time::sleep(error.delay(failures)).await;
     }
 }

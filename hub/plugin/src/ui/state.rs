@@ -31,7 +31,7 @@ pub(super) struct About {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct SourceState {
-    /// `loading`, `live` or `failed`.
+    /// `loading`, `live`, `failed`, or `refused` if the user lacks a right.
     pub(super) state: &'static str,
     /// A sentence with a hint; empty while it is followed.
     pub(super) message: String,

@@ -1,7 +1,7 @@
 // The page: its stream, its views, its keys.
 import { h, patch, patchChildren } from "./dom.js";
 import { LEGEND, Matrix } from "./matrix.js";
-import { Model } from "./model.js";
+import { isMissing, Model } from "./model.js";
 import { approvalsView, clusterView, deliveryView, historyView, hrefs, ruleView, rulesTable } from "./views.js";
 import { many, span, time } from "./words.js";
 
@@ -13,6 +13,16 @@ const matrix = new Matrix(({ rule, cluster }) => {
   else if (rule) location.hash = hrefs.rule(rule);
   else if (cluster) location.hash = hrefs.cluster(cluster);
 });
+/** The names of the resources, for messages. */
+const RESOURCES = {
+  rules: "DistributionRules",
+  clusterrules: "ClusterDistributionRules",
+  members: "MemberClusters",
+  fleets: "the Fleet",
+  events: "Events",
+  deliveries: "deliveries",
+  clusterdeliveries: "clusterdeliveries",
+};
 /** What the open delivery has read. */
 let detail = {};
 let connected = false;
@@ -237,7 +247,7 @@ function renderTop() {
   );
   const live = document.getElementById("live");
   const loading = [...model.sources.values()].some(({ state }) => state === "loading");
-  const failed = [...model.sources.values()].some(({ state }) => state === "failed");
+  const failed = [...model.sources.values()].some(isMissing);
   const [word, name] = !connected ? ["lost", "not connected"] : loading ? ["loading", "loading"] : failed ? ["partly", "partly live"] : ["live", "live"];
   live.className = `live ${word}`;
   if (live.textContent !== name) live.textContent = name;
@@ -260,6 +270,11 @@ function renderBanners(now) {
     if (state === "failed" && resource !== "leases" && !isSecond) messages.set(message, since);
   }
   for (const [message, since] of messages) banner("warn", message, `${sentence(message)} (since ${time(since)})`);
+  const refused = [...model.sources.values()].filter(({ state, resource }) => state === "refused" && resource !== "leases");
+  if (refused.length > 0) {
+    const names = refused.map(({ resource }) => RESOURCES[resource]).join(", ");
+    banner("warn", "refused", `You may not list ${names}. Ask the administrator of the hub for these rights, such as the ClusterRole runnel-hub-view.`);
+  }
   const loading = [...model.sources.values()].filter(({ state, resource }) => state === "loading" && /deliveries/.test(resource));
   if (loading.length > 0 && model.rows.size > 0) banner("note", "loading", `Loading deliveries: ${many(deliveries(), "delivery", "deliveries")} so far.`);
   patchChildren(document.getElementById("banners"), banners);

@@ -358,8 +358,13 @@ export class Model {
   }
 
   sourceError(...resources) {
-    return resources.map((resource) => this.sources.get(resource)).find((source) => source?.state === "failed")?.message;
+    return resources.map((resource) => this.sources.get(resource)).find((source) => isMissing(source))?.message;
   }
+}
+
+/** Whether a resource is not followed now. */
+export function isMissing(source) {
+  return source?.state === "failed" || source?.state === "refused";
 }
 
 function worstCode(code) {

@@ -94,7 +94,7 @@ export function rulesTable(model, rules) {
       h("td", {}, model.rule(key)?.status?.display?.clusters ?? ""),
       STATES.map((_, index) => right(counts.state(index) || "")),
       right(counts.older() || ""),
-      h("td", { class: "message" }, condition?.status === "True" ? "" : (condition?.message ?? "")),
+      h("td", { class: "message", title: condition?.message }, condition?.status === "True" ? "" : (condition?.message ?? "")),
     );
   });
   return table(heads, rows, "rules");
