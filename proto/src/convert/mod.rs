@@ -2,18 +2,15 @@
 //! Total in both directions: any decoded message gives a value or a named refusal, never a panic.
 //! An incomplete item of a batch is refused alone. Kinds are not checked here: a
 //! [`SourceRef`](crate::model::SourceRef) contains any text.
-mod agent;
 mod copies;
-mod hub;
+mod frames;
 mod inspect;
-mod intent;
 mod parts;
 mod preview;
 #[cfg(test)]
 mod tests;
 
-pub use agent::{agent_frame, agent_frame_to_wire, split};
-pub use hub::{hub_frame, hub_frame_to_wire};
+pub use frames::{agent_frame, agent_frame_to_wire, hub_frame, hub_frame_to_wire, split};
 pub use preview::question_bytes;
 
 /// The longest name, namespace, resource or uid that is taken from the wire, in bytes.

@@ -2,10 +2,10 @@
 use prost::Message;
 
 use super::NAME_LIMIT;
-use super::intent::{ItemError, Refusals, intent, intent_to_wire, tombstone, tombstone_to_wire};
 use super::parts::{
-    Unreadable, deletion_policy, deletion_policy_to_wire, message, reason, reason_to_wire,
-    rule_uid, source, source_to_wire, terms, terms_to_wire, text_or_empty,
+    ItemError, Refusals, Unreadable, deletion_policy, deletion_policy_to_wire, intent,
+    intent_to_wire, message, reason, reason_to_wire, rule_uid, source, source_to_wire, terms,
+    terms_to_wire, text_or_empty, tombstone, tombstone_to_wire,
 };
 use crate::model::{
     DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldsKey,

@@ -1,35 +1,26 @@
 //! The words of the domain, shared by hub and agent. Pure: nothing here does I/O or reads a clock.
-mod changes;
 mod content;
-mod copies;
 mod fields;
 mod frames;
 mod grants;
-mod inspect;
-mod intent;
 mod kinds;
 mod names;
 mod preview;
 mod proof;
-mod report;
+mod rule_state;
 mod selector;
 mod terms;
 
-pub use changes::{CHANGES_LIMIT, ChangeOrigin, CopyAction, CopyChange};
 pub use content::{
     Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey, is_mark,
 };
-pub use copies::{COPIES_LIMIT, CopyList, ListCopies, ListedCopy};
 pub use fields::{FieldMap, FieldPath};
 pub use frames::{
-    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, Hello, HubFrame, LostWatch, NAMESPACES,
-    Refusal, RuleDelta, SnapshotBegin, SnapshotEnd,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, COPIES_LIMIT, CopyList, CopyOutcome,
+    CopyState, Hello, HubFrame, Inspect, Inspected, ListCopies, ListedCopy, LiveObject, LostWatch,
+    NAMESPACES, NamespaceState, Refusal, RuleDelta, STATES_LIMIT, SnapshotBegin, SnapshotEnd,
 };
 pub use grants::{Allowance, Grant};
-pub use inspect::{
-    CopyOutcome, CopyState, Inspect, Inspected, LiveObject, NamespaceState, STATES_LIMIT,
-};
-pub use intent::{Intent, Tombstone};
 pub use kinds::{KINDS, Kind};
 pub use names::{
     ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, clip, is_label, is_label_key,
@@ -42,9 +33,10 @@ pub use preview::{
     PreviewedCopy, short_value,
 };
 pub use proof::{ContentDigest, LiveDigest, Proof, ProofKey, SetDigest};
-pub use report::{
-    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes,
-    PruneRequest, Reason, RuleState, WaitingNamespaces,
+pub use rule_state::{
+    CHANGES_LIMIT, ChangeOrigin, CopyAction, CopyChange, Counts, FAILURES_LIMIT, Failure, Intent,
+    MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes, PruneRequest, Reason, RuleState, Tombstone,
+    WaitingNamespaces,
 };
 pub use selector::{
     NamespaceChoice, Operator, Pattern, Requirement, Selector, is_closed_namespace, matches_any,

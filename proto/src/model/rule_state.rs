@@ -1,7 +1,81 @@
-//! An agent's account of its copies.
+//! The intents of a rule in one cluster, the state of their copies, and what was done to them.
+use super::{
+    DeletionPolicy, Payload, Proof, PruneDigest, Revision, RuleName, RuleUid, SetDigest, SourceRef,
+    TermsDigest,
+};
 use crate::closed_list;
 
-use super::{CopyChange, Proof, PruneDigest, RuleName, RuleUid, SetDigest, SourceRef, TermsDigest};
+/// The desired state of one source in a cluster.
+#[derive(Clone)]
+pub struct Intent {
+    /// The source.
+    pub source: SourceRef,
+    /// The revision of the payload.
+    pub revision: Revision,
+    /// The content.
+    pub payload: Payload,
+}
+
+/// The explicit order to remove the copies of one source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// The source.
+    pub source: SourceRef,
+    /// How.
+    pub deletion_policy: DeletionPolicy,
+}
+
+closed_list! {
+    /// What was done to a copy.
+    pub enum CopyAction {
+        /// The object was created.
+        Created = "created",
+        /// The copy was changed.
+        Updated = "updated",
+        /// An equal object was taken over.
+        Adopted = "adopted",
+        /// An object of others was overwritten.
+        Overwritten = "overwrote",
+        /// The copy could not be changed: it was deleted and created again.
+        Recreated = "recreated",
+        /// The copy was deleted.
+        Removed = "removed",
+        /// The marks of the copy were removed, and the object stays.
+        Retained = "retained",
+        /// Another client had changed or deleted the copy, and the agent restored it.
+        Restored = "restored",
+    }
+}
+
+closed_list! {
+    /// What made an agent change a copy, as far as the agent knows.
+    pub enum ChangeOrigin {
+        /// The hub sent a change of the rule.
+        Hub = "the hub ordered it",
+        /// The namespace appeared or changed in the member.
+        Namespace = "the namespace appeared or changed",
+        /// The member's policy changed.
+        Policy = "the member policy changed",
+        /// Another client changed or deleted the copy.
+        Drift = "another client changed or deleted it",
+        /// The agent found the difference when it compared all copies.
+        Resync = "resync",
+    }
+}
+
+/// Number of changes of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CopyChange {
+    /// What was done.
+    pub action: CopyAction,
+    /// Why.
+    pub origin: ChangeOrigin,
+    /// Number of copies, at least 1.
+    pub copies: u32,
+}
+
+/// The most changes in one rule's state: one for each pair of an action and an origin.
+pub const CHANGES_LIMIT: usize = CopyAction::ALL.len() * ChangeOrigin::ALL.len();
 
 /// Maximum number of failures in one rule's state.
 pub const FAILURES_LIMIT: usize = 5;
@@ -149,7 +223,7 @@ pub struct RuleState {
     /// applied or waiting; `None` otherwise, or if the agent has none.
     pub proof: Option<Proof>,
     /// What was done to copies since the last report of changes, at most
-    /// [`super::CHANGES_LIMIT`].
+    /// [`CHANGES_LIMIT`].
     pub changes: Vec<CopyChange>,
 }
 

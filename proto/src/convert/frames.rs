@@ -1,23 +1,243 @@
-//! Frames of an agent, read by the hub, and their splitting, so that the hub's receive buffer stays small.
+//! Frames of the hub, read by an agent, and frames of an agent, read by the hub. An agent's frames are split, so that
+//! the hub's receive buffer stays small.
 use prost::Message;
 use prost::encoding::encoded_len_varint;
 
-use super::copies::{copy_list, copy_list_to_wire, listed_copy_to_wire};
-use super::inspect::{inspected, inspected_to_wire};
-use super::parts::{
-    Unreadable, message, named_source, no_source, reason, reason_to_wire, revision, rule_name,
-    rule_name_to_wire, rule_uid, source, source_to_wire,
+use super::copies::{
+    copy_list, copy_list_to_wire, list_copies, list_copies_to_wire, listed_copy_to_wire,
 };
-use super::preview::{preview_result, preview_result_to_wire, previewed_copy_to_wire};
+use super::inspect::{inspect, inspect_to_wire, inspected, inspected_to_wire};
+use super::parts::{
+    ItemError, Refusals, Unreadable, deletion_policy, deletion_policy_to_wire, intent,
+    intent_to_wire, message, named_source, no_source, reason, reason_to_wire, revision, rule_name,
+    rule_name_to_wire, rule_uid, source, source_to_wire, terms, terms_to_wire, text_or_empty,
+    tombstone, tombstone_to_wire,
+};
+use super::preview::{
+    preview_request, preview_request_to_wire, preview_result, preview_result_to_wire,
+    previewed_copy_to_wire,
+};
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
-    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, CHANGES_LIMIT, ChangeOrigin, CopyAction,
-    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, KINDS, LostWatch, NAMESPACES,
-    NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, PruneDigest, Refusal, RuleState,
-    SetDigest, TermsDigest, WaitingNamespaces, is_label, plain_text,
+    AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, CHANGES_LIMIT, ChangeOrigin, CopyAction,
+    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, HubFrame, KINDS, LostWatch,
+    NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, ProofKey, PruneDigest,
+    Refusal, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, TermsDigest,
+    WaitingNamespaces, is_label, plain_text,
 };
 use crate::wire;
-use crate::wire::agent_frame::Frame;
+use crate::wire::agent_frame::Frame as AgentPart;
+use crate::wire::hub_frame::Frame as HubPart;
+
+/// Maximum number of CAs in one frame.
+const AUTHORITIES_LIMIT: usize = 32;
+
+/// Decodes a frame of the hub, and returns the unreadable items of a batch or a question: they are
+/// not in force, and are listed in the ack or the answer. A refusal without source concerns the
+/// rule's terms or removal.
+/// If the terms of a rule are unreadable, its new content is refused too, because the terms limit
+/// its targets. Tombstones are handled nevertheless.
+///
+/// # Errors
+/// [`FrameError`], if the frame is unknown to this agent, or unreadable outside a batch's items.
+pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), FrameError> {
+    let malformed = |part| FrameError::Malformed { peer: "hub", part };
+    let unreadable = |part| FrameError::Question { part };
+    let mut refused = vec![];
+    let frame = match wire.frame.ok_or(FrameError::Unknown {
+        peer: "hub",
+        own: "agent",
+    })? {
+        HubPart::SnapshotBegin(wire) => {
+            HubFrame::SnapshotBegin(snapshot_begin(wire).map_err(malformed)?)
+        }
+        HubPart::DetailRequest(wire) => {
+            let uids = wire
+                .rule_uids
+                .into_iter()
+                .map(rule_uid)
+                .collect::<Result<_, _>>();
+            HubFrame::DetailRequest(uids.map_err(malformed)?)
+        }
+        HubPart::Batch(wire) => {
+            let rules = wire
+                .rules
+                .into_iter()
+                .map(|delta| rule_delta(delta, &mut refused))
+                .collect();
+            HubFrame::Batch(Batch {
+                nonce: wire.nonce,
+                rules,
+            })
+        }
+        HubPart::SnapshotEnd(wire) => {
+            let digest = SetDigest::from_bytes(&wire.digest).ok_or(malformed("digest"))?;
+            HubFrame::SnapshotEnd(SnapshotEnd {
+                intents: wire.intents,
+                digest,
+            })
+        }
+        HubPart::Drain(wire) if wire.handover => HubFrame::HandedOver,
+        HubPart::Drain(wire) => HubFrame::Drain(wire.within_milliseconds),
+        HubPart::Authorities(wire) if wire.certificates.len() > AUTHORITIES_LIMIT => {
+            return Err(malformed("certificates"));
+        }
+        HubPart::Authorities(wire) => HubFrame::Authorities(wire.certificates),
+        HubPart::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(unreadable)?),
+        HubPart::PreviewRequest(wire) => {
+            HubFrame::PreviewRequest(Box::new(preview_request(wire, &mut refused)))
+        }
+        HubPart::ListCopies(wire) => {
+            HubFrame::ListCopies(Box::new(list_copies(wire).map_err(unreadable)?))
+        }
+        HubPart::Keepalive(_) => HubFrame::Keepalive,
+        HubPart::Revoked(wire) => HubFrame::Revoked(plain_text(&wire.reason, NAME_LIMIT)),
+    };
+    Ok((frame, refused))
+}
+
+fn snapshot_begin(wire: wire::SnapshotBegin) -> Result<SnapshotBegin, Unreadable> {
+    Ok(SnapshotBegin {
+        protocol: wire.protocol,
+        hub_id: text_or_empty(wire.hub_id, NAME_LIMIT, "hub_id")?,
+        hub_cluster_uid: text_or_empty(wire.hub_cluster_uid, NAME_LIMIT, "hub_cluster_uid")?,
+        behind: wire.behind,
+        proof_key: match wire.proof_key.as_ref() {
+            [] => None,
+            bytes => Some(ProofKey::new(bytes.try_into().map_err(|_| "proof_key")?)),
+        },
+    })
+}
+
+fn rule_delta(wire: wire::RuleDelta, all: &mut Vec<Refusal>) -> RuleDelta {
+    let uid = RuleUid::from(plain_text(&wire.rule_uid, NAME_LIMIT));
+    let mut delta = RuleDelta::new(uid.clone());
+    let mut refused = Refusals { rule: uid, all };
+    // A rule without a readable identity cannot be acted on at all: its items are refused one by one.
+    let mut usable = match rule_uid(wire.rule_uid) {
+        Ok(_) => Ok(()),
+        Err(part) => Err(part),
+    };
+    let identified = usable.is_ok();
+    if let (Some(wire), true) = (wire.terms, identified) {
+        match terms(wire) {
+            Ok(terms) => delta.terms = Some(terms),
+            Err(part) => {
+                refused.add_rule(part.into());
+                usable = Err(part);
+            }
+        }
+    }
+    for wire in wire.upserts {
+        let (live_digest, bytes) = (wire.source.clone(), wire.revision.clone());
+        match usable.map_err(ItemError::from).and_then(|()| intent(wire)) {
+            Ok(intent) => delta.upserts.push(intent),
+            Err(error) => refused.add_item(live_digest.as_ref(), Some(&bytes), error),
+        }
+    }
+    if !identified {
+        refused.add_rule(ItemError::Unreadable("rule_uid"));
+        return delta;
+    }
+    for wire in wire.tombstones {
+        let live_digest = wire.source.clone();
+        match tombstone(wire) {
+            Ok(tombstone) => delta.tombstones.push(tombstone),
+            Err(part) => refused.add_item(live_digest.as_ref(), None, part.into()),
+        }
+    }
+    match wire
+        .removal
+        .map(|removal| deletion_policy(removal.deletion_policy))
+    {
+        None => {}
+        Some(Ok(policy)) => delta.removal = Some(policy),
+        Some(Err(part)) => refused.add_rule(part.into()),
+    }
+    (delta.orphaned, delta.suspend) = (wire.orphaned, wire.suspend);
+    match wire.prune.as_ref() {
+        [] => {}
+        bytes => match bytes.try_into() {
+            Ok(digest) => delta.prune = Some(PruneDigest(digest)),
+            Err(_) => refused.add_rule(ItemError::Unreadable("prune")),
+        },
+    }
+    delta
+}
+
+/// Writes a frame of the hub. Payload bytes are shared, not copied. The sender fills in epoch, term
+/// and history token.
+pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
+    let frame = match frame {
+        HubFrame::SnapshotBegin(begin) => HubPart::SnapshotBegin(wire::SnapshotBegin {
+            protocol: begin.protocol,
+            hub_id: begin.hub_id.clone(),
+            hub_cluster_uid: begin.hub_cluster_uid.clone(),
+            behind: begin.behind,
+            proof_key: begin
+                .proof_key
+                .as_ref()
+                .map(|key| key.bytes().to_vec().into())
+                .unwrap_or_default(),
+        }),
+        HubFrame::DetailRequest(uids) => HubPart::DetailRequest(wire::DetailRequest {
+            rule_uids: uids.iter().map(RuleUid::to_string).collect(),
+        }),
+        HubFrame::Batch(batch) => HubPart::Batch(wire::Batch {
+            nonce: batch.nonce,
+            rules: batch.rules.iter().map(rule_delta_to_wire).collect(),
+        }),
+        HubFrame::SnapshotEnd(end) => HubPart::SnapshotEnd(wire::SnapshotEnd {
+            intents: end.intents,
+            digest: end.digest.to_bytes().to_vec().into(),
+        }),
+        HubFrame::Drain(within_milliseconds) => HubPart::Drain(wire::Drain {
+            within_milliseconds: *within_milliseconds,
+            handover: false,
+        }),
+        HubFrame::Keepalive => HubPart::Keepalive(wire::Keepalive {}),
+        HubFrame::HandedOver => HubPart::Drain(wire::Drain {
+            within_milliseconds: 0,
+            handover: true,
+        }),
+        HubFrame::Authorities(all) => HubPart::Authorities(wire::Authorities {
+            certificates: all.clone(),
+        }),
+        HubFrame::Inspect(question) => HubPart::Inspect(inspect_to_wire(question)),
+        HubFrame::PreviewRequest(question) => {
+            HubPart::PreviewRequest(preview_request_to_wire(question))
+        }
+        HubFrame::ListCopies(question) => HubPart::ListCopies(list_copies_to_wire(question)),
+        HubFrame::Revoked(reason) => HubPart::Revoked(wire::Revoked {
+            reason: reason.clone(),
+        }),
+    };
+    wire::HubFrame {
+        frame: Some(frame),
+        ..wire::HubFrame::default()
+    }
+}
+
+fn rule_delta_to_wire(delta: &RuleDelta) -> wire::RuleDelta {
+    wire::RuleDelta {
+        rule_uid: delta.uid.to_string(),
+        terms: delta
+            .terms
+            .as_ref()
+            .map(|(terms, digest)| terms_to_wire(terms, digest)),
+        upserts: delta.upserts.iter().map(intent_to_wire).collect(),
+        tombstones: delta.tombstones.iter().map(tombstone_to_wire).collect(),
+        removal: delta.removal.map(|policy| wire::Removal {
+            deletion_policy: deletion_policy_to_wire(policy),
+        }),
+        orphaned: delta.orphaned,
+        prune: delta
+            .prune
+            .map(|digest| digest.0.to_vec().into())
+            .unwrap_or_default(),
+        suspend: delta.suspend,
+    }
+}
 
 /// The overhead of a frame: its envelope, a uid of maximum length, a nonce, a flag.
 const ENVELOPE: usize = 320;
@@ -40,33 +260,33 @@ pub fn agent_frame(wire: wire::AgentFrame) -> Result<(AgentFrame, usize), FrameE
     Ok((frame, refused))
 }
 
-fn read(frame: Frame, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
+fn read(frame: AgentPart, refused: &mut usize) -> Result<AgentFrame, Unreadable> {
     Ok(match frame {
-        Frame::Hello(wire) => AgentFrame::Hello(hello(&wire)),
-        Frame::AckedRules(wire) => {
+        AgentPart::Hello(wire) => AgentFrame::Hello(hello(&wire)),
+        AgentPart::AckedRules(wire) => {
             AgentFrame::AckedRules(readable(wire.rules, rule_state, refused), wire.last)
         }
-        Frame::Detail(wire) => AgentFrame::Detail(
+        AgentPart::Detail(wire) => AgentFrame::Detail(
             rule_uid(wire.rule_uid)?,
             readable(wire.intents, acked_intent, refused),
             wire.last,
         ),
-        Frame::Ack(wire) => {
+        AgentPart::Ack(wire) => {
             AgentFrame::Ack(wire.nonce, wire.refused.into_iter().map(refusal).collect())
         }
-        Frame::Report(wire) => AgentFrame::Report(readable(wire.rules, rule_state, refused)),
-        Frame::ContentRequest(wire) => {
+        AgentPart::Report(wire) => AgentFrame::Report(readable(wire.rules, rule_state, refused)),
+        AgentPart::ContentRequest(wire) => {
             let sources = readable(wire.sources, |wire| source(Some(wire)), refused);
             AgentFrame::ContentRequest(rule_uid(wire.rule_uid)?, sources)
         }
-        Frame::Handover(_) => AgentFrame::Handover,
-        Frame::LostWatches(wire) => {
+        AgentPart::Handover(_) => AgentFrame::Handover,
+        AgentPart::LostWatches(wire) => {
             AgentFrame::LostWatches(wire.watches.iter().filter_map(lost_watch).collect())
         }
-        Frame::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
-        Frame::PreviewResult(wire) => AgentFrame::PreviewResult(preview_result(wire)),
-        Frame::CopyList(wire) => AgentFrame::CopyList(copy_list(wire, refused)),
-        Frame::Keepalive(_) => AgentFrame::Keepalive,
+        AgentPart::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
+        AgentPart::PreviewResult(wire) => AgentFrame::PreviewResult(preview_result(wire)),
+        AgentPart::CopyList(wire) => AgentFrame::CopyList(copy_list(wire, refused)),
+        AgentPart::Keepalive(_) => AgentFrame::Keepalive,
     })
 }
 
@@ -274,7 +494,7 @@ fn refusal(wire: wire::Refusal) -> Refusal {
 /// Writes a frame of an agent. Messages are cut to their limit, failures to their number.
 pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
     let frame = match frame {
-        AgentFrame::Hello(hello) => Frame::Hello(wire::Hello {
+        AgentFrame::Hello(hello) => AgentPart::Hello(wire::Hello {
             protocol_min: hello.protocol_min,
             protocol_max: hello.protocol_max,
             agent_version: hello.agent_version.clone(),
@@ -282,34 +502,38 @@ pub fn agent_frame_to_wire(frame: &AgentFrame) -> wire::AgentFrame {
             boot_id: hello.boot_id.clone(),
             cluster_uid: hello.cluster_uid.clone(),
         }),
-        AgentFrame::AckedRules(rules, last) => Frame::AckedRules(wire::AckedRules {
+        AgentFrame::AckedRules(rules, last) => AgentPart::AckedRules(wire::AckedRules {
             rules: rules.iter().map(rule_state_to_wire).collect(),
             last: *last,
         }),
-        AgentFrame::Detail(uid, intents, last) => Frame::Detail(wire::Detail {
+        AgentFrame::Detail(uid, intents, last) => AgentPart::Detail(wire::Detail {
             rule_uid: uid.to_string(),
             intents: intents.iter().map(acked_intent_to_wire).collect(),
             last: *last,
         }),
-        AgentFrame::Ack(nonce, refused) => Frame::Ack(wire::Ack {
+        AgentFrame::Ack(nonce, refused) => AgentPart::Ack(wire::Ack {
             nonce: *nonce,
             refused: refused.iter().map(refusal_to_wire).collect(),
         }),
-        AgentFrame::Report(rules) => Frame::Report(wire::Report {
+        AgentFrame::Report(rules) => AgentPart::Report(wire::Report {
             rules: rules.iter().map(rule_state_to_wire).collect(),
         }),
-        AgentFrame::ContentRequest(uid, sources) => Frame::ContentRequest(wire::ContentRequest {
-            rule_uid: uid.to_string(),
-            sources: sources.iter().map(source_to_wire).collect(),
-        }),
-        AgentFrame::Handover => Frame::Handover(wire::Handover {}),
-        AgentFrame::LostWatches(watches) => Frame::LostWatches(wire::LostWatches {
+        AgentFrame::ContentRequest(uid, sources) => {
+            AgentPart::ContentRequest(wire::ContentRequest {
+                rule_uid: uid.to_string(),
+                sources: sources.iter().map(source_to_wire).collect(),
+            })
+        }
+        AgentFrame::Handover => AgentPart::Handover(wire::Handover {}),
+        AgentFrame::LostWatches(watches) => AgentPart::LostWatches(wire::LostWatches {
             watches: watches.iter().map(lost_watch_to_wire).collect(),
         }),
-        AgentFrame::Inspected(answer) => Frame::Inspected(inspected_to_wire(answer)),
-        AgentFrame::PreviewResult(answer) => Frame::PreviewResult(preview_result_to_wire(answer)),
-        AgentFrame::CopyList(answer) => Frame::CopyList(copy_list_to_wire(answer)),
-        AgentFrame::Keepalive => Frame::Keepalive(wire::Keepalive {}),
+        AgentFrame::Inspected(answer) => AgentPart::Inspected(inspected_to_wire(answer)),
+        AgentFrame::PreviewResult(answer) => {
+            AgentPart::PreviewResult(preview_result_to_wire(answer))
+        }
+        AgentFrame::CopyList(answer) => AgentPart::CopyList(copy_list_to_wire(answer)),
+        AgentFrame::Keepalive => AgentPart::Keepalive(wire::Keepalive {}),
     };
     wire::AgentFrame { frame: Some(frame) }
 }
