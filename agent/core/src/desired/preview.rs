@@ -5,7 +5,7 @@ use runnel_proto::model::{
 };
 
 use super::Desired;
-use super::apply_delta::{BatchResult, check_name};
+use super::{BatchResult, check_name};
 use crate::copy::IntentKey;
 use crate::policy::Facts;
 use crate::records::Records;

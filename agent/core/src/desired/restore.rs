@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{Revision, RuleUid, SourceRef};
 
-use super::namespaces::is_broad;
+use super::cluster::is_broad;
 use super::rules::StoredRule;
 use super::tombstones::Removals;
 use super::{Desired, IntentState, Owners, Rule};
