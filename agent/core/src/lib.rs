@@ -13,7 +13,6 @@
 pub mod audit;
 pub mod backoff;
 pub mod body;
-pub mod cache;
 pub mod classify;
 pub mod contention;
 pub mod copy;
@@ -31,6 +30,5 @@ pub mod queue;
 pub mod reconciler;
 pub mod records;
 pub mod report;
-pub mod rights;
 pub mod seal;
 pub mod small_set;

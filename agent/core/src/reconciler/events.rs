@@ -1,16 +1,27 @@
-//! Handles the events of the watches, and the start. The agent decides nothing before each watch
-//! has delivered a complete list or has failed.
+//! Handles the events of the watches and of the hub and the results of jobs, and gives the next job.
+//! The agent decides nothing before each watch has delivered a complete list or has failed.
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::SourceRef;
+use runnel_proto::model::{
+    Batch, Proof, ProofKey, Reason, Refusal, RuleName, RuleState, RuleUid, SourceRef,
+};
 
+use super::history::{CachedDiff, Failed};
+use super::jobs::RunningJob;
 use super::member::Member;
-use crate::copy::IntentKey;
-use crate::desired::Namespace;
+use super::prunes;
+use crate::backoff::RECHECK;
+use crate::copy::{CopyStatus, IntentKey};
+use crate::decide::{Action, Decision, DesiredCopy};
+use crate::desired::{CopyDigest, Desired, Namespace};
+use crate::job::{Done, Job, Recreate, Work, WriteEffect};
 use crate::live::Live;
 use crate::policy::Area;
+use crate::queue::Key;
+use crate::records::{Observed, Records, Usage};
+use crate::report::Report;
 
 impl Member {
     /// Handles the begin of an area's list.
@@ -264,5 +275,450 @@ impl Member {
         if self.watches.lost().is_empty() {
             self.report.report_all(self.desired.rules().uids().cloned());
         }
+    }
+}
+
+/// The reason why a queued copy gets no job.
+enum Idle {
+    /// Nothing is to be done.
+    Settled,
+    /// The action has to wait. The copy is reconciled, so that its outcome shows why.
+    Waits,
+}
+
+impl Member {
+    /// Returns the next job, if there is room for one.
+    pub(super) fn next_job(&mut self, now: Instant) -> Option<Job> {
+        for copy in self.history.contentions.take_ended(now) {
+            self.reconcile_copy(&copy, now);
+        }
+        loop {
+            let owners = self.desired.owners();
+            let key = self.jobs.pop(now, |copy| owners.rule_of(copy).cloned())?;
+            let work = match &key {
+                Key::Namespace(name) if self.decider().needs_namespace(name) => {
+                    Ok(Work::CreateNamespace)
+                }
+                Key::Namespace(name) => {
+                    self.jobs.namespace_failed.remove(name);
+                    Err(Idle::Settled)
+                }
+                Key::Copy(copy) => self.copy_work(copy, now),
+                Key::Question(_) => Err(Idle::Settled),
+            };
+            let idle = match work {
+                Ok(work) => return Some(Job { key, work }),
+                Err(idle) => idle,
+            };
+            self.jobs.queue.done(&key, now);
+            if let (Key::Copy(copy), Idle::Waits) = (&key, idle) {
+                self.reconcile_copy(copy, now);
+            }
+        }
+    }
+
+    /// Returns the job for a copy.
+    fn copy_work(&mut self, copy: &SourceRef, now: Instant) -> Result<Work, Idle> {
+        if !self.watches.is_complete(copy) {
+            return Err(Idle::Settled);
+        }
+        let (want, decision, depends_on_others) = self.decision(copy);
+        let about = want.target().ok_or(Idle::Settled)?;
+        let reread = self.jobs.reread.remove(copy);
+        let work = match decision {
+            _ if reread => Work::Read,
+            Decision::Act(Action::Read) => Work::Read,
+            // No watch reports changes of this object.
+            Decision::Noop(
+                CopyStatus::Failed(_) | CopyStatus::Drifted(_) | CopyStatus::Planned(..),
+            ) if self.decider().is_unwatched(copy, &want) => Work::Read,
+            Decision::Act(action)
+                if self.waits_for_store(copy, &want, &action)
+                    || self.jobs.delete_later(&action, now).is_some() =>
+            {
+                return Err(Idle::Waits);
+            }
+            // The cache may have evicted the content since the copy was queued.
+            Decision::Act(action) => {
+                let (payloads, records) = (&mut self.payloads, &self.records);
+                self.jobs
+                    .work(copy, &want, action, payloads, records, now)
+                    .ok_or(Idle::Waits)?
+            }
+            Decision::Noop(_) if self.decider().waits_for_quota(copy, &want) => {
+                return Err(Idle::Waits);
+            }
+            Decision::Forget | Decision::Noop(_) => return Err(Idle::Settled),
+        };
+        let deletes = match &work {
+            Work::Delete(_) => true,
+            Work::Change(_, body) | Work::Overwrite(_, body) => body.recreate == Recreate::Yes,
+            _ => false,
+        };
+        let removes = matches!(&work, Work::Delete(_));
+        let adds = match &work {
+            Work::Create(_) | Work::Change(..) | Work::Adopt(..) | Work::Overwrite(..) => {
+                self.decider().growth(copy, &about.0)
+            }
+            _ => Usage::default(),
+        };
+        let drifted = self.history.take_drift(copy);
+        let others = drifted
+            .clone()
+            .unwrap_or_else(|| self.records.live(copy).and_then(|live| live.others.clone()));
+        let rule = match &want {
+            DesiredCopy::Copy(wanted) => wanted.rule.clone(),
+            DesiredCopy::Absent(_, rule, _) => rule.clone(),
+            DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => RuleName::default(),
+        };
+        let drift = drifted.is_some();
+        let job = RunningJob {
+            want: (!depends_on_others).then_some(want),
+            epoch: self.jobs.epoch,
+            target: about,
+            received: vec![],
+            drift,
+            others,
+            rule,
+            deletes,
+            removes,
+            adds,
+        };
+        self.jobs.running.insert(copy.clone(), job);
+        Ok(work)
+    }
+
+    /// Handles the result of a job for a namespace.
+    pub(super) fn namespace_done(&mut self, name: &Arc<str>, done: &Done, now: Instant) {
+        let Some(copy_error) = &done.copy_error else {
+            self.jobs.queue.done(&done.key, now);
+            self.jobs.namespace_failed.remove(name);
+            // The watch delivers the namespace, unless it was deleted again.
+            return self.jobs.queue.add_at(&done.key, now + RECHECK.base);
+        };
+        self.jobs
+            .retry(&done.key, copy_error, done.retry_after, now);
+        self.jobs
+            .namespace_failed
+            .insert(name.clone(), copy_error.clone());
+        let copies: Vec<_> = self.desired.copies().in_namespace(name).cloned().collect();
+        for copy in copies {
+            self.reconcile_copy(&copy, now);
+        }
+    }
+
+    /// Handles the result of a job for a copy.
+    pub(super) fn copy_done(&mut self, copy: &SourceRef, done: Done, now: Instant) {
+        let Some(mut job) = self.jobs.finish(copy) else {
+            return;
+        };
+        let written = job
+            .want
+            .take()
+            .zip(done.wrote.filter(|_| done.copy_error.is_none()));
+        if job.removes {
+            self.desired.removal_ended(&job.target.0);
+        }
+        if let Some(learned) = done.learned {
+            self.payloads.learn(learned);
+        }
+        if let Some((version, copy_error)) = done.compared.map(|compared| *compared) {
+            let compared = CachedDiff {
+                version,
+                target: job.target.clone(),
+                copy_error,
+            };
+            self.history.record_compared(copy, compared);
+        }
+        if matches!(
+            done.wrote,
+            Some(WriteEffect::Deleted | WriteEffect::Recreated)
+        ) || done.deleted
+        {
+            self.jobs.deletes.done(now);
+        }
+        self.history
+            .count(done.wrote, done.copy_error.is_some(), job.drift);
+        if let Some(observed) = done.observed.filter(|_| self.watches.area(copy).is_some()) {
+            self.copy_observed(copy, &job, observed, done.passed, done.wrote.is_none());
+        } else if done.copy_error.is_some() && *self.records.observed(copy) == Observed::Absent {
+            // The request may have succeeded despite the error, so that the existence of the object
+            // is unknown.
+            self.records.forget(copy);
+        }
+        match done.copy_error {
+            Some(copy_error) => {
+                tracing::debug!(%copy, reason = copy_error.reason.as_str(), "a copy failed");
+                if copy_error.reason == Reason::Unavailable && self.records.live(copy).is_some() {
+                    // The recorded object may be stale too: it may have another owner now.
+                    self.jobs.reread.insert(copy.clone());
+                }
+                self.jobs
+                    .retry(&done.key, &copy_error, done.retry_after, now);
+                self.history.failed.insert(
+                    copy.clone(),
+                    Failed {
+                        target: job.target,
+                        copy_error,
+                    },
+                );
+            }
+            None => {
+                self.jobs.queue.done(&done.key, now);
+                self.history.failed.remove(copy);
+                if let Some(wrote) = done.wrote {
+                    tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");
+                    // The outcome may be the same as before, as that of a contended copy is.
+                    self.report.touch(&job.target.0.rule);
+                    self.history.record_write(copy, wrote, job, now);
+                }
+            }
+        }
+        self.find(copy, now);
+        let is_settled =
+            written.is_some_and(|(want, wrote)| self.settle_written(copy, want, wrote, now));
+        if is_settled {
+            #[cfg(test)]
+            self.decider().assert_settled(copy);
+        } else {
+            self.reconcile_copy(copy, now);
+        }
+    }
+
+    /// Records the object that a job has read or written.
+    fn copy_observed(
+        &mut self,
+        copy: &SourceRef,
+        job: &RunningJob,
+        observed: Observed,
+        passed: Vec<Arc<str>>,
+        is_read: bool,
+    ) {
+        if job.has_unexplained_version(&observed, &passed) {
+            self.jobs.reread.insert(copy.clone());
+        }
+        let before = self.records.live(copy).cloned();
+        self.records.record_result(copy, observed, passed);
+        if is_read && let Some(about) = self.decider().rewritten(copy, before.as_ref()) {
+            self.history.record_rewritten(copy, about);
+        }
+        let is_same = |before: &Live| {
+            self.records
+                .live(copy)
+                .is_some_and(|live| live.uid == before.uid)
+        };
+        if before.as_ref().is_some_and(|before| !is_same(before)) {
+            // Another object of the same name may now wait to be overwritten.
+            self.report.touch(&job.target.0.rule);
+        }
+    }
+}
+
+impl Member {
+    /// Returns the states of all rules for a new stream.
+    pub(super) fn begin_stream(&mut self, key: Option<&ProofKey>) -> Vec<RuleState> {
+        let rules: Vec<_> = self.desired.rules().uids().cloned().collect();
+        let states = self.states(&rules, key);
+        self.prunes.reported(&states);
+        self.payloads.request_again();
+        self.report.reported_all(&rules);
+        states
+    }
+
+    /// Ends all approvals of removals, because the stream has ended.
+    pub(super) fn end_stream(&mut self, now: Instant) {
+        for copy in self.prunes.end_stream() {
+            self.reconcile_now(&copy, now);
+        }
+    }
+
+    /// Handles the begin of a session with this hub cluster.
+    pub(super) fn begin_session(&mut self, hub_cluster_uid: &str, now: Instant) {
+        let accepted = std::mem::take(&mut self.revoked);
+        let moved = self.desired.set_hub_cluster(hub_cluster_uid);
+        if moved {
+            self.desired.mark_changed();
+        }
+        self.store.end_purge(&mut self.desired);
+        if accepted || moved {
+            self.reconcile_all(now);
+        }
+    }
+
+    /// Puts the terms in force that the hub's snapshot does not contain.
+    pub(super) fn end_snapshot(&mut self, now: Instant) {
+        for copy in self.desired.confirm(&self.records) {
+            self.reconcile_now(&copy, now);
+        }
+        for uid in self.desired.rules().uids().cloned().collect::<Vec<_>>() {
+            // The approval may have arrived before the terms were confirmed.
+            self.apply_approval(&uid, now);
+            // The hub waits for a report of the complete snapshot.
+            self.report.touch(&uid);
+        }
+    }
+
+    /// Applies a batch, and returns the items that are not in force. `unreadable` are its items
+    /// that could not be decoded.
+    pub(super) fn take(
+        &mut self,
+        batch: Batch,
+        unreadable: Vec<Refusal>,
+        now: Instant,
+    ) -> Vec<Refusal> {
+        // An approval covers the copies that wait now. A tombstone in the same batch may remove
+        // some of them.
+        for delta in &batch.rules {
+            if let Some(digest) = delta.prune
+                && self.prunes.offer(&delta.uid, digest)
+            {
+                self.apply_approval(&delta.uid, now);
+            }
+        }
+        let result = self.desired.take(batch, unreadable, &self.records);
+        for new in result.payloads {
+            self.payloads.insert(new);
+        }
+        for key in &result.dropped {
+            self.payloads.remove(key);
+        }
+        for uid in &result.rules {
+            self.history.audit.ordered(uid, now);
+        }
+        for copy in &result.changed_copies {
+            self.reconcile_now(copy, now);
+        }
+        for uid in &result.rules {
+            self.apply_approval(uid, now);
+            self.report.touch(uid);
+        }
+        result.refused
+    }
+
+    /// Removes the copies that the hub has approved, if exactly these copies wait. Terms that the
+    /// hub has not confirmed remove nothing.
+    fn apply_approval(&mut self, rule: &RuleUid, now: Instant) {
+        if !self.prunes.has_offer(rule) || self.desired.rules().is_unconfirmed(rule) {
+            return;
+        }
+        let waiting = prunes::waiting(rule, &self.report, &self.records);
+        if self.prunes.take(rule, &waiting) {
+            tracing::info!(%rule, copies = waiting.len(), "the hub has approved the removal of copies from namespaces that are no longer targets");
+            for copy in waiting.keys() {
+                self.reconcile_now(copy, now);
+            }
+        }
+    }
+
+    /// Returns the last states of the rules that have no copies in this cluster any more.
+    pub(super) fn take_finished(&mut self) -> Vec<RuleState> {
+        // An unlisted namespace may still have copies of a rule.
+        let unlisted = self.watches.unlisted_namespaces();
+        let finished = self.desired.rules_mut().take_finished(&unlisted);
+        let mut states = vec![];
+        for gone in finished {
+            self.report.forget(&gone.uid);
+            self.prunes.report(&gone.uid, None);
+            self.desired.mark_changed();
+            let changes = self.history.audit.take_unreported(&gone.uid);
+            self.history.audit.forget(&gone.uid);
+            states.push(RuleState {
+                rule: gone.rule,
+                changes,
+                gone: true,
+                ..RuleState::new(gone.uid)
+            });
+        }
+        states
+    }
+
+    /// Returns the states of the rules of found copies, which the hub did not send in this stream.
+    pub(super) fn take_found(&mut self, key: Option<&ProofKey>, now: Instant) -> Vec<RuleState> {
+        let rules = self.report.take_resync(now);
+        for uid in &rules {
+            self.desired.rules_mut().forget_deleted(uid, &self.records);
+            self.jobs.outdate_decisions();
+        }
+        self.states(&rules, key)
+    }
+
+    /// Returns the states of the rules whose report is due.
+    pub(super) fn take_due(&mut self, key: Option<&ProofKey>, now: Instant) -> Vec<RuleState> {
+        let due = self.report.take_due(now);
+        for uid in &due {
+            self.apply_approval(uid, now);
+        }
+        let mut states = self.states(&due, key);
+        self.prunes.reported(&states);
+        for state in &mut states {
+            state.changes = self.history.audit.take_unreported(&state.uid);
+        }
+        states
+    }
+
+    /// Returns the states of rules. While a watch is lost, they prove nothing.
+    fn states<'a>(
+        &mut self,
+        rules: impl IntoIterator<Item = &'a RuleUid>,
+        key: Option<&ProofKey>,
+    ) -> Vec<RuleState> {
+        let mut states = RuleStates {
+            desired: &mut self.desired,
+            records: &self.records,
+            report: &self.report,
+            key: key.filter(|_| self.watches.lost().is_empty()),
+        };
+        let rules = rules.into_iter();
+        rules.filter_map(|uid| states.state(uid)).collect()
+    }
+}
+
+/// What the states of rules show.
+struct RuleStates<'a> {
+    /// It keeps the digests of copies for later.
+    desired: &'a mut Desired,
+    records: &'a Records,
+    report: &'a Report,
+    key: Option<&'a ProofKey>,
+}
+
+impl RuleStates<'_> {
+    /// Returns the state of a rule.
+    fn state(&mut self, uid: &RuleUid) -> Option<RuleState> {
+        let acked_rule = self.desired.rules().acked(uid)?;
+        Some(RuleState {
+            uid: uid.clone(),
+            rule: acked_rule.rule,
+            intents_digest: acked_rule.digest,
+            intents: acked_rule.intents,
+            terms_digest: acked_rule.terms,
+            counts: self.report.counts(uid),
+            failures: self.report.failures(uid),
+            gone: false,
+            last_batch: 0,
+            namespace_prunes: prunes::summary(uid, self.report, self.records),
+            waiting: self.report.waiting(uid),
+            suspended: acked_rule.suspended,
+            proof: self.proof(uid),
+            changes: vec![],
+        })
+    }
+
+    /// Returns the proof of a rule's copies under the hub's key. `None` while a copy is neither
+    /// applied nor waiting for its namespace.
+    fn proof(&mut self, uid: &RuleUid) -> Option<Proof> {
+        let key = self.key?;
+        let counts = self.report.counts(uid);
+        if counts.applied.saturating_add(counts.waiting) != counts.copies {
+            return None;
+        }
+        let (report, records) = (self.report, self.records);
+        let shows = |copy: &SourceRef| match report.outcome(copy, uid) {
+            Some(CopyStatus::Applied) => {
+                CopyDigest::Content(records.live(copy).and_then(|live| live.facts.digest))
+            }
+            _ => CopyDigest::Nothing,
+        };
+        Some(key.proof(uid, self.desired.intents_digest(uid, shows)?))
     }
 }

@@ -7,9 +7,9 @@ use runnel_proto::model::{Reason, Revision, RuleName, RuleUid, SourceRef};
 
 use super::PARALLEL;
 use super::payloads::Payloads;
+use super::payloads::{InflightBudget, ROOM_BYTES};
 use super::watches::Watches;
 use crate::backoff::{COPY, Jitter, RECHECK, UNAVAILABLE};
-use crate::cache::{InflightBudget, ROOM_BYTES};
 use crate::copy::{CopyError, IntentKey};
 use crate::decide::{Action, DesiredCopy, WantedCopy};
 use crate::delete_limit::{self, Deletes};

@@ -6,18 +6,24 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Setup;
-use super::decider::Decider;
+use runnel_proto::model::{Reason, SourceRef};
+
+use super::decider::{Computed, Decider, Visibility};
 use super::history::CopyHistory;
-use super::jobs::Jobs;
+use super::jobs::{Decided, Jobs};
 use super::payloads::Payloads;
 use super::prunes::PruneApprovals;
 use super::store::Store;
 use super::watches::Watches;
+use super::{Notice, Setup};
+use crate::copy::{CopyError, CopyStatus, PlannedChange};
+use crate::decide::{Action, Decision, DesiredCopy, applied_status, decide, is_applied, planned};
 use crate::desired::Desired;
-use crate::job::Limits;
+use crate::diff;
+use crate::job::{Limits, WriteEffect};
 use crate::policy::{OnRevoke, Policy};
-use crate::records::Records;
+use crate::queue::Key;
+use crate::records::{Observed, Records};
 use crate::report::Report;
 
 /// The copies of this cluster.
@@ -169,6 +175,361 @@ impl Member {
         let all: Vec<_> = self.desired.copies().all().chain(known).cloned().collect();
         for copy in all {
             self.reconcile_now(&copy, now);
+        }
+    }
+}
+
+impl Member {
+    /// Reconciles a copy whose desired state may have changed, and forgets its failure.
+    pub(super) fn reconcile_now(&mut self, copy: &SourceRef, now: Instant) {
+        if self.history.failed.remove(copy).is_some() {
+            self.jobs.add_fresh(copy);
+        }
+        self.reconcile_copy(copy, now);
+    }
+
+    /// Reconciles a copy after an event. Only this function decides about a copy after an event.
+    pub(super) fn reconcile_copy(&mut self, copy: &SourceRef, now: Instant) {
+        if !self.watches.has_started() {
+            return;
+        }
+        // The job under way may change the owner of the copy. The copy is reconciled when the job
+        // has ended. If the job does not know whether its write succeeded, the copy is read and
+        // reconciled again.
+        let is_running = self.jobs.touch(copy);
+        if !is_running && !self.jobs.reread.contains(copy) {
+            self.drop_stale_orders(copy);
+        }
+        let Computed {
+            desired: want,
+            loss,
+            depends_on_others,
+        } = self.decider().compute(copy);
+        self.history.record_loss(copy, &want, loss);
+        // Drops the approval of a removal that is not due, because it may stay deferred for long.
+        if !matches!(&want, DesiredCopy::Absent(_, _, order) if !order.deferred) {
+            self.prunes.forget(copy);
+        }
+        let decision = match self.decider().visibility(copy, &want) {
+            Visibility::Visible => decide(&want, self.records.observed(copy)),
+            Visibility::Unwatched => Decision::Forget,
+            Visibility::Unlisted => {
+                self.jobs.budget.leave(copy);
+                return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay), now);
+            }
+            Visibility::Unreadable(copy_error) => {
+                self.jobs.cancel(copy);
+                self.prunes.forget(copy);
+                return self.record_outcome(copy, &want, Some(failure(&want, copy_error)), now);
+            }
+        };
+        if let Decision::Act(action) = decision {
+            self.queue_action(copy, &want, &action, now);
+            // The next event that concerns other copies may change the decision.
+            if !depends_on_others {
+                self.jobs.keep_decision(copy, want, action);
+            }
+            return;
+        }
+        match (decision, &want) {
+            (Decision::Forget, DesiredCopy::Absent(key, ..)) => {
+                if is_running || self.jobs.must_read(copy, &self.records, &self.watches) {
+                    return self.settle(copy, &want, Some(CopyStatus::Removing(None)), now);
+                }
+                self.desired.resolve(key, copy);
+                self.report.touch(&key.rule);
+                self.reconcile_copy(copy, now);
+            }
+            (Decision::Forget, _) => self.settle(copy, &want, None, now),
+            (Decision::Noop(outcome), _) => self.settle(copy, &want, Some(outcome), now),
+            (Decision::Act(_), _) => {}
+        }
+    }
+
+    /// Drops the orders for a copy that now belongs to another intent.
+    fn drop_stale_orders(&mut self, copy: &SourceRef) {
+        let stale = self
+            .records
+            .live(copy)
+            .map(|live| self.desired.copies().stale_orders(copy, live))
+            .unwrap_or_default();
+        if stale.is_empty() || self.jobs.must_read(copy, &self.records, &self.watches) {
+            return;
+        }
+        for key in stale {
+            self.desired.resolve(&key, copy);
+            self.report.touch(&key.rule);
+        }
+    }
+
+    /// Records that nothing is to be done about a copy until the next event.
+    fn settle(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        outcome: Option<CopyStatus>,
+        now: Instant,
+    ) {
+        self.history.settle(copy, outcome.as_ref());
+        self.jobs.budget.leave(copy);
+        if self.jobs.reread.contains(copy) {
+            self.jobs.queue.add(&Key::Copy(copy.clone()));
+            return self.record_outcome(copy, want, outcome, now);
+        }
+        self.jobs.cancel(copy);
+        if *want == DesiredCopy::Nothing && self.records.live(copy).is_none() {
+            self.records.forget(copy);
+        }
+        if let (DesiredCopy::Copy(wanted), Some(CopyStatus::Applied)) = (want, &outcome) {
+            for before in self.desired.owners().predecessors(&wanted.intent, copy) {
+                self.reconcile_copy(&before, now);
+            }
+        }
+        // No event reports a free quota, or a change of an object without our label.
+        if self.decider().waits_for_quota(copy, want) || self.decider().is_unwatched(copy, want) {
+            self.jobs.recheck(copy, now);
+        }
+        self.record_outcome(copy, want, outcome, now);
+    }
+
+    /// Returns the desired state of a copy whose job is to start, the decision about it, and whether
+    /// they depend on other copies. The stored decision counts while it holds: other jobs may have
+    /// used up the quota since.
+    pub(super) fn decision(&mut self, copy: &SourceRef) -> (DesiredCopy, Decision, bool) {
+        let decided = self.jobs.take_decision(copy);
+        let fits = |decided: &Decided| match &decided.desired {
+            DesiredCopy::Copy(wanted) => self.decider().exceeded_quota(copy, wanted).is_none(),
+            _ => true,
+        };
+        if let Some(Decided {
+            desired: want,
+            action,
+            ..
+        }) = decided.filter(fits)
+        {
+            #[cfg(test)]
+            self.decider().assert_current(copy, &want, &action);
+            return (want, Decision::Act(action), false);
+        }
+        let computed = self.decider().compute(copy);
+        let decision = decide(&computed.desired, self.records.observed(copy));
+        (computed.desired, decision, computed.depends_on_others)
+    }
+
+    /// Records the outcome of a copy that a job has written or removed as it was decided. Returns
+    /// whether that was everything, so that the copy needs no decision.
+    pub(super) fn settle_written(
+        &mut self,
+        copy: &SourceRef,
+        want: DesiredCopy,
+        wrote: WriteEffect,
+        now: Instant,
+    ) -> bool {
+        let observed = self.records.observed(copy);
+        match want {
+            _ if self.jobs.reread.contains(copy) => return false,
+            DesiredCopy::Copy(mut wanted) if !wrote.is_removal() => {
+                if !is_applied(&wanted, observed) {
+                    return false;
+                }
+                self.history.written(copy, &mut wanted);
+                self.prunes.forget(copy);
+                let outcome = applied_status(&wanted);
+                self.settle(copy, &DesiredCopy::Copy(wanted), Some(outcome), now);
+            }
+            DesiredCopy::Absent(key, ..) if wrote.is_removal() => {
+                let is_removed = match observed {
+                    Observed::Unknown => false,
+                    Observed::Absent => true,
+                    Observed::Live(live) => !live.is_removable_for(&key),
+                };
+                if !is_removed {
+                    return false;
+                }
+                self.desired.resolve(&key, copy);
+                self.report.touch(&key.rule);
+                if self.desired.copies().contains(copy) {
+                    self.reconcile_copy(copy, now);
+                } else {
+                    self.prunes.forget(copy);
+                    self.settle(copy, &DesiredCopy::Nothing, None, now);
+                }
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Queues a job that carries out an action, unless the action must wait.
+    fn queue_action(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        action: &Action,
+        now: Instant,
+    ) {
+        let key = Key::Copy(copy.clone());
+        if *action == Action::CreateNamespace {
+            self.jobs.queue.add(&Key::Namespace(copy.namespace.clone()));
+            return self.record_outcome(copy, want, Some(CopyStatus::UnderWay), now);
+        }
+        if let DesiredCopy::Copy(wanted) = want
+            && let Some(revision) = wanted.revision
+            && !self
+                .payloads
+                .has(copy, &wanted.intent, &revision, &self.records)
+        {
+            self.jobs.cancel(copy);
+            self.payloads.request(&wanted.intent);
+            let outcome = match action {
+                Action::Compare(_) if wanted.dry_run => {
+                    planned(PlannedChange::Change, "would be updated")
+                }
+                // The copy differs; without the content the fields are unknown.
+                Action::Compare(_) => {
+                    let others = self
+                        .records
+                        .live(copy)
+                        .and_then(|live| live.others.as_deref());
+                    CopyStatus::Drifted(diff::unread(others))
+                }
+                _ => {
+                    let message = "the content is needed and only the hub has it";
+                    CopyStatus::Failed(CopyError::new(Reason::WaitingForHub, message))
+                }
+            };
+            return self.record_outcome(copy, want, Some(outcome), now);
+        }
+        if self.waits_for_store(copy, want, action) {
+            self.jobs.queue.cancel(&key);
+            return self.record_outcome(
+                copy,
+                want,
+                Some(CopyStatus::Removing(self.store.error())),
+                now,
+            );
+        }
+        if let Some(later) = self.jobs.delete_later(action, now) {
+            self.jobs.queue.add_at(&key, later);
+            let waits = self.jobs.delete_limit();
+            return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))), now);
+        }
+        match self.history.failed.get(copy) {
+            Some(failed) if Some(&failed.target) == want.target().as_ref() => {
+                let copy_error = failed.copy_error.clone();
+                self.jobs.budget.leave(copy);
+                self.jobs.queue.add(&key);
+                return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
+            }
+            Some(_) => {
+                self.history.failed.remove(copy);
+                self.jobs.add_fresh(copy);
+            }
+            None => {}
+        }
+        self.history.take_drift(copy);
+        if let DesiredCopy::Copy(wanted) = want
+            && !matches!(action, Action::Compare(_))
+        {
+            let outcome = self.report.outcome(copy, &wanted.intent.rule);
+            let observed = self.records.observed(copy);
+            self.history.record_drift(copy, wanted, outcome, observed);
+        }
+        match self.history.correct_later(copy, now) {
+            Some(later) => {
+                self.jobs.queue.add_at(&key, later);
+                // The correction may wait for minutes, and must not delay the stream of the hub.
+                self.jobs.budget.leave(copy);
+            }
+            None => {
+                self.jobs.queue.add_now(&key);
+                if let DesiredCopy::Copy(wanted) = want {
+                    let bytes = self.payloads.size(&wanted.intent);
+                    self.jobs.budget.enter(copy, &wanted.intent, bytes);
+                }
+            }
+        }
+        let outcome = match want {
+            DesiredCopy::Absent(..) => CopyStatus::Removing(None),
+            DesiredCopy::Copy(wanted) => wanted
+                .contention
+                .clone()
+                .map_or(CopyStatus::UnderWay, CopyStatus::Failed),
+            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) => CopyStatus::UnderWay,
+        };
+        self.record_outcome(copy, want, Some(outcome), now);
+    }
+
+    /// Whether the removal of a copy waits until its reason is stored.
+    pub(super) fn waits_for_store(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        action: &Action,
+    ) -> bool {
+        let purges = self.is_purging();
+        self.store
+            .delays(copy, want, action, purges, &mut self.desired)
+    }
+
+    /// Reports the outcome of a copy, for every rule that it concerns.
+    fn record_outcome(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        outcome: Option<CopyStatus>,
+        now: Instant,
+    ) {
+        self.history
+            .record_outcome(copy, want, outcome.as_ref(), &self.report, now);
+        let mut outcomes = self.desired.owners().others(copy);
+        match (want, outcome) {
+            (DesiredCopy::Copy(wanted), Some(outcome)) => {
+                let before = self.report.outcome(copy, &wanted.intent.rule);
+                if let CopyStatus::Failed(copy_error) | CopyStatus::Drifted(copy_error) = &outcome
+                    && is_news(copy_error.reason)
+                    && before != Some(&outcome)
+                    // The agent writes no Event into a closed namespace either.
+                    && self.desired.cluster().denies_namespace(&copy.namespace).is_none()
+                {
+                    self.history.notify(Notice::Failed(
+                        copy.clone(),
+                        wanted.rule.clone(),
+                        copy_error.clone(),
+                    ));
+                }
+                outcomes.push((wanted.intent.rule.clone(), outcome));
+                self.desired.rules_mut().recompute_digest(&wanted.intent);
+            }
+            (DesiredCopy::Absent(key, ..), Some(removing)) => {
+                for (_, outcome) in outcomes.iter_mut().filter(|(uid, _)| *uid == key.rule) {
+                    *outcome = removing.clone();
+                }
+                outcomes.extend(self.decider().idle_winner(copy, &removing));
+            }
+            // The report counts the newer copies of the rule, and not its older versions.
+            (DesiredCopy::OlderVersion(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
+            (DesiredCopy::Nothing, _) | (_, None) => {}
+        }
+        let owner = self.decider().owner(copy, want);
+        self.report.set(copy, outcomes, owner.as_ref());
+    }
+}
+
+/// Whether the agent creates an Event for a failure, because people in this cluster can fix it.
+fn is_news(reason: Reason) -> bool {
+    use Reason::{Conflict, Contended, Denied, Drifted, Immutable, Invalid};
+    matches!(
+        reason,
+        Conflict | Denied | Invalid | Immutable | Drifted | Contended
+    )
+}
+
+fn failure(want: &DesiredCopy, copy_error: CopyError) -> CopyStatus {
+    match want {
+        DesiredCopy::Absent(..) => CopyStatus::Removing(Some(copy_error)),
+        DesiredCopy::Copy(_) | DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => {
+            CopyStatus::Failed(copy_error)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The answers to the hub's requests for single copies.
 use super::world::*;
-use crate::reconciler::hub_events::ANSWERS_LIMIT;
+use crate::reconciler::ANSWERS_LIMIT;
 use crate::reconciler::*;
 use runnel_proto::model::*;
 
