@@ -1,5 +1,7 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with
 //! preconditions.
+mod preview;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -10,29 +12,25 @@ use kube::api::{
 };
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
-use runnel_proto::model::{Content, Kind, Payload, Reason, RuleName, SourceRef};
+use runnel_proto::model::{Content, FieldPath, Kind, Payload, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::call::{Call, with_timeout};
-use runnel_agent_core::body::{self, ApplyInput, ReplacedObject};
+use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::ExpectedObject;
-use runnel_agent_core::delete_limit;
-use runnel_agent_core::diff;
 use runnel_agent_core::job::{
     ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, WriteEffect,
 };
-use runnel_agent_core::live::{self, Live, Ownership, Sealed};
+use runnel_agent_core::live::{Live, Ownership, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::queue::Key;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
-
-mod exact;
-mod preview;
+use runnel_agent_core::{body, delete_limit, diff, live};
 
 /// Access to the member's API server for jobs.
 #[derive(Clone)]
@@ -616,5 +614,58 @@ pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Send
     // jobs again.
     while let Some(ended) = running.next().await {
         let _ = done.try_send(ended);
+    }
+}
+
+impl ApplyRun<'_> {
+    /// Removes the parts of an object that prevent an apply in one request, and applies again. For
+    /// applies that were refused as invalid or too large.
+    ///
+    /// Fails with `error` if nothing prevents the apply, because the server then refuses its
+    /// content. Returns the object; `None` if another writer was faster, so that the core decides
+    /// again.
+    async fn make_exact(
+        &mut self,
+        target: Option<&ExpectedObject>,
+        request: &Value,
+        ignored: &BTreeSet<FieldPath>,
+        error: &CallError,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        // An adoption removes nothing from the object.
+        let helps = self.prepares_object
+            && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
+        let Some(target) = target.filter(|_| helps) else {
+            return Err(self.fail(error));
+        };
+        let Some(object) = self.same(target).await? else {
+            return Ok(None);
+        };
+        let Some(patch) = body::preparation_patch(self.kind, &object, request, ignored) else {
+            return Err(self.fail(error));
+        };
+        let object = match self.member.json_patch(self.kind, self.copy, patch).await {
+            Ok(object) => object,
+            // If the object has not changed, the patch is invalid, too. The first refusal has the
+            // cause.
+            Err(refused) if refused.is_race() || refused.code() == 422 => {
+                return self.reread(Some(target), error).await.map(|()| None);
+            }
+            Err(refused) => return Err(self.fail(&refused)),
+        };
+        self.passed(target.version.clone());
+        self.record_object(&object);
+        let Some(seen) = self.recorded_target() else {
+            return Ok(None);
+        };
+        let mut request = request.clone();
+        request["metadata"]["resourceVersion"] = seen.version.to_string().into();
+        match self.member.apply(self.kind, self.copy, &request).await {
+            Ok(applied) => {
+                self.passed(seen.version);
+                Ok(Some(applied))
+            }
+            Err(error) if error.is_race() => self.reread(Some(&seen), &error).await.map(|()| None),
+            Err(error) => Err(self.fail(&error)),
+        }
     }
 }

@@ -6,13 +6,15 @@
 //! nothing.
 use std::convert::Infallible;
 use std::fmt::Debug;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::StreamExt;
 use kube::Client;
 use kube::api::{ListParams, Request, WatchParams};
-use kube::core::{Status, WatchEvent};
+use kube::core::{ListMeta, Status, WatchEvent};
+use runnel_transport::pages::{parse_page, read_page};
 use runnel_transport::readable::Readable;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
@@ -20,8 +22,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::Instrument;
 
 use super::hint;
-use super::pages::{PageSize, WatchError, in_time, parse, read};
 use runnel_agent_core::reconciler::Event;
+pub(super) use runnel_transport::pages::PageSize;
 
 /// Time without an answer after which a watch is reported as lost. With [`GRACE`] and the duration
 /// of the watch of namespaces, a hanging API server is detected within 30 seconds.
@@ -461,4 +463,72 @@ impl<S: Source> Follow<S> {
         let wait = self.next_wait();
         sleep(wait).await;
     }
+}
+
+/// Timeout of an answer, and of each page.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// The error of a list or a watch.
+pub(super) enum WatchError {
+    /// The API server refused the request.
+    Refused(Box<Status>),
+    /// There was no usable answer.
+    Unanswered,
+    /// There was no answer in time.
+    Timeout,
+}
+
+impl WatchError {
+    /// Returns the HTTP status, 0 for none.
+    pub(super) fn code(&self) -> u16 {
+        match self {
+            Self::Refused(status) => status.code,
+            Self::Unanswered | Self::Timeout => 0,
+        }
+    }
+}
+
+/// The error's text is not used: it may quote an object.
+impl From<kube::Error> for WatchError {
+    fn from(error: kube::Error) -> Self {
+        match error {
+            kube::Error::Api(status) => Self::Refused(status),
+            _ => Self::Unanswered,
+        }
+    }
+}
+
+/// Returns the result of a call, with a timeout of [`ANSWER`].
+pub(super) async fn in_time<T, E: Into<WatchError>>(
+    call: impl Future<Output = Result<T, E>>,
+) -> Result<T, WatchError> {
+    match tokio::time::timeout(ANSWER, call).await {
+        Ok(answer) => answer.map_err(Into::into),
+        Err(_) => Err(WatchError::Timeout),
+    }
+}
+
+/// Returns the answer to a request; `None` if it has more than `limit` bytes, whose rest is not
+/// read.
+pub(super) async fn read(
+    client: &Client,
+    request: http::Request<Vec<u8>>,
+    limit: usize,
+) -> Result<Option<Vec<u8>>, WatchError> {
+    in_time(async {
+        let body = client.request_stream(request).await?;
+        read_page(body, limit)
+            .await
+            .map_err(|_| WatchError::Unanswered)
+    })
+    .await
+}
+
+/// Parses a list and passes its objects to `each` one by one. Only one parsed object is in memory
+/// at any time.
+pub(super) fn parse<T: DeserializeOwned>(
+    bytes: &[u8],
+    each: impl FnMut(T),
+) -> Result<ListMeta, WatchError> {
+    parse_page(bytes, each).map_err(|_| WatchError::Unanswered)
 }

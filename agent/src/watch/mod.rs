@@ -2,10 +2,8 @@
 //!
 //! This module puts a new policy into force, after the end of the watches that it drops and before
 //! its new ones begin. So the core receives all events in this order.
-mod copies;
 mod follow;
 mod namespaces;
-mod pages;
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -13,18 +11,22 @@ use std::sync::Arc;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
-use runnel_proto::model::KINDS;
+use kube::api::DynamicObject;
+use kube::core::{Resource, Status};
+use runnel_proto::model::{HUB_LABEL, KINDS, Kind};
 use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use crate::apply::resource;
 use crate::metrics::Metrics;
 use crate::policy_file::{POLL, PolicyFile};
-use runnel_agent_core::policy::{Area, Policy};
-use runnel_agent_core::reconciler::Event;
-use runnel_agent_core::seal::Sealer;
-
+use follow::{Follow, Source};
 pub use namespaces::namespaces;
+use runnel_agent_core::policy::{Area, Policy};
+use runnel_agent_core::reconciler::{Event, WatchScope};
+use runnel_agent_core::seal::Sealer;
+use runnel_agent_core::{classify, live};
 
 /// Duration of a watch, in seconds. A dead connection is detected 5 s later. The next watch
 /// continues from the last version, which costs one small request.
@@ -114,7 +116,7 @@ impl Watches {
             };
             let stop = CancellationToken::new();
             stops.insert(area.clone(), stop.clone());
-            let watch = copies::copies(
+            let watch = watch_copies(
                 self.client.clone(),
                 area,
                 self.sealer.clone(),
@@ -160,5 +162,101 @@ fn hint(code: u16) -> &'static str {
         403 => "grant the agent the rights of its chart",
         410 => "the watch was too old and starts again",
         _ => "see the API server's log",
+    }
+}
+
+/// Watches the copies of an area until the receiver is dropped. `pages` limits the pages of the
+/// kind that are read at once.
+async fn watch_copies(
+    client: Client,
+    area: Area,
+    sealer: Sealer,
+    events: mpsc::Sender<Event>,
+    pages: Arc<Semaphore>,
+) {
+    let Some(kind) = Kind::by_resource(area.resource) else {
+        return;
+    };
+    let path = DynamicObject::url_path(&resource(kind), area.namespace.as_deref());
+    let labels = format!("{HUB_LABEL}={}", sealer.hub());
+    let mut follow = Follow::new(
+        client,
+        path,
+        Copies { kind, area, sealer },
+        events,
+        pages,
+        WATCH_SECONDS,
+    );
+    follow.labels = Some(labels);
+    follow.run().await;
+}
+
+struct Copies {
+    kind: &'static Kind,
+    area: Area,
+    sealer: Sealer,
+}
+
+impl Copies {
+    fn scope(&self) -> WatchScope {
+        WatchScope::Copies(self.area.clone())
+    }
+}
+
+impl Source for Copies {
+    type Object = DynamicObject;
+
+    fn list_started(&self) -> Event {
+        Event::CopiesListed(self.area.clone())
+    }
+
+    fn object_events(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
+        let Some((copy, live)) = live::reduce(self.kind, &object, &self.sealer) else {
+            return vec![];
+        };
+        // After a restart, the copy may be the only source of the content while the hub is
+        // unreachable.
+        let content = if listed {
+            live::learn(self.kind, &object, &live)
+        } else {
+            None
+        };
+        content
+            .map(Event::Content)
+            .into_iter()
+            .chain([Event::Copy(copy, live)])
+            .collect()
+    }
+
+    fn deletion_event(&self, object: DynamicObject) -> Option<Event> {
+        live::reduce(self.kind, &object, &self.sealer)
+            .map(|(copy, live)| Event::CopyDeleted(copy, live.uid))
+    }
+
+    fn complete(&self) -> Event {
+        Event::CopiesComplete(self.area.clone())
+    }
+
+    fn forbidden(&self, status: &Status) -> Event {
+        Event::CopiesForbidden(
+            self.area.clone(),
+            classify::refused_watch(status, &self.area),
+        )
+    }
+
+    fn lost(&self, status: u16) -> Event {
+        Event::WatchLost(self.scope(), status)
+    }
+
+    fn resumed(&self) -> Event {
+        Event::WatchResumed(self.scope())
+    }
+
+    fn version(object: &DynamicObject) -> Option<&str> {
+        object.metadata.resource_version.as_deref()
+    }
+
+    fn name(&self) -> (&'static str, Option<&str>) {
+        (self.area.resource, self.area.namespace.as_deref())
     }
 }
