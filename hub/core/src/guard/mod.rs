@@ -21,7 +21,6 @@ mod cause;
 mod decision;
 mod digest;
 mod fleet;
-mod item;
 mod limit;
 mod terminating;
 
@@ -36,11 +35,10 @@ use runnel_api::conditions::whole_seconds;
 use runnel_proto::model::{ClusterName, PruneDigest, SourceRef};
 
 pub use cause::{Cause, CauseKind};
-pub use decision::GuardDecision;
+pub use decision::{GuardDecision, Item};
 use digest::digest_of;
 pub use digest::digest_of_all;
 pub use fleet::{FleetGuard, FleetTerms, RuleRemovals, Totals};
-pub use item::Item;
 pub use limit::Limit;
 pub use terminating::TerminatingScopes;
 

@@ -3,9 +3,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
 
+use super::ReportedCopiesFn;
 use super::RuleEntry;
 use super::clusters::Clusters;
-use super::holdings::ReportedCopiesFn;
 use super::rule_lookup::Selection;
 use super::rules::Rules;
 use crate::guard::Item;

@@ -8,9 +8,9 @@ use kube_core::CustomResourceExt;
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_proto::model::{ClusterName, DeletionPolicy, PruneDigest, RuleName, RuleUid};
 
+use super::ReportedCopiesFn;
 use super::clusters::Clusters;
 use super::copy_counter::CopyCounter;
-use super::holdings::ReportedCopiesFn;
 use super::rule_lookup::Selection;
 use super::rules::{FormerDecisions, Rules};
 use super::{Effect, Index, RuleEntry};

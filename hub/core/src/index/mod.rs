@@ -34,7 +34,6 @@ mod copy_counter;
 mod grants;
 #[cfg(test)]
 mod guard_tests;
-mod holdings;
 mod judge;
 mod orphaned_intents;
 mod planner;
@@ -59,7 +58,7 @@ mod watch_scopes;
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, PruneRequest, RuleUid, SourceRef};
 
 use crate::guard::{FleetGuard, Item, RemovalGuard};
 use crate::plan::{
@@ -69,7 +68,6 @@ use crate::plan::{
 use crate::rollout::Gate;
 pub use clusters::{Cluster, Clusters};
 pub use grants::HubNamespace;
-pub use holdings::{PendingCause, ReportedCopies, ReportedCopiesFn};
 pub use planner::Planner;
 pub use render_jobs::{RenderJob, Rendered};
 use rendering::RenderBacklog;
@@ -77,6 +75,7 @@ use rollouts::RolloutTarget;
 pub use rollouts::{CompletedStates, RollbackPlan, StoredState};
 pub use rule_context::RuleSnapshot;
 pub use rules::Rules;
+use runnel_api::PendingApproval;
 pub use sources::{Sources, version_number};
 pub use targets::{ChangedObject, Targets};
 pub use watch_scopes::{ScopeState, WatchScopes};
@@ -349,4 +348,27 @@ impl Index {
             .collect();
         (directives, rules.version())
     }
+}
+
+/// The copies of a rule that an agent reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReportedCopies {
+    /// Copies that the rule has, those in namespaces that are no longer targets too.
+    pub copies: u64,
+    /// Intents.
+    pub intents: u64,
+    /// Reported copies whose namespace is no longer a target.
+    pub prunes: Option<PruneRequest>,
+}
+
+/// Looks up the reported copies of a rule in a cluster.
+pub type ReportedCopiesFn<'a> = &'a dyn Fn(&RuleUid, &ClusterName) -> Option<ReportedCopies>;
+
+/// The pending approval of one cause in the fleet.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PendingCause {
+    /// All of it, as one approval; its names are those of the rules.
+    pub approval: PendingApproval,
+    /// Number of affected rules.
+    pub rules: u64,
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, OnceLock};
 use runnel_api::PendingApproval;
 use runnel_proto::model::{ClusterName, RuleUid};
 
+use super::PendingCause;
 use super::changes::record_unselected;
 use super::clusters::Clusters;
-use super::holdings::PendingCause;
 use super::rollouts::{CompletedStates, StoredState};
 use super::{Effect, RuleEntry};
 use crate::guard::{Cause, CauseKind, GuardDecision, Item, digest_of_all};

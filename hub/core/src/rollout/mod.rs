@@ -49,7 +49,6 @@
 //! - While only an event can cause the next step, nothing is computed ([`Gate::is_settled`]).
 mod api;
 mod archive;
-mod gate;
 mod order;
 mod progress;
 mod reached;
@@ -58,10 +57,12 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use runnel_proto::model::ClusterName;
 
 pub use archive::{Archive, Full, SLOT_BYTES, Slot};
-pub use gate::{AdmittedClusters, Gate};
 pub use order::RolloutPosition;
 pub use progress::Progress;
 pub use reached::{Health, Observation};
@@ -121,5 +122,60 @@ impl Rollout {
         let back = before.filter(|before| before.phase.is_rollback() && before.revision == target);
         back.map_or(&self.order_by, |back| &back.order_by)
             .as_deref()
+    }
+}
+
+/// The clusters that may have a target now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdmittedClusters {
+    /// Every cluster: the rollout has ended.
+    All,
+    /// These clusters, each with the time of its admission.
+    Only(BTreeMap<ClusterName, Instant>),
+}
+
+/// Lets clusters have one target, and no other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// The target.
+    pub revision: String,
+    /// The clusters that may have it.
+    pub reach: AdmittedClusters,
+    /// Whether only an event can cause the next step, not time alone.
+    pub is_settled: bool,
+    /// The completed target whose state the clusters get during a rollback.
+    pub back_to: Option<String>,
+}
+
+impl Gate {
+    /// Whether the target is rolled back.
+    pub fn is_rolling_back(&self) -> bool {
+        self.back_to.is_some()
+    }
+
+    /// Whether a cluster may have this target.
+    pub fn admits(&self, target: &str, cluster: &ClusterName) -> bool {
+        self.revision == target
+            && match &self.reach {
+                AdmittedClusters::All => true,
+                AdmittedClusters::Only(these) => these.contains_key(cluster),
+            }
+    }
+
+    /// Whether every cluster may have this target.
+    pub fn is_open(&self, target: &str) -> bool {
+        self.revision == target && self.reach == AdmittedClusters::All
+    }
+
+    /// The clusters that apply this target or return from it, with the start of that.
+    fn clusters_in_progress(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
+        match &self.reach {
+            AdmittedClusters::Only(these)
+                if self.revision == target && self.is_rolling_back() == back =>
+            {
+                these.clone()
+            }
+            _ => BTreeMap::new(),
+        }
     }
 }

@@ -3,8 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{AckedIntent, RuleState, RuleUid};
 
-use super::rule_stream_state::{Items, RuleStreamState};
-use super::{RULES_LIMIT, Session};
+use super::{Items, RULES_LIMIT, RuleStreamState, Session};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 

@@ -1,8 +1,11 @@
-//! The restriction of what is sent to a diverged member ([`crate::epoch`]).
-use runnel_proto::model::{PruneDigest, RuleUid};
+//! Restricts what is sent: to a diverged member ([`crate::epoch`]), to a cordoned cluster, and about
+//! rules that are unknown or cannot be computed. Pending intents are withdrawn.
+use std::collections::BTreeMap;
 
-use super::Session;
-use super::rule_stream_state::{Delta, Items};
+use runnel_proto::model::{DeletionPolicy, PruneDigest, RuleUid};
+
+use super::outbox::{Heading, Window};
+use super::{Delta, Items, Session};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
@@ -96,4 +99,226 @@ impl Items {
         }
         any
     }
+}
+
+impl Session {
+    /// Withdraws pending messages about a rule: the agent's state is unchanged.
+    pub(super) fn withdraw_all(&mut self, uid: &RuleUid) {
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
+        if self.outbox.removals.remove(uid).is_some() {
+            stream.removing = None;
+        }
+        if self.outbox.headings.remove(uid).is_some() {
+            // The terms were never sent.
+            stream.terms = stream.sent_terms;
+            stream.is_suspended = stream.sent_suspended;
+            stream.sent_orphaned = false;
+            stream.prune = None;
+        }
+        self.withdraw(uid);
+    }
+
+    /// The agent gets nothing new of a rule: only its unwanted copies are removed.
+    pub(super) fn cordoned(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
+        if self.outbox.has(uid) {
+            self.withdraw_all(uid);
+        }
+        if self
+            .rules
+            .get(uid)
+            .is_none_or(|stream| stream.removing.is_some())
+            || assignment.terms.is_frozen()
+        {
+            return;
+        }
+        // The removal was judged by terms that the agent may not have: it would follow its own
+        // ones.
+        let has_terms = self
+            .rules
+            .get(uid)
+            .is_some_and(|stream| stream.sent_terms == Some(assignment.terms.digest));
+        self.send_prune(
+            uid,
+            self.may_prune(uid, assignment.prune().filter(|_| has_terms)),
+        );
+        if !self.has_items(uid, assignment) {
+            return;
+        }
+        let keeps = self.withholds_removals(uid);
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
+        let (kept, gone) = stream.items.without_surplus(assignment);
+        if keeps && !gone.is_empty() {
+            self.has_withheld = true;
+            return;
+        }
+        stream.items = Items::Pairs(kept);
+        let orphaned_intents = stream.items.unjudged(assignment);
+        if !orphaned_intents.is_empty() {
+            self.orphaned_intents
+                .entry(uid.clone())
+                .or_default()
+                .extend(orphaned_intents);
+        }
+        for source in gone {
+            self.outbox
+                .intents
+                .remove(uid, source, assignment.terms.deletion_policy);
+        }
+    }
+
+    /// Orders the removal of the whole rule.
+    pub(super) fn unwanted(&mut self, uid: &RuleUid, policy: DeletionPolicy) {
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
+        if stream.removing == Some(policy) {
+            return;
+        }
+        stream.removing = Some(policy);
+        stream.sent_orphaned = false;
+        stream.prune = None;
+        // Until the order is sent, the agent has its former pairs.
+        stream.items = Items::Uncertain;
+        stream.terms = None;
+        stream.is_suspended = stream.sent_suspended;
+        self.pair_requests.drop_unrequested(uid);
+        self.outbox.headings.remove(uid);
+        self.outbox.intents.drop_of(uid);
+        self.outbox.removals.insert(uid.clone(), policy);
+    }
+
+    pub(super) fn orphaned(&mut self, uid: &RuleUid) {
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
+        if self.outbox.removals.remove(uid).is_some() {
+            // An order that was not sent is not sent any more.
+            stream.removing = None;
+        }
+        if stream.removing.is_some() {
+            return;
+        }
+        (stream.items, stream.prune) = (Items::Uncertain, None);
+        stream.is_suspended = stream.sent_suspended;
+        let was_sent = std::mem::replace(&mut stream.sent_orphaned, true);
+        self.pair_requests.drop_unrequested(uid);
+        // Also if the agent was sent it: pending removals in a cordoned cluster are dropped, as the
+        // rule is orphaned.
+        self.outbox.intents.drop_of(uid);
+        // All other pending messages were reset above.
+        let waits = self
+            .outbox
+            .headings
+            .remove(uid)
+            .is_some_and(|heading| heading.orphaned);
+        if waits || !was_sent {
+            self.outbox.headings.insert(
+                uid.clone(),
+                Heading {
+                    orphaned: true,
+                    ..Heading::default()
+                },
+            );
+        }
+    }
+
+    /// Withdraws changes of intents that were not sent. The pairs are again the agent's own, and the
+    /// hub must ask for them.
+    pub(super) fn withdraw(&mut self, uid: &RuleUid) {
+        if self.outbox.intents.drop_of(uid)
+            && let Some(stream) = self.rules.get_mut(uid)
+        {
+            stream.items = Items::PartialPairs(BTreeMap::new());
+            self.pair_requests.add(uid);
+        }
+    }
+
+    /// Whether an unsent tombstone is for a source whose state is unknown now.
+    pub(super) fn would_remove_unknown(
+        &self,
+        uid: &RuleUid,
+        assignment: &ClusterAssignment,
+    ) -> bool {
+        self.outbox
+            .intents
+            .tombstones(uid)
+            .any(|source| assignment.must_stay(source))
+    }
+
+    /// Sends the approved removals in namespaces that are no longer targets, once.
+    pub(super) fn send_prune(&mut self, uid: &RuleUid, prune: Option<PruneDigest>) {
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return;
+        };
+        if std::mem::replace(&mut stream.prune, prune) == prune {
+            return;
+        }
+        stream.prune_sent = None;
+        let heading = self.outbox.headings.entry(uid.clone()).or_default();
+        heading.prune = prune;
+        if heading.is_empty() {
+            self.outbox.headings.remove(uid);
+        }
+    }
+
+    /// Handles the agent's report of pending prunes. An approval of another set becomes void.
+    /// Returns whether the set equals the approved one, so that the approval is sent again.
+    pub fn pending_prune_changed(&mut self, uid: &RuleUid, waits: Option<PruneDigest>) -> bool {
+        let Some(stream) = self.rules.get_mut(uid) else {
+            return false;
+        };
+        let before = std::mem::replace(&mut stream.waits, waits);
+        if stream.prune.is_some() && stream.prune != waits {
+            stream.lapsed = stream.prune;
+            self.send_prune(uid, None);
+            return false;
+        }
+        let was_early = stream.prune.is_some() && before != waits && stream.prune_sent.is_some();
+        if was_early {
+            (stream.prune, stream.prune_sent) = (None, None);
+        }
+        let has_lapsed = waits.is_some() && stream.lapsed == waits;
+        if has_lapsed {
+            stream.lapsed = None;
+        }
+        was_early || has_lapsed
+    }
+
+    /// The agent asks for approval of exactly the removals that it was approved before, and has acked
+    /// that approval: it has consumed it, or dropped it. The approval is withdrawn until the removals
+    /// are judged again. Before the end of the snapshot an agent stores approvals without using them.
+    pub fn prune_approval_consumed(&mut self, uid: &RuleUid, asked: PruneDigest) -> bool {
+        let stream = self
+            .rules
+            .get_mut(uid)
+            .filter(|_| self.window.snapshot_received);
+        stream.is_some_and(|stream| {
+            is_used_up(
+                &mut stream.prune,
+                &mut stream.prune_sent,
+                asked,
+                &self.window,
+            )
+        })
+    }
+}
+
+/// Whether exactly this was sent in a batch that the agent has applied. Then nothing counts as sent
+/// any more.
+fn is_used_up(
+    message: &mut Option<PruneDigest>,
+    sent: &mut Option<u64>,
+    asked: PruneDigest,
+    window: &Window,
+) -> bool {
+    let is_taken_in = sent.is_some_and(|nonce| window.is_acked(nonce));
+    let is_used_up = *message == Some(asked) && is_taken_in;
+    if is_used_up {
+        (*message, *sent) = (None, None);
+    }
+    is_used_up
 }

@@ -12,10 +12,9 @@
 //! - `fleet`: the overview of the fleet.
 //! - `fold`: folds all that is known of a rule into its status.
 //! - `granted`: the condition `Granted`.
-//! - `key_sharing`: detects two agents with one key.
 //! - `member`: the status of a member.
 //! - `notices`: the Events.
-//! - `report_store`: the last reports of the agents.
+//! - `report_store`: the last reports of the agents. Detects two agents with one key.
 //! - `rollout_view`: the state of a rollout, and its part of the status.
 //! - `rule_cluster_state`: the state of one rule in one cluster.
 //! - `unmatched`: what a rule names or looks for and does not find.
@@ -26,7 +25,6 @@ mod detail;
 mod fleet;
 mod fold;
 mod granted;
-mod key_sharing;
 mod member;
 mod notices;
 mod report_store;
