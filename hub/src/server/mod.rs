@@ -5,29 +5,22 @@
 //! accepted, and has the certificate's key on record. It is cut as soon as this changes.
 //!
 //! # Files
-//! - `bounds`: limits what a session reads.
 //! - `epoch`: whether an agent may follow this hub.
 //! - `epoch_check`: how far the agent of a session may follow this hub.
-//! - `inbound`: handles the frames of an agent.
-//! - `outgoing`: the frames to send, and the end of a stream.
-//! - `peers`: limits clients without a session.
-//! - `reports`: handles the reports of an agent.
+//! - `inbound`: handles the frames of an agent, and its reports.
+//! - `limits`: limits clients without a session, and what a session reads.
 //! - `session`: the stream of one agent.
 //! - `stream`: the HTTP call of a session.
-mod bounds;
 mod epoch;
 mod epoch_check;
 mod inbound;
-mod outgoing;
-mod peers;
-mod reports;
+mod limits;
 mod session;
 mod stream;
 
 pub use stream::Calls;
 
-use bounds::Bounds;
-use peers::{Call, Peers};
+use limits::{Bounds, Call, Peers};
 use session::{Running, SessionContext};
 
 use std::pin::Pin;
