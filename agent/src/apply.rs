@@ -163,11 +163,11 @@ impl Member {
 /// Returns the `ApiResource` of a kind.
 pub fn resource(kind: &Kind) -> ApiResource {
     ApiResource {
-        group: kind.group.to_owned(),
-        version: kind.version.to_owned(),
-        api_version: kind.api_version.to_owned(),
-        kind: kind.kind.to_owned(),
-        plural: kind.plural.to_owned(),
+        group: kind.group.to_string(),
+        version: kind.version.to_string(),
+        api_version: kind.api_version.to_string(),
+        kind: kind.kind.to_string(),
+        plural: kind.plural.to_string(),
     }
 }
 

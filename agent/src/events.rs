@@ -134,8 +134,8 @@ fn event(notice: Notice) -> (SourceRef, Event) {
 fn reference(copy: &SourceRef) -> Option<ObjectReference> {
     let kind = Kind::by_resource(&copy.resource)?;
     Some(ObjectReference {
-        api_version: Some(kind.api_version.to_owned()),
-        kind: Some(kind.kind.to_owned()),
+        api_version: Some(kind.api_version.to_string()),
+        kind: Some(kind.kind.to_string()),
         namespace: Some(copy.namespace.to_string()),
         name: Some(copy.name.to_string()),
         ..ObjectReference::default()

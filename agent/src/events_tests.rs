@@ -112,7 +112,7 @@ fn ownership_of_the_present_object_is_reported() {
 fn edits_of_others_are_classified() {
     let object = |kind: &Kind, data: Value| -> DynamicObject {
         let metadata = json!({"name": "x", "namespace": "a", "labels": {"team": "b"}});
-        let whole = json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "data": data});
+        let whole = json!({"apiVersion": &*kind.api_version, "kind": &*kind.kind, "metadata": metadata, "data": data});
         serde_json::from_value(whole).unwrap()
     };
     let content = |data: Value| Content {
@@ -158,7 +158,7 @@ fn api_server_refusals_are_classified() {
     };
     let cannot = "User \"system:serviceaccount:runnel-system:runnel-agent\" cannot";
     let area = Area {
-        resource: "secrets",
+        resource: "secrets".into(),
         namespace: None,
     };
     let watch: kube::core::Status =

@@ -32,7 +32,7 @@ use runnel_hub::writer::{
 use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::Scope;
-use runnel_proto::model::KINDS;
+use runnel_proto::model::Kind;
 use runnel_transport::ops::{self, Readiness, Signals, WatchTimes};
 use runnel_transport::tls;
 use tokio::net::TcpListener;
@@ -412,9 +412,10 @@ async fn start(
         "watch of the cluster rules' definition",
         definition,
     );
-    for kind in KINDS {
-        for place in hub_state.settings.scope.places(kind.resource) {
-            let watch = watch::watch_sources(client.clone(), hub_state.clone(), kind, place);
+    for kind in Kind::supported() {
+        for place in hub_state.settings.scope.places(&kind.resource) {
+            let (client, hub_state) = (client.clone(), hub_state.clone());
+            let watch = watch::watch_sources(client, hub_state, kind.clone(), place);
             forever(tasks, stop(), "watch of sources", watch);
         }
     }

@@ -119,8 +119,8 @@ pub fn apply(
         metadata["uid"] = json!(&*target.uid);
     }
     let mut body = Map::new();
-    body.insert("apiVersion".to_owned(), json!(kind.api_version));
-    body.insert("kind".to_owned(), json!(kind.kind));
+    body.insert("apiVersion".to_owned(), json!(&*kind.api_version));
+    body.insert("kind".to_owned(), json!(&*kind.kind));
     body.insert("metadata".to_owned(), metadata);
     body.extend(content.fields);
     Value::Object(body)
@@ -145,14 +145,15 @@ pub fn surplus(
     };
     let leaves = |field: &str| ignored.iter().any(|path| path.map.field() == Some(field));
     let mut removals = vec![];
-    for field in kind.fields {
+    for field in kind.content.fields {
         let Some(present) = object.data.get(field) else {
             continue;
         };
         match (present.as_object(), wanted.get(*field)) {
             (_, None) if present.is_null() || present.as_object().is_some_and(Map::is_empty) => {}
             (Some(present), wanted)
-                if kind.exact_maps.contains(field) && (wanted.is_some() || leaves(field)) =>
+                if kind.content.exact_maps.contains(field)
+                    && (wanted.is_some() || leaves(field)) =>
             {
                 let is_wanted = |key: &str| wanted.is_some_and(|wanted| wanted.get(key).is_some());
                 let keys = present
@@ -198,7 +199,7 @@ pub fn preparation_patch(
             .any(|path| path.map.field() == Some(field) && path.key == key)
     };
     let mut changes = vec![];
-    for field in kind.exact_maps {
+    for field in kind.content.exact_maps {
         let present = object.data.get(field).and_then(Value::as_object);
         let mut wanted = body
             .get(field)

@@ -326,7 +326,7 @@ impl Missing {
         let namespace = area.namespace.as_ref().map(ToString::to_string);
         Self {
             verb: "watch".to_owned(),
-            resource: area.resource.to_owned(),
+            resource: area.resource.to_string(),
             namespace,
             user: None,
         }

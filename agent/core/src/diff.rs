@@ -27,7 +27,7 @@ pub fn changed(
     ignored: &BTreeSet<FieldPath>,
     who: Option<&str>,
 ) -> CopyError {
-    let list = list(kind, object, content, ignored, !kind.sensitive);
+    let list = list(kind, object, content, ignored, !kind.content.sensitive);
     CopyError::new(
         Reason::Drifted,
         format!("changed here{} and left so: {list}", by(who)),
@@ -51,7 +51,7 @@ pub fn rewritten(
     content: &Content,
     ignored: &BTreeSet<FieldPath>,
 ) -> CopyError {
-    let list = list(kind, object, content, ignored, !kind.sensitive);
+    let list = list(kind, object, content, ignored, !kind.content.sensitive);
     let message = format!(
         "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass Runnel's \
          copies, or leave the fields to it (ignoreFields): {list}"
@@ -185,13 +185,13 @@ fn differences(
 ) -> Vec<String> {
     let mut all = vec![];
     let none = Map::new();
-    for field in kind.fields {
+    for field in kind.content.fields {
         let present = object
             .data
             .get(field)
             .filter(|value| !crate::seal::is_empty(value));
         let should = wanted.fields.get(*field);
-        if kind.exact_maps.contains(field) {
+        if kind.content.exact_maps.contains(field) {
             let map = if *field == "data" {
                 FieldMap::Data
             } else {
@@ -275,7 +275,7 @@ mod tests {
     fn object(kind: &Kind, data: Value) -> DynamicObject {
         let meta = json!({"name": "x", "namespace": "a", "labels": {"team": "b"}});
         let mut whole =
-            json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta});
+            json!({"apiVersion": &*kind.api_version, "kind": &*kind.kind, "metadata": meta});
         for (field, value) in data.as_object().unwrap() {
             whole[field] = value.clone();
         }

@@ -129,7 +129,7 @@ impl Live {
 /// Returns the name of a live object of a kind; `None` without a name or a namespace.
 pub fn copy_of(kind: &Kind, metadata: &ObjectMeta) -> Option<SourceRef> {
     Some(SourceRef::new(
-        kind.resource,
+        &kind.resource,
         metadata.namespace.as_deref()?,
         metadata.name.as_deref()?,
     ))
@@ -340,7 +340,10 @@ pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8
 /// Whether no rule may write an object of this name or type.
 fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
     let name = object.metadata.name.as_deref().unwrap_or_default();
-    kind.refuses_name(name) || kind.refuses_type(object.data.get("type").and_then(Value::as_str))
+    kind.content.refuses_name(name)
+        || kind
+            .content
+            .refuses_type(object.data.get("type").and_then(Value::as_str))
 }
 
 /// Returns the names of the other field managers of the object's content: the latest first, at most
@@ -351,7 +354,7 @@ fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
         let has =
             |field: &str| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
         let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
-        of_whole_object && (has("metadata") || kind.fields.iter().any(|field| has(field)))
+        of_whole_object && (has("metadata") || kind.content.fields.iter().any(|field| has(field)))
     };
     let all = metadata.managed_fields.iter().flatten();
     let mut entries: Vec<_> = all
@@ -479,6 +482,7 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
 
 pub(crate) fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
     let present = kind
+        .content
         .fields
         .iter()
         .filter_map(|field| Some((*field, object.data.get(field)?)));

@@ -45,8 +45,8 @@ pub fn is_undisclosed(want: &DesiredCopy, observed: &Observed) -> bool {
     let DesiredCopy::Copy(wanted) = want else {
         return false;
     };
-    let is_plain =
-        Kind::by_resource(&wanted.intent.source.resource).is_some_and(|kind| !kind.sensitive);
+    let is_plain = Kind::by_resource(&wanted.intent.source.resource)
+        .is_some_and(|kind| !kind.content.sensitive);
     let key = &wanted.intent;
     let is_of_it =
         |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
@@ -71,7 +71,7 @@ pub fn diff(
     match Kind::by_resource(&wanted.intent.source.resource) {
         Some(kind) if !is_undisclosed(want, observed) => {
             let is_own = matches!(observed, Observed::Live(live) if live.is_own());
-            let shows_values = !kind.sensitive && is_own && is_sealed_for(wanted, observed);
+            let shows_values = !kind.content.sensitive && is_own && is_sealed_for(wanted, observed);
             diff::diff(
                 kind,
                 object,
@@ -254,7 +254,7 @@ mod tests {
     fn changes(resource: &str, rule: Option<&str>) -> Vec<FieldChange> {
         let kind = Kind::by_resource(resource).unwrap();
         let object = json!({
-            "apiVersion": "v1", "kind": kind.kind, "metadata": {"name": "s", "namespace": "a"},
+            "apiVersion": "v1", "kind": &*kind.kind, "metadata": {"name": "s", "namespace": "a"},
             "data": {"color": "c4n4ry"},
         });
         let digests = FieldDigests::from([("/data/color".to_owned(), [0; 16])]);

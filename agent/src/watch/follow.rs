@@ -63,7 +63,7 @@ pub(super) trait Source: Send {
     /// Returns the resourceVersion of an object.
     fn version(object: &Self::Object) -> Option<&str>;
     /// Returns the resource, and the namespace if the watch covers only one.
-    fn name(&self) -> (&'static str, Option<&str>);
+    fn name(&self) -> (&str, Option<&str>);
 }
 
 /// The receiver was dropped.

@@ -13,7 +13,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
 use kube::api::DynamicObject;
 use kube::core::{Resource, Status};
-use runnel_proto::model::{HUB_LABEL, KINDS, Kind};
+use runnel_proto::model::{HUB_LABEL, Kind};
 use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -64,9 +64,8 @@ impl Watches {
     /// Watches until the receiver is dropped.
     pub async fn run(mut self) {
         let (mut running, mut stops) = (Running::new(), BTreeMap::new());
-        let pages = KINDS
-            .iter()
-            .map(|kind| (kind.resource, Arc::new(Semaphore::new(PAGES))))
+        let pages = Kind::resources()
+            .map(|resource| (resource.clone(), Arc::new(Semaphore::new(PAGES))))
             .collect();
         self.begin(&mut running, &mut stops, &pages);
         let mut tick = tokio::time::interval(POLL);
@@ -91,8 +90,8 @@ impl Watches {
                     if self.events.send(Event::Policy(self.policy.clone())).await.is_err() {
                         return;
                     }
-                    for kind in KINDS.iter().filter(|kind| areas.iter().all(|area| area.resource != kind.resource)) {
-                        self.times.forget(kind.plural);
+                    for kind in Kind::supported().iter().filter(|kind| areas.iter().all(|area| area.resource != kind.resource)) {
+                        self.times.forget(&kind.plural);
                     }
                     self.begin(&mut running, &mut stops, &pages);
                 }
@@ -105,13 +104,13 @@ impl Watches {
         &self,
         running: &mut Running,
         stops: &mut BTreeMap<Area, CancellationToken>,
-        pages: &BTreeMap<&'static str, Arc<Semaphore>>,
+        pages: &BTreeMap<Arc<str>, Arc<Semaphore>>,
     ) {
         for area in self.policy.areas() {
             if stops.contains_key(&area) {
                 continue;
             }
-            let Some(pages) = pages.get(area.resource).cloned() else {
+            let Some(pages) = pages.get(&area.resource).cloned() else {
                 continue;
             };
             let stop = CancellationToken::new();
@@ -174,7 +173,7 @@ async fn watch_copies(
     events: mpsc::Sender<Event>,
     pages: Arc<Semaphore>,
 ) {
-    let Some(kind) = Kind::by_resource(area.resource) else {
+    let Some(kind) = Kind::by_resource(&area.resource) else {
         return;
     };
     let path = DynamicObject::url_path(&resource(kind), area.namespace.as_deref());
@@ -182,7 +181,11 @@ async fn watch_copies(
     let mut follow = Follow::new(
         client,
         path,
-        Copies { kind, area, sealer },
+        Copies {
+            kind: kind.clone(),
+            area,
+            sealer,
+        },
         events,
         pages,
         WATCH_SECONDS,
@@ -192,7 +195,7 @@ async fn watch_copies(
 }
 
 struct Copies {
-    kind: &'static Kind,
+    kind: Kind,
     area: Area,
     sealer: Sealer,
 }
@@ -211,13 +214,13 @@ impl Source for Copies {
     }
 
     fn object_events(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
-        let Some((copy, live)) = live::reduce(self.kind, &object, &self.sealer) else {
+        let Some((copy, live)) = live::reduce(&self.kind, &object, &self.sealer) else {
             return vec![];
         };
         // After a restart, the copy may be the only source of the content while the hub is
         // unreachable.
         let content = if listed {
-            live::learn(self.kind, &object, &live)
+            live::learn(&self.kind, &object, &live)
         } else {
             None
         };
@@ -229,7 +232,7 @@ impl Source for Copies {
     }
 
     fn deletion_event(&self, object: DynamicObject) -> Option<Event> {
-        live::reduce(self.kind, &object, &self.sealer)
+        live::reduce(&self.kind, &object, &self.sealer)
             .map(|(copy, live)| Event::CopyDeleted(copy, live.uid))
     }
 
@@ -256,7 +259,7 @@ impl Source for Copies {
         object.metadata.resource_version.as_deref()
     }
 
-    fn name(&self) -> (&'static str, Option<&str>) {
-        (self.area.resource, self.area.namespace.as_deref())
+    fn name(&self) -> (&str, Option<&str>) {
+        (&self.area.resource, self.area.namespace.as_deref())
     }
 }

@@ -64,7 +64,7 @@ impl Source for Namespaces {
         object.metadata.resource_version.as_deref()
     }
 
-    fn name(&self) -> (&'static str, Option<&str>) {
+    fn name(&self) -> (&str, Option<&str>) {
         (NAMESPACES, None)
     }
 }

@@ -544,9 +544,8 @@ mod tests {
 
     #[test]
     fn resources_are_the_kinds_of_the_one_table() {
-        let resources: Vec<_> = runnel_proto::model::KINDS
-            .iter()
-            .map(|kind| kind.resource)
+        let resources: Vec<_> = runnel_proto::model::Kind::resources()
+            .map(|resource| &**resource)
             .collect();
         each_node(|path, schema| {
             if path.ends_with(".resources[]") {

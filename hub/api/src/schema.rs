@@ -1,6 +1,6 @@
 //! Validation by the API server beyond types: limits, list types, and CEL rules whose messages name
 //! the field and a hint.
-use runnel_proto::model::KINDS;
+use runnel_proto::model::Kind;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
@@ -126,7 +126,7 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
             items.insert("maxLength".into(), json!(253));
             items.insert(
                 "enum".into(),
-                KINDS.iter().map(|kind| kind.resource).collect(),
+                Kind::resources().map(|resource| &**resource).collect(),
             );
         }
     }

@@ -7,7 +7,7 @@ use runnel_api::{
     CopyExplanation, CopyExplanationSpec, CopyExplanationStatus, CopyTarget, ExplainedRule,
 };
 use runnel_proto::closed_list::ExplainedState;
-use runnel_proto::model::{KINDS, is_subdomain};
+use runnel_proto::model::{Kind, is_subdomain};
 
 use super::parse::ArgumentError;
 use super::table::Tone;
@@ -60,8 +60,10 @@ pub fn question(given: &str) -> Result<CopyExplanation, ArgumentError> {
 
 fn named(question: &CopyExplanationSpec) -> String {
     let target = &question.target;
-    let known = KINDS.iter().find(|kind| kind.kind == target.kind);
-    let resource = known.map_or(target.kind.as_str(), |kind| kind.resource);
+    let known = Kind::supported()
+        .iter()
+        .find(|kind| *kind.kind == *target.kind);
+    let resource = known.map_or(target.kind.as_str(), |kind| &*kind.resource);
     format!(
         "{resource}/{}/{} in {}",
         target.namespace, target.name, question.cluster

@@ -207,7 +207,7 @@ impl SessionContext {
     /// Records that the agent has lost watches of its cluster, or that they work again.
     pub(super) fn lost_watches(&self, watches: Vec<LostWatch>) {
         let cluster = &self.identity.cluster;
-        let resources: Vec<_> = watches.iter().map(|watch| watch.resource).collect();
+        let resources: Vec<_> = watches.iter().map(|watch| watch.resource.clone()).collect();
         if self
             .hub_state
             .report_store

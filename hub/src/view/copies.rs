@@ -87,7 +87,7 @@ impl CopyRow {
 
     /// Returns the kind of the copy; its resource if this hub does not support the kind.
     fn kind(&self) -> &str {
-        Kind::by_resource(&self.copy.resource).map_or(&*self.copy.resource, |kind| kind.kind)
+        Kind::by_resource(&self.copy.resource).map_or(&*self.copy.resource, |kind| &*kind.kind)
     }
 
     fn is_selected(&self, selection: &Selection) -> bool {

@@ -355,7 +355,7 @@ impl ViewServer {
         place: &WatchScope,
         rule: &Rule,
     ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, ScopeListError> {
-        let kind = Kind::by_resource(place.resource).ok_or(ScopeListError::UnsupportedKind)?;
+        let kind = Kind::by_resource(&place.resource).ok_or(ScopeListError::UnsupportedKind)?;
         let api: Api<DynamicObject> = match &place.namespace {
             Some(namespace) => {
                 Api::namespaced_with(self.client.clone(), namespace, &api_resource(kind))
@@ -379,7 +379,7 @@ impl ViewServer {
                 let labels = metadata.labels.unwrap_or_default();
                 let is_source = metadata.deletion_timestamp.is_none()
                     && !is_never_a_source(kind, &name, &labels);
-                let reference = SourceRef::new(kind.resource, &metadata.namespace?, &name);
+                let reference = SourceRef::new(&kind.resource, &metadata.namespace?, &name);
                 (is_source && rule.needs(&reference, &labels)).then_some((reference, labels))
             }));
             match list.metadata.continue_.filter(|more| !more.is_empty()) {

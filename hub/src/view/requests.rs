@@ -8,7 +8,7 @@ use runnel_api::{
     ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyTarget, PlanOptions, RemovalReview,
     RemovalReviewSpec, RulePlan, RulePlanSpec,
 };
-use runnel_proto::model::{ClusterName, KINDS, RuleName, SourceRef};
+use runnel_proto::model::{ClusterName, Kind, RuleName, SourceRef};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -193,15 +193,15 @@ fn explained(target: &CopyTarget) -> Result<SourceRef, ViewError> {
         namespace,
         name,
     } = target;
-    let known = KINDS.iter().find(|known| known.kind == kind);
+    let known = Kind::supported().iter().find(|known| *known.kind == *kind);
     let known = known.ok_or_else(|| {
-        let kinds: Vec<_> = KINDS.iter().map(|known| known.kind).collect();
+        let kinds: Vec<&str> = Kind::supported().iter().map(|known| &*known.kind).collect();
         ViewError::BadRequest(format!(
             "spec.target.kind {kind:?} is unknown: use {}",
             kinds.join(" or ")
         ))
     })?;
-    SourceRef::checked(known.resource, namespace, name).ok_or_else(|| {
+    SourceRef::checked(&known.resource, namespace, name).ok_or_else(|| {
         ViewError::BadRequest(format!(
             "spec.target: `{namespace}/{name}` cannot be the namespace and the name of an object"
         ))

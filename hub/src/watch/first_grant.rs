@@ -4,7 +4,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, ListParams, PostParams};
-use runnel_proto::model::KINDS;
+use runnel_proto::model::Kind;
 
 use crate::call::{ApiError, with_timeout};
 use runnel_api::{
@@ -77,7 +77,7 @@ fn everything() -> DistributionGrant {
     };
     let spec = DistributionGrantSpec {
         rules: GrantedRules { namespaces: all() },
-        resources: KINDS.iter().map(|kind| kind.resource.to_owned()).collect(),
+        resources: Kind::resources().map(ToString::to_string).collect(),
         clusters: Clusters {
             all: true,
             ..Clusters::default()

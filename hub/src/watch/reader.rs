@@ -99,7 +99,7 @@ fn is_ready(hub_state: &HubState, scope: &ListScope) -> bool {
     let place = hub_state
         .settings
         .scope
-        .place(kind.resource, &scope.namespace);
+        .place(&kind.resource, &scope.namespace);
     hub_state.leadership.serving_since().is_some()
         || hub_state
             .leadership
@@ -235,7 +235,7 @@ struct Page {
 /// Observes the selected objects of a page.
 fn observe_page(
     hub_state: &HubState,
-    kind: &'static Kind,
+    kind: &Kind,
     wanted: &BTreeSet<SourceRef>,
     bytes: &[u8],
 ) -> Option<Page> {
@@ -252,7 +252,7 @@ fn observe_page(
             return;
         };
         let source = SourceRef::new(
-            kind.resource,
+            &kind.resource,
             &object.namespace().unwrap_or_default(),
             &object.name_any(),
         );
@@ -305,7 +305,7 @@ fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
     false
 }
 
-fn observe(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object: DynamicObject) {
+fn observe(hub_state: &HubState, kind: &Kind, source: &SourceRef, object: DynamicObject) {
     let labels = object.labels().clone();
     if object.metadata.deletion_timestamp.is_some()
         || is_never_a_source(kind, &source.name, &labels)
@@ -330,7 +330,7 @@ fn observe(hub_state: &HubState, kind: &'static Kind, source: &SourceRef, object
 }
 
 /// The content of an object as the API server gave it, or why it is none.
-pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject) -> SourceState {
+pub fn body_of(hub_state: &HubState, kind: &Kind, object: &DynamicObject) -> SourceState {
     let Ok(object) = serde_json::to_value(object) else {
         return SourceState::Unreadable;
     };
@@ -344,7 +344,7 @@ pub fn body_of(hub_state: &HubState, kind: &'static Kind, object: &DynamicObject
             let revision = hub_state
                 .settings
                 .revision_key
-                .revision(kind.resource, &canonical);
+                .revision(&kind.resource, &canonical);
             let mut read = SourceContent::of(revision, &content, canonical);
             read.denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
             SourceState::Read(Arc::new(read))

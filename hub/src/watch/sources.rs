@@ -31,8 +31,8 @@ const MIN_LIST_INTERVAL: Duration = Duration::from_secs(10);
 /// Returns the API resource of a kind.
 pub fn api_resource(kind: &Kind) -> ApiResource {
     ApiResource::from_gvk_with_plural(
-        &GroupVersionKind::gvk(kind.group, kind.version, kind.kind),
-        kind.plural,
+        &GroupVersionKind::gvk(&kind.group, &kind.version, &kind.kind),
+        &kind.plural,
     )
 }
 
@@ -41,12 +41,12 @@ pub fn api_resource(kind: &Kind) -> ApiResource {
 pub async fn watch_sources(
     client: Client,
     hub_state: Arc<HubState>,
-    kind: &'static Kind,
+    kind: Kind,
     place: WatchScope,
 ) {
     let span = tracing::info_span!(
         "watch",
-        resource = kind.resource,
+        resource = &*kind.resource,
         namespace = place.namespace.as_deref()
     );
     follow(client, hub_state, kind, place)
@@ -54,7 +54,7 @@ pub async fn watch_sources(
         .await;
 }
 
-async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, place: WatchScope) {
+async fn follow(client: Client, hub_state: Arc<HubState>, kind: Kind, place: WatchScope) {
     let mut needed = hub_state.needed.subscribe();
     if needed
         .wait_for(|needed| needed.contains(&place))
@@ -64,8 +64,8 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
         return;
     }
     let api: Api<SourceMeta> = match &place.namespace {
-        Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
-        None => Api::all_with(client, &api_resource(kind)),
+        Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(&kind)),
+        None => Api::all_with(client, &api_resource(&kind)),
     };
     let mut events =
         RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
@@ -119,7 +119,7 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: &'static Kind, p
 
 /// The right that a refused watch needs, and where to give it.
 fn missing_right(place: &WatchScope) -> String {
-    let resource = place.resource;
+    let resource = &place.resource;
     match &place.namespace {
         Some(namespace) => {
             format!(
@@ -140,7 +140,7 @@ enum WatchActivity {
 
 struct SourceWatch {
     hub_state: Arc<HubState>,
-    kind: &'static Kind,
+    kind: Kind,
     place: WatchScope,
     listed: BTreeSet<SourceRef>,
     round: u64,
@@ -239,7 +239,7 @@ impl SourceWatch {
 
     fn reference(&self, object: &SourceMeta) -> Option<SourceRef> {
         Some(SourceRef::new(
-            self.kind.resource,
+            &self.kind.resource,
             &object.namespace()?,
             &object.name_any(),
         ))
@@ -250,7 +250,7 @@ impl SourceWatch {
     fn observe_object(&mut self, object: &SourceMeta, fresh: bool) -> Option<SourceRef> {
         let source = self.reference(object)?;
         let labels = object.labels();
-        if is_never_a_source(self.kind, &source.name, labels)
+        if is_never_a_source(&self.kind, &source.name, labels)
             || object.meta().deletion_timestamp.is_some()
         {
             self.mark_deleted(&source);

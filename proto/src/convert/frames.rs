@@ -20,7 +20,7 @@ use super::preview::{
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, CHANGES_LIMIT, ChangeOrigin, CopyAction,
-    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, HubFrame, KINDS, LostWatch,
+    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, HubFrame, Kind, LostWatch,
     NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, ProofKey, PruneDigest,
     Refusal, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, TermsDigest,
     WaitingNamespaces, is_label, plain_text,
@@ -429,17 +429,17 @@ fn copy_change_to_wire(change: &CopyChange) -> wire::CopyChange {
 
 /// A watch of an unsupported kind belongs to no rule here.
 fn lost_watch(wire: &wire::LostWatch) -> Option<LostWatch> {
-    let known = KINDS.iter().map(|kind| kind.resource).chain([NAMESPACES]);
-    let resource = known.into_iter().find(|known| *known == wire.resource)?;
+    let known = Kind::by_resource(&wire.resource).map(|kind| kind.resource.clone());
+    let namespaces = || (wire.resource == NAMESPACES).then(|| NAMESPACES.into());
     Some(LostWatch {
-        resource,
+        resource: known.or_else(namespaces)?,
         status: u16::try_from(wire.status).unwrap_or(u16::MAX),
     })
 }
 
 fn lost_watch_to_wire(watch: &LostWatch) -> wire::LostWatch {
     wire::LostWatch {
-        resource: watch.resource.to_owned(),
+        resource: watch.resource.to_string(),
         status: watch.status.into(),
     }
 }

@@ -177,7 +177,10 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
                 let watches = resources.into_iter().zip([0, 403, 500]);
                 AgentFrame::LostWatches(
                     watches
-                        .map(|(resource, status)| LostWatch { resource, status })
+                        .map(|(resource, status)| LostWatch {
+                            resource: resource.into(),
+                            status,
+                        })
                         .collect(),
                 )
             }

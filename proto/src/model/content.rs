@@ -98,7 +98,7 @@ impl Content {
                 text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64,
             );
             // Base64 encodes 3 bytes as 4.
-            let encoded = kind.sensitive || map == "binaryData";
+            let encoded = kind.content.sensitive || map == "binaryData";
             if encoded {
                 (length / 4 * 3).saturating_sub(padding)
             } else {

@@ -1,5 +1,7 @@
 //! The frames of a stream and their answers as types. `sync.proto` describes when each frame is sent and its
 //! guarantees.
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::{
@@ -40,10 +42,10 @@ pub struct AckedIntent {
 }
 
 /// A lost watch of the member's API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LostWatch {
     /// The kind, as `plural[.group]`, or [`NAMESPACES`].
-    pub resource: &'static str,
+    pub resource: Arc<str>,
     /// The last HTTP status; 0 for no answer.
     pub status: u16,
 }

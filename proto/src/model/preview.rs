@@ -131,7 +131,7 @@ impl FieldsKey {
             let map = [FieldMap::BinaryData, FieldMap::Data]
                 .into_iter()
                 .find(|map| map.field() == Some(field));
-            match map.filter(|_| kind.exact_maps.contains(&field.as_str())) {
+            match map.filter(|_| kind.content.exact_maps.contains(&field.as_str())) {
                 Some(map) => {
                     for (key, value) in value.as_object().into_iter().flatten() {
                         add(

@@ -2,7 +2,7 @@
 //! refuses misuse of a stolen token, and accepts the agent's writes.
 
 use anyhow::{Context, Result, ensure};
-use runnel_proto::model::{KINDS, Kind};
+use runnel_proto::model::Kind;
 use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::{AGENT, account};
 use runnel_tests::helm::Helm;
@@ -461,9 +461,9 @@ async fn admission_policy_repeats_the_lists_of_the_agent() -> Result<()> {
         "runnel-agent-writes",
     )?
     .to_string();
-    let refused = KINDS
+    let refused = Kind::supported()
         .iter()
-        .flat_map(|kind: &Kind| kind.refused_types)
+        .flat_map(|kind| kind.content.refused_types)
         .copied()
         .collect::<Vec<_>>();
     let globs: Vec<String> = refused

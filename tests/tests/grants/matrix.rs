@@ -215,7 +215,7 @@ fn hub(rule: Rule, grants: &[Grant]) -> Index {
     }
     index.set_rule(planned(rule));
     for kind in BOTH {
-        index.set_scope(Source::everywhere(kind), ScopeState::Known);
+        index.set_scope(Source::everywhere(*kind), ScopeState::Known);
         for home in HOMES {
             let payload = Payload::encode(Content::default().to_bytes());
             let content = SourceContent::new(Revision([1; 16]), payload);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Allowance, ConflictPolicy, Grant, KINDS, NamespaceChoice, RuleUid, SourceRef, Terms,
+    Allowance, ConflictPolicy, Grant, Kind, NamespaceChoice, RuleUid, SourceRef, Terms,
 };
 
 use super::{Desired, Rule};
@@ -291,8 +291,8 @@ impl Desired {
             self.retarget(&uid, &name, records, &mut looks);
         }
         looks.extend(self.copies.in_namespace(&name).cloned());
-        for kind in KINDS {
-            looks.extend(records.names(kind.resource, Some(&name)).cloned());
+        for resource in Kind::resources() {
+            looks.extend(records.names(resource, Some(&name)).cloned());
         }
         looks
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    ConflictPolicy, DeletionPolicy, ImmutablePolicy, KINDS, Reason, Revision, RuleUid, SourceRef,
+    ConflictPolicy, DeletionPolicy, ImmutablePolicy, Kind, Reason, Revision, RuleUid, SourceRef,
     Terms, is_subdomain,
 };
 
@@ -216,11 +216,11 @@ fn in_namespace<'a, T>(
     name: &str,
 ) -> impl Iterator<Item = &'a SourceRef> + use<'a, T> {
     let name: std::sync::Arc<str> = name.into();
-    KINDS.iter().flat_map(move |kind| {
+    Kind::resources().flat_map(move |resource| {
         let name = name.clone();
-        map.range(SourceRef::new(kind.resource, &name, "")..)
+        map.range(SourceRef::new(resource, &name, "")..)
             .map(|(copy, _)| copy)
-            .take_while(move |copy| *copy.resource == *kind.resource && *copy.namespace == *name)
+            .take_while(move |copy| copy.resource == *resource && copy.namespace == name)
     })
 }
 

@@ -606,17 +606,19 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
     if content
         .fields
         .keys()
-        .any(|field| !kind.fields.contains(&field.as_str()))
+        .any(|field| !kind.content.fields.contains(&field.as_str()))
     {
         return Err(CopyError::new(
             Reason::Unsupported,
             "the content has a field that this agent does not support",
         ));
     }
-    let refuses = |name: &str| kind.refuses_name(name);
+    let refuses = |name: &str| kind.content.refuses_name(name);
     if refuses(&source.name)
         || refuses(source.copy_name())
-        || kind.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str()))
+        || kind
+            .content
+            .refuses_type(content.fields.get("type").and_then(|kind| kind.as_str()))
     {
         return Err(CopyError::new(
             Reason::Denied,

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, ContentDigest, FieldPath, KINDS, Kind, Pattern, Reason, SourceRef,
-    is_closed_namespace, is_label, matches_any,
+    Content, ContentDigest, FieldPath, Kind, Pattern, Reason, SourceRef, is_closed_namespace,
+    is_label, matches_any,
 };
 use serde_json::Value;
 
@@ -113,7 +113,7 @@ impl Names {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Area {
     /// The kind as `plural[.group]`.
-    pub resource: &'static str,
+    pub resource: Arc<str>,
     /// The namespace; `None` for the whole cluster.
     pub namespace: Option<Arc<str>>,
 }
@@ -142,7 +142,7 @@ impl Facts {
 
     /// Returns the facts of content by its size in bytes and its type.
     pub fn announced(kind: &Kind, bytes: u64, named: Option<&str>) -> Self {
-        let typed = kind.fields.contains(&"type");
+        let typed = kind.content.fields.contains(&"type");
         Self {
             bytes,
             object_type: typed.then(|| named.unwrap_or(UNTYPED).into()),
@@ -186,7 +186,7 @@ pub struct Policy {
     /// Namespaces that may contain copies.
     pub namespaces: Names,
     /// Kinds that may be copied.
-    pub kinds: BTreeSet<&'static str>,
+    pub kinds: BTreeSet<Arc<str>>,
     /// Secret types that may be copied.
     pub secret_types: Names,
     /// Labels that no copy may have.
@@ -216,7 +216,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             namespaces: Names::all(),
-            kinds: KINDS.iter().map(|kind| kind.resource).collect(),
+            kinds: Kind::resources().cloned().collect(),
             secret_types: Names::all(),
             denied_labels: TRUSTED_LABELS.map(Pattern::new).to_vec(),
             max_copies: MAX_COPIES,
@@ -252,7 +252,7 @@ impl Policy {
     /// policy lists all namespaces literally. The agent then needs no permissions in other
     /// namespaces.
     pub fn areas(&self) -> BTreeSet<Area> {
-        let kinds = self.kinds.iter();
+        let kinds = self.kinds.iter().cloned();
         if !self.namespaces.are_listed() {
             return kinds
                 .map(|resource| Area {
@@ -267,18 +267,18 @@ impl Policy {
             .iter()
             .filter(|name| !denied.matches(name))
             .collect();
-        let area = |resource| {
+        let area = |resource: Arc<str>| {
             names.iter().map(move |name| Area {
-                resource,
+                resource: resource.clone(),
                 namespace: Some(Arc::clone(name)),
             })
         };
-        kinds.flat_map(|resource| area(*resource)).collect()
+        kinds.flat_map(area).collect()
     }
 
     /// Returns the area that contains a copy; `None` if the agent does not watch it.
     pub fn area(&self, copy: &SourceRef) -> Option<Area> {
-        let resource = *self.kinds.get(&*copy.resource)?;
+        let resource = self.kinds.get(&*copy.resource)?.clone();
         if !self.namespaces.are_listed() {
             return Some(Area {
                 resource,
@@ -331,7 +331,8 @@ impl Policy {
     pub fn denies_kind(&self, resource: &str) -> Option<CopyError> {
         let known = Kind::by_resource(resource)?;
         let text = "are not among the kinds that this member's policy allows (kinds)";
-        (!self.kinds.contains(known.resource)).then(|| denied(format!("{} {text}", known.resource)))
+        (!self.kinds.contains(&known.resource))
+            .then(|| denied(format!("{} {text}", known.resource)))
     }
 
     /// Returns the error if the policy denies content.

@@ -1,5 +1,5 @@
 //! Parses a policy. Each unknown field or value is an error with the name of the field and a hint.
-use runnel_proto::model::{KINDS, Pattern, is_namespace_pattern};
+use runnel_proto::model::{Kind, Pattern, is_namespace_pattern};
 use serde_json::{Map, Value};
 
 use super::{Adopt, Names, OnRevoke, Patterns, Policy};
@@ -71,11 +71,11 @@ impl Policy {
             )?;
         }
         if let Some(value) = map.get("kinds") {
-            let known: Vec<_> = KINDS.iter().map(|kind| kind.resource).collect();
             let kinds = strings("kinds", value)?;
             let kinds = kinds.into_iter().enumerate().map(|(at, kind)| {
-                let row = known.iter().find(|known| **known == kind);
-                row.copied().ok_or_else(|| {
+                let known = Kind::by_resource(&kind).map(|known| known.resource.clone());
+                known.ok_or_else(|| {
+                    let known: Vec<&str> = Kind::resources().map(|known| &**known).collect();
                     error(
                         &format!("kinds[{at}]"),
                         format!("must be one of {}", known.join(", ")),

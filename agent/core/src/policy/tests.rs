@@ -54,7 +54,7 @@ onRevoke: Purge
         whole.namespaces.denied,
         Patterns::from_iter([Pattern::new("app-secret")])
     );
-    assert_eq!(whole.kinds, BTreeSet::from(["configmaps"]));
+    assert_eq!(whole.kinds, BTreeSet::from(["configmaps".into()]));
     assert_eq!(
         whole.secret_types.denied,
         Patterns::from_iter([Pattern::new("x/*")])
@@ -316,8 +316,8 @@ fn sizes_are_those_of_kubernetes() {
 #[test]
 fn names_alone_are_watched_one_by_one() {
     let areas = |text| policy(text).areas().into_iter().collect::<Vec<_>>();
-    let cluster = |resource| Area {
-        resource,
+    let cluster = |resource: &str| Area {
+        resource: resource.into(),
         namespace: None,
     };
     assert_eq!(areas("{}"), [cluster("configmaps"), cluster("secrets")]);
@@ -325,8 +325,8 @@ fn names_alone_are_watched_one_by_one() {
         areas("namespaces: {allowed: [a, 'b*']}"),
         [cluster("configmaps"), cluster("secrets")]
     );
-    let single = |resource, name: &str| Area {
-        resource,
+    let single = |resource: &str, name: &str| Area {
+        resource: resource.into(),
         namespace: Some(name.into()),
     };
     let expected = [single("secrets", "a"), single("secrets", "b")];

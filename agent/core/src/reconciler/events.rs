@@ -28,7 +28,7 @@ impl Member {
     pub(super) fn copies_listed(&mut self, area: &Area) {
         if self.watches.begin_list(area) {
             self.records
-                .list_begins(area.resource, area.namespace.as_deref());
+                .list_begins(&area.resource, area.namespace.as_deref());
         }
     }
 
@@ -116,9 +116,9 @@ impl Member {
         let Some(listed) = self.watches.end_list(area) else {
             return;
         };
-        let missing = self
-            .records
-            .missing(area.resource, area.namespace.as_deref(), &listed.names);
+        let missing =
+            self.records
+                .missing(&area.resource, area.namespace.as_deref(), &listed.names);
         for copy in missing {
             if self.jobs.running.contains_key(&copy) {
                 self.jobs.record_event(&copy, None);

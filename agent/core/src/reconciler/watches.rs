@@ -166,7 +166,7 @@ impl Watches {
             WatchScope::Copies(area) => {
                 let watch = self.copies.get_mut(area)?;
                 watch.lost = Some(status);
-                let copy_error = classify::lost_watch(area.resource, status);
+                let copy_error = classify::lost_watch(&area.resource, status);
                 (!watch.complete && watch.forbid(copy_error)).then_some(area)
             }
         }
@@ -245,8 +245,9 @@ impl Watches {
         let copies = self
             .copies
             .iter()
-            .filter_map(|(area, watch)| Some((area.resource, watch.lost?)));
-        let namespaces = self.namespaces.lost.map(|status| (NAMESPACES, status));
+            .filter_map(|(area, watch)| Some((area.resource.clone(), watch.lost?)));
+        let namespaces = self.namespaces.lost;
+        let namespaces = namespaces.map(|status| (NAMESPACES.into(), status));
         let lost: BTreeMap<_, _> = copies.chain(namespaces).collect();
         lost.into_iter()
             .map(|(resource, status)| LostWatch { resource, status })

@@ -131,7 +131,7 @@ impl RuleLookup {
         let kinds: Vec<Arc<str>> = entry
             .kinds
             .iter()
-            .map(|kind| Arc::from(kind.resource))
+            .map(|kind| kind.resource.clone())
             .collect();
         let namespaces = namespaces(&entry.namespaces);
         let mut all = match &entry.selector {

@@ -275,7 +275,7 @@ impl Sources {
     /// A watch has delivered a complete list: the other objects of its scope are deleted.
     pub fn retain(&mut self, scope: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
         let from = SourceRef::new(
-            scope.resource,
+            &scope.resource,
             scope.namespace.as_deref().unwrap_or_default(),
             "",
         );

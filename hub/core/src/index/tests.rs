@@ -641,7 +641,7 @@ proptest! {
             let body = index.sources().get(key).map_or(SourceState::Unread, |known| known.body.clone());
             (key.clone(), Source { labels: source.labels.clone(), body })
         }).collect();
-        let is_known = |scope: &WatchScope| naive.configmaps_known && scope.resource == "configmaps";
+        let is_known = |scope: &WatchScope| naive.configmaps_known && &*scope.resource == "configmaps";
         for (uid, rule) in &naive.rules {
             let entry = index.rules().get(uid).unwrap();
             let expected = plan(rule, bodies.iter().rev(), &Scope::Everywhere, is_known);

@@ -1,7 +1,7 @@
 //! The states of watch scopes, and the plans of the rules that select sources in them.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{KINDS, RuleUid, SourceRef};
+use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::{Effect, Index};
 use crate::plan::{Rule, RulePlan, Scope, WatchScope};
@@ -54,10 +54,7 @@ impl WatchScopes {
 
     /// Whether the scope of a source is known. Sources outside of all watches are unknown.
     pub(super) fn knows(&self, source: &SourceRef) -> bool {
-        let kind = KINDS.iter().find(|kind| kind.resource == &*source.resource);
-        kind.is_some_and(|kind| {
-            self.is_known(&self.watched.place(kind.resource, &source.namespace))
-        })
+        self.is_known(&self.watched.place(&source.resource, &source.namespace))
     }
 
     /// Returns the scopes of a rule that are not known.

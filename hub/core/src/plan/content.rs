@@ -63,7 +63,7 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
             .get(MANAGED_BY_LABEL)
             .is_some_and(|by| by == MANAGED_BY);
     let own = OWN_SECRETS.contains(&name) || name.starts_with(ROLLBACK_SECRETS);
-    copy || own || kind.refuses_name(name)
+    copy || own || kind.content.refuses_name(name)
 }
 
 /// Returns the distributed part of an object.
@@ -85,10 +85,13 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
     {
         return Err(UnsupportedSource::Annotation);
     }
-    if kind.refuses_type(object.get("type").and_then(Value::as_str)) {
+    if kind
+        .content
+        .refuses_type(object.get("type").and_then(Value::as_str))
+    {
         return Err(UnsupportedSource::Type);
     }
-    let fields = kind.fields.iter().filter_map(|field| {
+    let fields = kind.content.fields.iter().filter_map(|field| {
         let value = object.get(*field).filter(|value| !is_empty(value))?;
         Some(((*field).to_owned(), value.clone()))
     });

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kube_core::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
-    ClusterName, Enforcement, FieldPath, KINDS, Kind, Pattern, RuleName, RuleUid, Selector,
-    SourceRef, Terms, matches_any,
+    ClusterName, Enforcement, FieldPath, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef,
+    Terms, matches_any,
 };
 
 use super::secret_refs::REFERENCED_KIND;
@@ -19,7 +19,7 @@ use runnel_api::PendingApproval;
 #[derive(Clone, Debug)]
 pub struct SourceChoice {
     /// The kinds.
-    pub kinds: Vec<&'static Kind>,
+    pub kinds: Vec<Kind>,
     /// The hub's namespaces to read. Globs leave the namespaces of Kubernetes and Runnel alone.
     pub namespaces: Vec<Pattern>,
     /// Labels to select by; absent: by name.
@@ -150,11 +150,18 @@ impl Rule {
     }
 
     /// The kinds it needs, by `plural[.group]`.
-    pub fn resources(&self) -> impl Iterator<Item = &'static str> {
-        KINDS
-            .iter()
-            .filter(|kind| self.sources.iter().any(|entry| entry.kinds.contains(kind)))
-            .map(|kind| kind.resource)
+    pub fn resources(&self) -> impl Iterator<Item = &str> {
+        let entries = self.sources.iter().enumerate();
+        entries.flat_map(|(at, entry)| {
+            let before = self.sources.iter().take(at);
+            let is_new =
+                move |kind: &&Kind| !before.clone().any(|entry| entry.kinds.contains(kind));
+            entry
+                .kinds
+                .iter()
+                .filter(is_new)
+                .map(|kind| &*kind.resource)
+        })
     }
 
     /// The scopes of its sources. A namespace that it names exactly is among them even outside of
@@ -175,8 +182,8 @@ impl Rule {
                         .collect()
                 }
             };
-            let of_kind = |kind: &&'static Kind| {
-                let resource = kind.resource;
+            let of_kind = |kind: &Kind| {
+                let resource = &kind.resource;
                 names
                     .iter()
                     .map(|name| scope.place(resource, name))
@@ -200,7 +207,7 @@ impl Rule {
         entry
             .kinds
             .iter()
-            .any(|kind| kind.resource == &*source.resource)
+            .any(|kind| kind.resource == source.resource)
             && entry.reads(&source.namespace, &self.runnel_namespace)
             && is_named
             && !matches_any(&entry.exclude, &source.name)
@@ -219,7 +226,7 @@ impl Rule {
                 entry
                     .kinds
                     .iter()
-                    .any(|kind| kind.resource == REFERENCED_KIND)
+                    .any(|kind| &*kind.resource == REFERENCED_KIND)
                     && entry.reads(&secret.namespace, &self.runnel_namespace)
             })
     }
@@ -332,7 +339,7 @@ impl SourceChoice {
     ) -> bool {
         self.kinds
             .iter()
-            .any(|kind| kind.resource == &*source.resource)
+            .any(|kind| kind.resource == source.resource)
             && self.reads(&source.namespace, runnel_namespace)
             && match &self.selector {
                 Some(selector) => selector.matches(labels),
@@ -354,7 +361,7 @@ fn choice(source: &runnel_api::Source, namespaces: Vec<Pattern>) -> SourceChoice
         kinds: source
             .resources
             .iter()
-            .filter_map(|resource| Kind::by_resource(resource))
+            .filter_map(|resource| Kind::by_resource(resource).cloned())
             .collect(),
         namespaces,
         selector: source.selector.as_ref().map(Into::into),

@@ -12,31 +12,31 @@ use runnel_proto::model::SourceRef;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WatchScope {
     /// The kind, as `plural[.group]`.
-    pub resource: &'static str,
+    pub resource: Arc<str>,
     /// The namespace; `None`: the whole cluster.
     pub namespace: Option<Arc<str>>,
 }
 
 impl WatchScope {
     /// A kind in the whole cluster.
-    pub fn everywhere(resource: &'static str) -> Self {
+    pub fn everywhere(resource: impl Into<Arc<str>>) -> Self {
         Self {
-            resource,
+            resource: resource.into(),
             namespace: None,
         }
     }
 
     /// A kind in one namespace.
-    pub fn in_namespace(resource: &'static str, namespace: &str) -> Self {
+    pub fn in_namespace(resource: impl Into<Arc<str>>, namespace: &str) -> Self {
         Self {
-            resource,
+            resource: resource.into(),
             namespace: Some(namespace.into()),
         }
     }
 
     /// Whether the scope contains the source.
     pub fn contains(&self, source: &SourceRef) -> bool {
-        self.resource == &*source.resource
+        self.resource == source.resource
             && self
                 .namespace
                 .as_deref()
@@ -48,7 +48,7 @@ impl fmt::Display for WatchScope {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.namespace {
             Some(namespace) => write!(out, "{} of the namespace {namespace}", self.resource),
-            None => out.write_str(self.resource),
+            None => out.write_str(&self.resource),
         }
     }
 }
@@ -83,20 +83,20 @@ impl Scope {
     }
 
     /// Returns the scope of the watch for this kind and namespace.
-    pub fn place(&self, resource: &'static str, namespace: &str) -> WatchScope {
+    pub fn place(&self, resource: &Arc<str>, namespace: &str) -> WatchScope {
         match self {
-            Self::Everywhere => WatchScope::everywhere(resource),
-            Self::Only(_) => WatchScope::in_namespace(resource, namespace),
+            Self::Everywhere => WatchScope::everywhere(resource.clone()),
+            Self::Only(_) => WatchScope::in_namespace(resource.clone(), namespace),
         }
     }
 
     /// Every place in which a kind may be watched.
-    pub fn places(&self, resource: &'static str) -> Vec<WatchScope> {
+    pub fn places(&self, resource: &Arc<str>) -> Vec<WatchScope> {
         match self {
-            Self::Everywhere => vec![WatchScope::everywhere(resource)],
+            Self::Everywhere => vec![WatchScope::everywhere(resource.clone())],
             Self::Only(names) => names
                 .iter()
-                .map(|name| WatchScope::in_namespace(resource, name))
+                .map(|name| WatchScope::in_namespace(resource.clone(), name))
                 .collect(),
         }
     }

@@ -65,7 +65,7 @@ fn text(kind: &Kind, diff: &FieldDiff, content: Option<&Content>) -> Vec<String>
     };
     let line = |change: &FieldChange| {
         let FieldChange { path, edit, old } = change;
-        let shown = !kind.sensitive;
+        let shown = !kind.content.sensitive;
         let (old, new) = (
             old.as_deref().filter(|_| shown),
             new(path).filter(|_| shown),

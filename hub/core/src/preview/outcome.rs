@@ -242,7 +242,8 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
             (reason.as_str(), message)
         });
     let blocked = |reason| (Verdict::Blocked, reason, BLOCKED.to_owned());
-    let is_secret = Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.sensitive);
+    let is_secret =
+        Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.content.sensitive);
     let and = |words: &str, more: &str| {
         if more.is_empty() {
             words.to_owned()

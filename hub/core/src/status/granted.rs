@@ -14,7 +14,7 @@ const LISTED: usize = 5;
 struct Missing<'a> {
     /// Clusters without any grant.
     whole: BTreeSet<&'a ClusterName>,
-    kinds: BTreeMap<&'static str, BTreeSet<&'a ClusterName>>,
+    kinds: BTreeMap<&'a str, BTreeSet<&'a ClusterName>>,
     namespaces: BTreeMap<String, BTreeSet<&'a ClusterName>>,
     overwrite: BTreeSet<&'a ClusterName>,
     adoption: BTreeSet<&'a ClusterName>,
@@ -96,10 +96,10 @@ fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
 }
 
 fn collect_missing<'a>(
-    view: &View<'_>,
+    view: &'a View<'_>,
     terms: &Terms,
     clusters: &BTreeSet<&'a ClusterName>,
-    named: &BTreeSet<(&'static str, String)>,
+    named: &BTreeSet<(&str, String)>,
     missing: &mut Missing<'a>,
 ) {
     let grants = terms.grants.as_deref().unwrap_or_default();
@@ -158,10 +158,10 @@ fn collect_missing<'a>(
 
 /// Returns the target namespaces that the rule names, by kind: literal ones, or those of its
 /// sources.
-fn target_namespaces(view: &View<'_>) -> BTreeSet<(&'static str, String)> {
+fn target_namespaces<'a>(view: &'a View<'_>) -> BTreeSet<(&'a str, String)> {
     match &view.rule.terms.namespaces {
         Some(choice) => {
-            let of_kind = |resource| {
+            let of_kind = |resource: &'a str| {
                 choice
                     .wanted_literals()
                     .map(move |name| (resource, name.to_owned()))

@@ -97,7 +97,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
             (ConditionStatus::True, Reason::Cordoned, CORDONED.to_owned()),
         );
     }
-    if let Some(watch) = view.lost_watch {
+    if let Some(watch) = &view.lost_watch {
         let message = api_unavailable(watch);
         set(
             ConditionType::APIAvailable,
@@ -217,7 +217,7 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
     if view.session.is_none() {
         return connected(view, now);
     }
-    if let Some(watch) = view.lost_watch {
+    if let Some(watch) = &view.lost_watch {
         return (
             ConditionStatus::False,
             Reason::MemberAPIUnavailable,
@@ -243,7 +243,7 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
     (ConditionStatus::True, reason, message)
 }
 
-fn api_unavailable(watch: LostWatch) -> String {
+fn api_unavailable(watch: &LostWatch) -> String {
     format!("nothing is known of its copies: {}", without_watch(watch))
 }
 
@@ -515,7 +515,7 @@ mod tests {
         assert_eq!(is_ready(&reported(&shared)), ("True", "ConcurrentSessions"));
         let blind = MemberView {
             lost_watch: Some(LostWatch {
-                resource: "secrets",
+                resource: "secrets".into(),
                 status: 403,
             }),
             ..shared

@@ -104,10 +104,11 @@ impl Connectivity {
         mut resources: impl Iterator<Item = &'r str>,
     ) -> Option<LostWatch> {
         let lost = &self.lost_watches;
-        let namespaces = lost.iter().find(|watch| watch.resource == NAMESPACES);
-        let of_kind =
-            || resources.find_map(|resource| lost.iter().find(|watch| watch.resource == resource));
-        namespaces.or_else(of_kind).copied()
+        let namespaces = lost.iter().find(|watch| &*watch.resource == NAMESPACES);
+        let of_kind = || {
+            resources.find_map(|resource| lost.iter().find(|watch| &*watch.resource == resource))
+        };
+        namespaces.or_else(of_kind).cloned()
     }
 
     /// Returns the agent's last report about a rule.

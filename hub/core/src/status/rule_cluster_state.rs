@@ -148,8 +148,8 @@ fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -
 }
 
 /// Returns the message about a lost watch, with a fix.
-pub(super) fn without_watch(watch: LostWatch) -> String {
-    let resource = watch.resource;
+pub(super) fn without_watch(watch: &LostWatch) -> String {
+    let resource = &watch.resource;
     let cause = match watch.status {
         0 => "the member's API server does not answer its agent".to_owned(),
         401 => {
@@ -198,7 +198,7 @@ pub(super) fn state_of(
             if cluster.is_connected(now)
                 && let Some(watch) = cluster.lost_watch(view) =>
         {
-            (Reason::MemberAPIUnavailable, without_watch(watch))
+            (Reason::MemberAPIUnavailable, without_watch(&watch))
         }
         ClusterState::Unreachable => {
             let has_joined = view.members.contains_key(name) && !is_absent(view, cluster);

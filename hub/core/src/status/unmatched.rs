@@ -185,7 +185,7 @@ fn missing_in<'v>(view: &'v View<'_>, entry: &'v SourceChoice) -> Vec<&'v str> {
     {
         let exists = |name: &str| {
             entry.kinds.iter().any(|kind| {
-                let source = SourceRef::new(kind.resource, namespace.as_str(), name);
+                let source = SourceRef::new(&kind.resource, namespace.as_str(), name);
                 view.plan.selects(&source) || view.plan.refused.contains_key(&source)
             })
         };

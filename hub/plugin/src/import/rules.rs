@@ -350,14 +350,14 @@ fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &ImportTarget) -> Value {
 /// Why this is never a source.
 fn refused(source: &Id, bodies: &ObjectContents) -> Option<String> {
     let kind = runnel_proto::model::Kind::by_resource(&source.resource)?;
-    if kind.refuses_name(&source.name) {
+    if kind.content.refuses_name(&source.name) {
         return Some("every cluster makes its own of this name, Runnel never copies it".to_owned());
     }
     let of_type = bodies.get(source)?.get("type").and_then(Value::as_str);
     let words = |of_type: &str| {
         format!("is of type {of_type}, a credential of its cluster that Runnel never copies")
     };
-    if kind.refuses_type(of_type) {
+    if kind.content.refuses_type(of_type) {
         of_type.map(words)
     } else {
         None

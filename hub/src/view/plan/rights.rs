@@ -138,7 +138,7 @@ impl ViewServer {
         user: &UserInfo,
         rule: &Rule,
     ) -> Result<(), ViewError> {
-        let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
+        let mut wanted: BTreeSet<(&Kind, &str)> = BTreeSet::new();
         for entry in &rule.sources {
             for kind in &entry.kinds {
                 let everywhere = entry
@@ -147,30 +147,27 @@ impl ViewServer {
                     .any(|namespace| !namespace.is_literal());
                 let names = entry.namespaces.iter().map(|name| name.as_str());
                 if everywhere {
-                    wanted.insert((kind.resource, ""));
+                    wanted.insert((kind, ""));
                 } else {
-                    wanted.extend(names.map(|name| (kind.resource, name)));
+                    wanted.extend(names.map(|name| (kind, name)));
                 }
             }
         }
-        let mut everywhere: BTreeMap<&str, bool> = BTreeMap::new();
-        for (resource, namespace) in wanted {
-            let Some(kind) = Kind::by_resource(resource) else {
-                continue;
-            };
+        let mut everywhere: BTreeMap<&Kind, bool> = BTreeMap::new();
+        for (kind, namespace) in wanted {
             let access = |namespace| ResourceAccess {
                 verb: "get",
-                group: kind.group,
-                version: kind.version,
-                resource: kind.plural,
+                group: &kind.group,
+                version: &kind.version,
+                resource: &kind.plural,
                 namespace,
                 name: "",
             };
-            let whole = match everywhere.get(resource) {
+            let whole = match everywhere.get(kind) {
                 Some(known) => *known,
                 None if rule.terms.rule.is_cluster_scoped() => {
                     let may = self.content_reviewer.allows(user, &access("")).await?;
-                    everywhere.insert(resource, may);
+                    everywhere.insert(kind, may);
                     may
                 }
                 None => false,
@@ -190,7 +187,7 @@ impl ViewServer {
                 format!("in namespace {namespace}")
             };
             return Err(ViewError::Forbidden(format!(
-                "spec.sources selects {resource}, which {} may not get {place}: have that right given, or leave {resource} \
+                "spec.sources selects {kind}, which {} may not get {place}: have that right given, or leave {kind} \
                  out",
                 name_of(user)
             )));

@@ -355,7 +355,7 @@ fn play(denier: u8, steps: &[Step]) -> Result<(), TestCaseError> {
         kinds: if all {
             Policy::open().kinds
         } else {
-            ["secrets"].into()
+            ["secrets".into()].into()
         },
         on_revoke: if purge {
             OnRevoke::Purge

@@ -5,7 +5,7 @@ use crate::policy::Area;
 
 fn area() -> Area {
     Area {
-        resource: "configmaps",
+        resource: "configmaps".into(),
         namespace: None,
     }
 }

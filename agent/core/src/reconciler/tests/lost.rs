@@ -2,23 +2,23 @@
 use super::*;
 use crate::policy::Area;
 
-fn area(resource: &'static str) -> Area {
+fn area(resource: &str) -> Area {
     Area {
-        resource,
+        resource: resource.into(),
         namespace: None,
     }
 }
 
 /// Returns the last lost watches that the hub received.
-fn sent_lost(world: &World) -> Option<Vec<(&'static str, u16)>> {
+fn sent_lost(world: &World) -> Option<Vec<(&str, u16)>> {
     let lost = world.sent.iter().rev().find_map(|frame| match frame {
-        AgentFrame::LostWatches(watches) => Some(watches.clone()),
+        AgentFrame::LostWatches(watches) => Some(watches),
         _ => None,
     });
     lost.map(|watches| {
         watches
             .iter()
-            .map(|watch| (watch.resource, watch.status))
+            .map(|watch| (&*watch.resource, watch.status))
             .collect()
     })
 }

@@ -142,7 +142,7 @@ fn nothing_is_decided_before_every_list_is_complete() {
     let (now, area) = (
         world.now,
         Area {
-            resource: "configmaps",
+            resource: "configmaps".into(),
             namespace: None,
         },
     );

@@ -9,7 +9,7 @@ fn policy(text: &str) -> Policy {
 
 fn area(namespace: &str) -> Area {
     Area {
-        resource: "configmaps",
+        resource: "configmaps".into(),
         namespace: Some(namespace.into()),
     }
 }

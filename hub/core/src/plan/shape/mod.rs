@@ -217,7 +217,8 @@ impl Shape {
 
     /// Returns the cluster properties that the copies of a source depend on.
     pub fn reads(&self, source: &SourceRef, content: &Content) -> TemplateInputs {
-        let sensitive = Kind::by_resource(&source.resource).is_some_and(|kind| kind.sensitive);
+        let sensitive =
+            Kind::by_resource(&source.resource).is_some_and(|kind| kind.content.sensitive);
         let mut reads = TemplateInputs::default();
         let data = content.fields.get("data").and_then(Value::as_object);
         for (key, value) in data.into_iter().flatten() {
@@ -296,7 +297,9 @@ impl Shape {
             );
             return Err(render_error(RenderErrorKind::Name, message));
         }
-        if Kind::by_resource(&about.source.resource).is_some_and(|kind| kind.refuses_name(&name)) {
+        if Kind::by_resource(&about.source.resource)
+            .is_some_and(|kind| kind.content.refuses_name(&name))
+        {
             let message = format!("{field} gives {name:?}, which every cluster makes itself");
             return Err(render_error(RenderErrorKind::Name, message));
         }
@@ -327,7 +330,7 @@ impl Shape {
         if let Some(secret_type) = self
             .secret_type
             .as_ref()
-            .filter(|_| kind.fields.contains(&"type"))
+            .filter(|_| kind.content.fields.contains(&"type"))
         {
             content
                 .fields
@@ -359,7 +362,7 @@ impl Shape {
             return Ok(());
         }
         let mut taken = BTreeMap::new();
-        for field in kind.exact_maps {
+        for field in kind.content.exact_maps {
             let Some(Value::Object(map)) = content.fields.remove(*field) else {
                 continue;
             };
@@ -409,7 +412,7 @@ impl Shape {
         {
             let field = || format!("spec.substitute for {key} of {}", about.source);
             let text = value.as_str().unwrap_or_default();
-            let text = if kind.sensitive {
+            let text = if kind.content.sensitive {
                 decoded(text)
             } else {
                 Some(text.to_owned())
@@ -428,11 +431,15 @@ impl Shape {
                 };
                 render_error(
                     why,
-                    format!("{}: {}", field(), unfilled.describe(!kind.sensitive)),
+                    format!(
+                        "{}: {}",
+                        field(),
+                        unfilled.describe(!kind.content.sensitive)
+                    ),
                 )
             })?;
             room = room.saturating_sub(filled.len());
-            *value = Value::String(if kind.sensitive {
+            *value = Value::String(if kind.content.sensitive {
                 BASE64.encode(filled.as_bytes())
             } else {
                 filled

@@ -88,14 +88,14 @@ impl Override {
             return Ok(());
         }
         let field = format!("spec.overrides[{number}]");
-        if kind.sensitive && !(self.data.is_empty() && self.patch.is_empty()) {
+        if kind.content.sensitive && !(self.data.is_empty() && self.patch.is_empty()) {
             let message = format!(
                 "{field} for {}: a rule must not hold what belongs into a Secret; use a rule of its own for ConfigMaps",
                 about.source
             );
             return Err(render_error(RenderErrorKind::Transform, message).into());
         }
-        if !kind.sensitive && !self.secret_data.is_empty() {
+        if !kind.content.sensitive && !self.secret_data.is_empty() {
             let message = format!(
                 "{field}.secretData for {}: what is in a Secret goes into copies of Secrets only; use a rule of its own \
                  for them",

@@ -18,7 +18,8 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
         return Some(flaw);
     }
     let maps = || {
-        kind.exact_maps
+        kind.content
+            .exact_maps
             .iter()
             .filter_map(|field| map(content, field))
     };
@@ -43,11 +44,11 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
             "its values have {size} bytes together, and {SIZE_LIMIT} are the most"
         ));
     }
-    if !kind.sensitive {
+    if !kind.content.sensitive {
         return None;
     }
     let object_type = content.fields.get("type").and_then(Value::as_str);
-    if kind.refuses_type(object_type) {
+    if kind.content.refuses_type(object_type) {
         return Some(format!(
             "Secrets of the type {} are never distributed",
             object_type.unwrap_or_default()
@@ -132,7 +133,7 @@ fn is_key(key: &str) -> bool {
 fn size(kind: &Kind, value: &Value) -> usize {
     let text = value.as_str().unwrap_or_default();
     let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();
-    if kind.sensitive {
+    if kind.content.sensitive {
         (text.len() / 4 * 3).saturating_sub(padding)
     } else {
         text.len()
