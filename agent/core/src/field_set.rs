@@ -1,0 +1,448 @@
+//! Sets of fields, as `managedFields` names them in `fieldsV1`. Pure.
+//!
+//! With a set the agent compares only the fields that it applied: the [projection](FieldSet::project) of an object
+//! contains neither defaults of the API server nor fields of other managers. A set needs no schema. The API server has
+//! already decided which parts of an object are items of a list by key, and which are one value.
+//!
+//! The order of the items of a list is no field: projections have one order, and differ only in values.
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+/// The deepest set that is read. The API server itself reads no JSON that is deeper.
+const DEPTH_LIMIT: usize = 128;
+
+/// A set of fields of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldSet(BTreeMap<Step, Node>);
+
+/// A field of a set, or a part of the path to others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Node {
+    /// Whether the field itself is in the set.
+    is_member: bool,
+    below: FieldSet,
+}
+
+/// One step of the path to a field.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    /// The field of an object with this name.
+    Field(Box<str>),
+    /// The item of a list whose key fields have these values.
+    Key(Json),
+    /// The item of a list with this value.
+    Value(Json),
+    /// The item of a list at this index.
+    Index(usize),
+}
+
+/// A JSON value that is ordered by its text.
+#[derive(Clone, Debug)]
+struct Json {
+    text: Box<str>,
+    value: Value,
+}
+
+/// Why a set cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FieldSetError {
+    /// The text of a step is of an unknown form.
+    #[error("the managed fields of the object have an unknown form")]
+    UnknownForm,
+    /// The set is deeper than the API server reads.
+    #[error("the managed fields of the object are nested too deeply")]
+    TooDeep,
+}
+
+/// A difference between two states of a field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The path, as in the conflicts of a server-side apply: `.spec.ports[name="web"].port`.
+    pub path: String,
+    /// What differs.
+    pub change: Change,
+}
+
+/// What differs in a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Only the first state has the field.
+    Missing,
+    /// Only the second state has the field.
+    Added,
+    /// Its values differ.
+    Changed,
+}
+
+impl FieldSet {
+    /// Reads the value of `fieldsV1`.
+    ///
+    /// # Errors
+    /// [`FieldSetError`] if no API server writes it.
+    pub fn parse(fields: &Value) -> Result<Self, FieldSetError> {
+        Self::parse_below(fields, DEPTH_LIMIT)
+    }
+
+    fn parse_below(fields: &Value, depth: usize) -> Result<Self, FieldSetError> {
+        let depth = depth.checked_sub(1).ok_or(FieldSetError::TooDeep)?;
+        let fields = fields.as_object().ok_or(FieldSetError::UnknownForm)?;
+        let mut children = BTreeMap::new();
+        for (step, below) in fields.iter().filter(|(step, _)| *step != ".") {
+            let is_member = below
+                .as_object()
+                .is_some_and(|below| below.is_empty() || below.contains_key("."));
+            let below = Self::parse_below(below, depth)?;
+            let step = Step::parse(step).ok_or(FieldSetError::UnknownForm)?;
+            children.insert(step, Node { is_member, below });
+        }
+        Ok(Self(children))
+    }
+
+    /// Returns the value of `fieldsV1`.
+    pub fn to_value(&self) -> Value {
+        let children = self.0.iter().map(|(step, node)| {
+            let mut below = node.below.to_value();
+            if node.is_member
+                && !node.below.is_empty()
+                && let Some(below) = below.as_object_mut()
+            {
+                below.insert(".".to_owned(), Value::Object(Map::new()));
+            }
+            (step.to_string(), below)
+        });
+        Value::Object(children.collect())
+    }
+
+    /// Whether the set has no fields.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The part of the set below this top-level field; empty if it has none.
+    pub fn below(&self, field: &str) -> FieldSet {
+        let node = self.0.get(&Step::Field(field.into()));
+        node.map(|node| node.below.clone()).unwrap_or_default()
+    }
+
+    /// The set without a top-level field and all fields below it.
+    #[must_use]
+    pub fn without(mut self, field: &str) -> Self {
+        self.0.remove(&Step::Field(field.into()));
+        self
+    }
+
+    /// The fields of both sets.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        let mut all = self.clone();
+        for (step, node) in &other.0 {
+            let own = all.0.entry(step.clone()).or_default();
+            own.is_member |= node.is_member;
+            own.below = own.below.union(&node.below);
+        }
+        all
+    }
+
+    /// The fields that are in both sets.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        let shared = self.0.iter().filter_map(|(step, node)| {
+            let other = other.0.get(step)?;
+            let shared = Node {
+                is_member: node.is_member && other.is_member,
+                below: node.below.intersection(&other.below),
+            };
+            shared.has_fields().then(|| (step.clone(), shared))
+        });
+        Self(shared.collect())
+    }
+
+    /// The fields that are not in the other set.
+    #[must_use]
+    pub fn difference(&self, other: &Self) -> Self {
+        let left = self.0.iter().filter_map(|(step, node)| {
+            let Some(other) = other.0.get(step) else {
+                return Some((step.clone(), node.clone()));
+            };
+            let left = Node {
+                is_member: node.is_member && !other.is_member,
+                below: node.below.difference(&other.below),
+            };
+            left.has_fields().then(|| (step.clone(), left))
+        });
+        Self(left.collect())
+    }
+
+    /// Returns the part of an object that the set names. `others` are the fields of the other managers: with fields of
+    /// theirs in it, an empty map or list of ours stays empty. Without, it is one value and compared as a whole.
+    pub fn project(&self, object: &Value, others: &FieldSet) -> Value {
+        self.projected(object, others)
+            .unwrap_or_else(|| Value::Object(Map::new()))
+    }
+
+    /// Returns `None` if the object has none of the fields.
+    fn projected(&self, value: &Value, others: &FieldSet) -> Option<Value> {
+        let none = FieldSet::default();
+        let parts = self.0.iter().filter_map(|(step, node)| {
+            let part = step.find(value)?;
+            let others = others.0.get(step).map_or(&none, |node| &node.below);
+            let part = node.projected(part, others)?;
+            Some((step, part))
+        });
+        match value {
+            Value::Object(_) => {
+                let fields = parts.filter_map(|(step, part)| match step {
+                    Step::Field(name) => Some((name.to_string(), part)),
+                    _ => None,
+                });
+                let fields: Map<String, Value> = fields.collect();
+                (!fields.is_empty()).then_some(Value::Object(fields))
+            }
+            Value::Array(_) => {
+                let items: Vec<Value> = parts.map(|(_, part)| part).collect();
+                (!items.is_empty()).then_some(Value::Array(items))
+            }
+            // The API server knows the type of the field: it is another one now.
+            scalar => Some(scalar.clone()),
+        }
+    }
+
+    /// Returns an object without the fields of the set. Maps and items that the set names, too, go with their last
+    /// field.
+    pub fn prune(&self, object: &Value) -> Value {
+        let mut pruned = object.clone();
+        for (step, node) in &self.0 {
+            let Some(part) = step.find(&pruned) else {
+                continue;
+            };
+            let rest = if node.below.is_empty() {
+                None
+            } else {
+                let rest = node.below.prune(part);
+                Some(rest).filter(|rest| !(node.is_member && is_empty(rest)))
+            };
+            step.replace(&mut pruned, rest);
+        }
+        pruned
+    }
+
+    /// Returns the differences between two projections on this set, at most `limit`.
+    pub fn differences(&self, before: &Value, now: &Value, limit: usize) -> Vec<Difference> {
+        let mut all = vec![];
+        self.compare(before, now, "", limit, &mut all);
+        all
+    }
+
+    fn compare(
+        &self,
+        before: &Value,
+        now: &Value,
+        path: &str,
+        limit: usize,
+        all: &mut Vec<Difference>,
+    ) {
+        for (step, node) in &self.0 {
+            if all.len() >= limit {
+                return;
+            }
+            let change = match (step.find(before), step.find(now)) {
+                (None, None) => continue,
+                (Some(_), None) => Change::Missing,
+                (None, Some(_)) => Change::Added,
+                (Some(before), Some(now)) if before == now => continue,
+                (Some(before), Some(now))
+                    if before.is_object() == now.is_object() && !node.below.is_empty() =>
+                {
+                    node.below
+                        .compare(before, now, &step.append_to(path), limit, all);
+                    continue;
+                }
+                (Some(_), Some(_)) => Change::Changed,
+            };
+            let path = step.append_to(path);
+            all.push(Difference { path, change });
+        }
+    }
+
+    /// Returns the paths of the fields below which the set has no other field, at most `limit`.
+    pub fn leaves(&self, limit: usize) -> Vec<String> {
+        let mut all = vec![];
+        self.collect_leaves("", limit, &mut all);
+        all
+    }
+
+    fn collect_leaves(&self, path: &str, limit: usize, all: &mut Vec<String>) {
+        for (step, node) in &self.0 {
+            if all.len() >= limit {
+                return;
+            }
+            let path = step.append_to(path);
+            if node.below.is_empty() {
+                all.push(path);
+            } else {
+                node.below.collect_leaves(&path, limit, all);
+            }
+        }
+    }
+}
+
+impl Node {
+    fn has_fields(&self) -> bool {
+        self.is_member || !self.below.is_empty()
+    }
+
+    /// Returns the part of a value that the node names.
+    fn projected(&self, value: &Value, others: &FieldSet) -> Option<Value> {
+        if !self.below.is_empty() {
+            let part = self.below.projected(value, others);
+            return part.or_else(|| self.is_member.then(|| emptied(value)));
+        }
+        let is_shared = !others.is_empty() && (value.is_object() || value.is_array());
+        Some(if is_shared {
+            emptied(value)
+        } else {
+            value.clone()
+        })
+    }
+}
+
+impl Step {
+    /// Reads a key of `fieldsV1`.
+    fn parse(text: &str) -> Option<Self> {
+        let (form, rest) = text.split_once(':')?;
+        Some(match form {
+            "f" => Self::Field(rest.into()),
+            "k" => Self::Key(Json::parse(rest).filter(|key| key.value.is_object())?),
+            "v" => Self::Value(Json::parse(rest)?),
+            "i" => Self::Index(rest.parse().ok()?),
+            _ => return None,
+        })
+    }
+
+    /// Returns what the step leads to.
+    fn find<'a>(&self, value: &'a Value) -> Option<&'a Value> {
+        match self {
+            Self::Field(name) => value.as_object()?.get(&**name),
+            _ => value.as_array()?.get(self.position(value)?),
+        }
+    }
+
+    /// Returns the index of the item of a list to which the step leads.
+    fn position(&self, list: &Value) -> Option<usize> {
+        let items = list.as_array()?;
+        match self {
+            Self::Field(_) => None,
+            Self::Key(key) => items.iter().position(|item| key.is_key_of(item)),
+            Self::Value(value) => items.iter().position(|item| *item == value.value),
+            Self::Index(index) => Some(*index).filter(|index| *index < items.len()),
+        }
+    }
+
+    /// Sets what the step leads to; `None` removes it.
+    fn replace(&self, value: &mut Value, part: Option<Value>) {
+        let position = self.position(value);
+        match (self, value) {
+            (Self::Field(name), Value::Object(fields)) => match part {
+                Some(part) => drop(fields.insert(name.to_string(), part)),
+                None => drop(fields.remove(&**name)),
+            },
+            (_, Value::Array(items)) => {
+                let Some(at) = position else { return };
+                match (part, items.get_mut(at)) {
+                    (Some(part), Some(item)) => *item = part,
+                    (Some(_), None) => {}
+                    (None, _) => drop(items.remove(at)),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the path to a field, given the path to its parent.
+    fn append_to(&self, parent: &str) -> String {
+        match self {
+            Self::Field(name) => format!("{parent}.{name}"),
+            Self::Key(key) => {
+                let fields = key.value.as_object().into_iter().flatten();
+                let fields: Vec<_> = fields
+                    .map(|(field, value)| format!("{field}={value}"))
+                    .collect();
+                format!("{parent}[{}]", fields.join(","))
+            }
+            Self::Value(value) => format!("{parent}[={}]", value.text),
+            Self::Index(index) => format!("{parent}[{index}]"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    /// The key of `fieldsV1`.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(name) => write!(out, "f:{name}"),
+            Self::Key(key) => write!(out, "k:{}", key.text),
+            Self::Value(value) => write!(out, "v:{}", value.text),
+            Self::Index(index) => write!(out, "i:{index}"),
+        }
+    }
+}
+
+impl Json {
+    fn parse(text: &str) -> Option<Self> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        // The keys of its maps are sorted.
+        let text = value.to_string().into();
+        Some(Self { text, value })
+    }
+
+    /// Whether the item of a list has these values in its key fields. A missing field equals `null`.
+    fn is_key_of(&self, item: &Value) -> bool {
+        let mut fields = self.value.as_object().into_iter().flatten();
+        item.is_object()
+            && fields.all(|(field, value)| item.get(field).unwrap_or(&Value::Null) == value)
+    }
+}
+
+impl PartialEq for Json {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Json {}
+
+impl PartialOrd for Json {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Json {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.text.cmp(&other.text)
+    }
+}
+
+/// Returns an empty map or list for a map or list; any other value unchanged.
+fn emptied(value: &Value) -> Value {
+    match value {
+        Value::Object(_) => Value::Object(Map::new()),
+        Value::Array(_) => Value::Array(vec![]),
+        scalar => scalar.clone(),
+    }
+}
+
+/// Whether a value is a map or list without entries.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Object(fields) => fields.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+#[path = "field_set_tests.rs"]
+mod tests;

@@ -1,0 +1,373 @@
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+
+fn set(fields: Value) -> FieldSet {
+    FieldSet::parse(&fields).unwrap()
+}
+
+/// The fields that a Deployment's author applied, as an API server writes them.
+fn applied() -> FieldSet {
+    set(json!({
+        "f:metadata": {"f:labels": {"f:app": {}}},
+        "f:spec": {
+            "f:replicas": {},
+            "f:selector": {},
+            "f:template": {
+                "f:metadata": {"f:labels": {"f:app": {}}},
+                "f:spec": {"f:containers": {"k:{\"name\":\"web\"}": {
+                    ".": {}, "f:image": {}, "f:name": {},
+                    "f:ports": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:containerPort": {}}},
+                }}},
+            },
+        },
+    }))
+}
+
+/// The Deployment in the API server: with defaults, status and the sidecar of a webhook.
+fn deployment() -> Value {
+    json!({
+        "metadata": {"name": "web", "uid": "u", "labels": {"app": "web", "team": "theirs"}},
+        "spec": {
+            "replicas": 2,
+            "revisionHistoryLimit": 10,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"creationTimestamp": null, "labels": {"app": "web", "injected": "yes"}},
+                "spec": {
+                    "containers": [
+                        {"name": "sidecar", "image": "proxy:1"},
+                        {"name": "web", "image": "web:1", "imagePullPolicy": "IfNotPresent",
+                         "ports": [{"containerPort": 80, "protocol": "TCP"}]},
+                    ],
+                    "restartPolicy": "Always",
+                },
+            },
+        },
+        "status": {"replicas": 2},
+    })
+}
+
+#[test]
+fn projection_has_neither_defaults_nor_fields_of_others() {
+    let projection = applied().project(&deployment(), &FieldSet::default());
+    let expected = json!({
+        "metadata": {"labels": {"app": "web"}},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {"containers": [
+                    {"name": "web", "image": "web:1", "ports": [{"containerPort": 80}]},
+                ]},
+            },
+        },
+    });
+    assert_eq!(projection, expected);
+}
+
+#[test]
+fn changed_field_inside_a_list_is_named_by_its_keys() {
+    let (set, before) = (applied(), deployment());
+    let mut now = before.clone();
+    let web = &mut now["spec"]["template"]["spec"]["containers"][1];
+    web["image"] = json!("web:evil");
+    web["ports"] = json!([]);
+    now["spec"]["replicas"] = json!(5);
+    now["spec"]["revisionHistoryLimit"] = json!(1);
+    let project = |object| set.project(object, &FieldSet::default());
+    let found = set.differences(&project(&before), &project(&now), 9);
+    let found: Vec<_> = found.iter().map(|one| (&*one.path, one.change)).collect();
+    let web = ".spec.template.spec.containers[name=\"web\"]";
+    assert_eq!(
+        found,
+        [
+            (".spec.replicas", Change::Changed),
+            (&*format!("{web}.image"), Change::Changed),
+            (&*format!("{web}.ports"), Change::Missing),
+        ]
+    );
+    assert_eq!(set.differences(&before, &json!({}), 2).len(), 2);
+}
+
+#[test]
+fn empty_map_of_ours_does_not_take_the_keys_of_others() {
+    let ours = set(json!({"f:data": {}}));
+    let object = json!({"data": {"theirs": "x"}});
+    // Without other managers the map is one value.
+    assert_eq!(ours.project(&object, &FieldSet::default()), object);
+    let theirs = set(json!({"f:data": {"f:theirs": {}}}));
+    assert_eq!(ours.project(&object, &theirs), json!({"data": {}}));
+}
+
+#[test]
+fn items_of_a_set_are_found_by_their_values() {
+    let ours = set(json!({"f:finalizers": {".": {}, "v:\"b\"": {}, "v:\"a\"": {}}}));
+    let object = json!({"finalizers": ["b", "theirs", "a"]});
+    assert_eq!(
+        ours.project(&object, &FieldSet::default()),
+        json!({"finalizers": ["a", "b"]})
+    );
+    assert_eq!(ours.prune(&object), json!({"finalizers": ["theirs"]}));
+    assert_eq!(
+        ours.leaves(9),
+        [".finalizers[=\"a\"]", ".finalizers[=\"b\"]"]
+    );
+}
+
+#[test]
+fn pruned_item_stays_while_another_manager_has_fields_in_it() {
+    let ours = set(json!({"f:ports": {"k:{\"port\":80}": {".": {}, "f:port": {}, "f:name": {}}}}));
+    let theirs =
+        set(json!({"f:ports": {"k:{\"port\":80}": {".": {}, "f:port": {}, "f:nodePort": {}}}}));
+    let object = json!({"ports": [{"port": 80, "name": "web", "nodePort": 30080}]});
+    assert_eq!(
+        ours.difference(&theirs).prune(&object),
+        json!({"ports": [{"port": 80, "nodePort": 30080}]})
+    );
+    let alone = json!({"ports": [{"port": 80, "name": "web"}]});
+    assert_eq!(ours.prune(&alone), json!({"ports": []}));
+}
+
+#[test]
+fn field_that_another_manager_took_is_in_both_sets() {
+    let theirs =
+        set(json!({"f:spec": {"f:replicas": {}, "f:paused": {}}, "f:status": {"f:replicas": {}}}));
+    assert_eq!(
+        applied().intersection(&theirs).leaves(9),
+        [".spec.replicas"]
+    );
+    let left = applied().difference(&theirs);
+    assert!(!left.leaves(99).contains(&".spec.replicas".to_owned()));
+}
+
+#[test]
+fn unknown_forms_are_refused() {
+    for fields in [
+        json!([]),
+        json!({"x:a": {}}),
+        json!({"f:a": 1}),
+        json!({"k:[]": {}}),
+        json!({"i:-1": {}}),
+        json!({"a": {}}),
+    ] {
+        assert_eq!(
+            FieldSet::parse(&fields),
+            Err(FieldSetError::UnknownForm),
+            "{fields}"
+        );
+    }
+    let mut deep = json!({});
+    for _ in 0..=DEPTH_LIMIT {
+        deep = json!({"f:a": deep});
+    }
+    assert_eq!(FieldSet::parse(&deep), Err(FieldSetError::TooDeep));
+    let shallow = &deep["f:a"]["f:a"];
+    assert!(FieldSet::parse(shallow).is_ok());
+}
+
+/// An object as JSON: maps, lists of items with a key, lists of unique values, and scalars.
+fn value(depth: u32) -> BoxedStrategy<Value> {
+    let scalar = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        (-9i64..9).prop_map(Value::from),
+        "[a-c]{0,2}".prop_map(Value::from),
+    ];
+    if depth == 0 {
+        return scalar.boxed();
+    }
+    let inner = || value(depth - 1);
+    let map = prop::collection::btree_map("[a-d]", inner(), 0..4)
+        .prop_map(|fields| Value::Object(fields.into_iter().collect()));
+    let items = prop::collection::btree_map("[a-c]", inner(), 0..3).prop_map(|items| {
+        let item = |(name, value)| json!({"name": name, "value": value});
+        Value::Array(items.into_iter().map(item).collect())
+    });
+    let values = prop::collection::btree_set("[a-c]", 0..3)
+        .prop_map(|values| Value::Array(values.into_iter().map(Value::from).collect()));
+    prop_oneof![2 => scalar, 3 => map, 2 => items, 1 => values].boxed()
+}
+
+fn object() -> impl Strategy<Value = Value> {
+    prop::collection::btree_map("[a-d]", value(3), 0..5)
+        .prop_map(|fields| Value::Object(fields.into_iter().collect()))
+}
+
+/// The set of all fields of a value. `takes` decides about each field and its fields together.
+fn fields_of(value: &Value, takes: &mut impl FnMut() -> bool) -> FieldSet {
+    let steps: Vec<(Step, &Value)> = match value {
+        Value::Object(fields) => {
+            let step = |(name, value)| (Step::Field(String::as_str(name).into()), value);
+            fields.iter().map(step).collect()
+        }
+        Value::Array(items) => {
+            let step = |item: &Value| match item.get("name") {
+                Some(name) => Step::Key(Json::parse(&json!({"name": name}).to_string()).unwrap()),
+                None => Step::Value(Json::parse(&item.to_string()).unwrap()),
+            };
+            items.iter().map(|item| (step(item), item)).collect()
+        }
+        _ => vec![],
+    };
+    let mut all = FieldSet::default();
+    for (step, value) in steps {
+        if !takes() {
+            continue;
+        }
+        let below = fields_of(value, takes);
+        // A map of which no field is taken is not a field itself: it would be taken as a whole.
+        let is_member = !is_container(value) || is_empty(value) || matches!(step, Step::Key(_));
+        let node = Node { is_member, below };
+        if node.has_fields() {
+            all.0.insert(step, node);
+        }
+    }
+    all
+}
+
+fn is_container(value: &Value) -> bool {
+    value.is_object() || value.is_array()
+}
+
+/// The fields of a value that two managers share: each bit gives a field to one of them or to both.
+fn shared(value: &Value, bits: &[u8]) -> (FieldSet, FieldSet) {
+    let whole = fields_of(value, &mut || true);
+    let mut owners = bits.iter().cycle();
+    let mut one = FieldSet::default();
+    let mut two = FieldSet::default();
+    divide(&whole, &mut one, &mut two, &mut || {
+        owners.next().copied().unwrap_or_default()
+    });
+    (one, two)
+}
+
+fn divide(
+    whole: &FieldSet,
+    one: &mut FieldSet,
+    two: &mut FieldSet,
+    owner: &mut impl FnMut() -> u8,
+) {
+    for (step, node) in &whole.0 {
+        let (mut left, mut right) = (Node::default(), Node::default());
+        divide(&node.below, &mut left.below, &mut right.below, owner);
+        let by = owner() % 3;
+        // Who has a field of an item has the item and its key, too.
+        left.is_member = node.is_member && (by != 1 || !left.below.is_empty());
+        right.is_member = node.is_member && (by != 0 || !right.below.is_empty());
+        if let Step::Key(_) = step {
+            for side in [&mut left, &mut right] {
+                if side.is_member {
+                    let name = Step::Field("name".into());
+                    let member = Node {
+                        is_member: true,
+                        ..Node::default()
+                    };
+                    side.below.0.entry(name).or_insert(member);
+                }
+            }
+        }
+        for (set, side) in [(&mut *one, left), (&mut *two, right)] {
+            if side.has_fields() {
+                set.0.insert(step.clone(), side);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn set_reads_back_what_it_wrote(object in object()) {
+        let set = fields_of(&object, &mut || true);
+        prop_assert_eq!(FieldSet::parse(&set.to_value()), Ok(set));
+    }
+
+    #[test]
+    fn any_json_is_read_without_a_panic(fields in value(3), object in object()) {
+        if let Ok(set) = FieldSet::parse(&fields) {
+            let _ = (set.project(&object, &set), set.prune(&object));
+        }
+    }
+
+    #[test]
+    fn set_of_all_fields_projects_every_value(object in object()) {
+        let set = fields_of(&object, &mut || true);
+        let projection = set.project(&object, &FieldSet::default());
+        prop_assert_eq!(set.differences(&object, &projection, 9), vec![]);
+        prop_assert_eq!(set.project(&projection, &FieldSet::default()), projection);
+    }
+
+    #[test]
+    fn union_and_difference_divide_a_set(object in object(), bits: [u8; 16]) {
+        let (one, two) = shared(&object, &bits);
+        let both = one.union(&two);
+        prop_assert_eq!(&both, &two.union(&one));
+        prop_assert_eq!(&both.union(&one), &both);
+        prop_assert!(one.difference(&one).is_empty() && one.difference(&two).intersection(&two).is_empty());
+        prop_assert_eq!(one.difference(&two).union(&one.intersection(&two)), one);
+    }
+
+    #[test]
+    fn change_of_a_foreign_field_is_no_drift(object in object(), bits: [u8; 16], value in value(1)) {
+        let (ours, theirs) = shared(&object, &bits);
+        let before = ours.project(&object, &theirs);
+        let mut changed = theirs.difference(&ours).prune(&object);
+        changed["foreign"] = value;
+        prop_assert_eq!(ours.project(&changed, &theirs), before);
+    }
+
+    #[test]
+    fn changed_leaf_of_ours_is_drift(object in object(), bits: [u8; 16], at: prop::sample::Index) {
+        let (ours, theirs) = shared(&object, &bits);
+        let leaves = leaf_steps(&ours);
+        prop_assume!(!leaves.is_empty());
+        let mut changed = object.clone();
+        replace_at(&mut changed, &leaves[at.index(leaves.len())]);
+        let project = |object| ours.project(object, &theirs);
+        prop_assert_ne!(project(&changed), project(&object));
+        prop_assert!(!ours.differences(&project(&object), &project(&changed), 9).is_empty());
+    }
+
+    #[test]
+    fn pruned_object_has_none_of_the_fields(object in object(), bits: [u8; 16]) {
+        let (ours, theirs) = shared(&object, &bits);
+        let gone = ours.difference(&theirs);
+        let pruned = gone.prune(&object);
+        for steps in leaf_steps(&gone) {
+            prop_assert!(find_at(&pruned, &steps).is_none());
+        }
+        prop_assert_eq!(theirs.project(&pruned, &FieldSet::default()), theirs.project(&object, &FieldSet::default()));
+    }
+}
+
+/// The paths to the fields below which the set has no other.
+fn leaf_steps(set: &FieldSet) -> Vec<Vec<Step>> {
+    let mut all = vec![];
+    for (step, node) in &set.0 {
+        if node.below.is_empty() {
+            all.push(vec![step.clone()]);
+        }
+        let below = leaf_steps(&node.below).into_iter();
+        all.extend(below.map(|rest| [vec![step.clone()], rest].concat()));
+    }
+    all
+}
+
+fn find_at<'a>(value: &'a Value, steps: &[Step]) -> Option<&'a Value> {
+    steps.iter().try_fold(value, |value, step| step.find(value))
+}
+
+/// Gives the field at this path a value that it does not have.
+fn replace_at(value: &mut Value, steps: &[Step]) {
+    let Some((step, rest)) = steps.split_first() else {
+        *value = json!("changed");
+        return;
+    };
+    let Some(mut part) = step.find(value).cloned() else {
+        return;
+    };
+    replace_at(&mut part, rest);
+    step.replace(value, Some(part));
+}
