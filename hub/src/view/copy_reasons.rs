@@ -9,7 +9,6 @@ use runnel_proto::model::{
 };
 
 use runnel_hub_core::index::{Index, RuleEntry};
-use runnel_hub_core::plan::UnsupportedSource;
 
 /// The limits of explained sources for one rule, and of explanations for one copy.
 const SOURCES: usize = 4;
@@ -183,7 +182,7 @@ fn obstacle(
             return because(ExplainedState::Withheld, &render_errors.message);
         }
         if let Some(refused) = plan.refused.get(&plain) {
-            return because(ExplainedState::Refused, why_refused(*refused));
+            return because(ExplainedState::Refused, refused.reason());
         }
         if plan.unread.contains(&plain) || plan.unreadable.contains(&plain) {
             return because(
@@ -240,16 +239,6 @@ fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
             "spec.namespaces does not choose this namespace".to_owned(),
         )
     })
-}
-
-fn why_refused(refused: UnsupportedSource) -> &'static str {
-    match refused {
-        UnsupportedSource::Type => {
-            "its type is a credential of its cluster, or a Helm release: never copied"
-        }
-        UnsupportedSource::TooLarge => "the object is larger than the agent accepts",
-        UnsupportedSource::Annotation => "its owner set the annotation",
-    }
 }
 
 /// Merges the answer of the agent, which has priority over the conclusions of the hub.

@@ -33,7 +33,8 @@ pub struct ServedKind {
 /// What Runnel knows about the content of a kind.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ContentRules {
-    /// Top-level fields that make up the content, besides labels and annotations.
+    /// Top-level fields that make up the content, besides labels and annotations. Empty for a kind without rules of its
+    /// own: its content is every field that another cluster can have.
     pub fields: &'static [&'static str],
     /// Those of [`ContentRules::fields`] that are maps with keys of ours alone: a surplus key is removed
     /// from a copy.
@@ -73,30 +74,34 @@ const SECRET: ContentRules = ContentRules {
     refused_names: &[],
 };
 
+/// The rules for every other kind.
+const OTHER: ContentRules = ContentRules {
+    fields: &[],
+    exact_maps: &[],
+    sensitive: false,
+    refused_types: &[],
+    refused_names: &[],
+};
+
 /// The kinds of [`Kind::supported`].
 static SUPPORTED: LazyLock<[Kind; 2]> = LazyLock::new(|| {
     [
-        Kind::new("", "v1", "ConfigMap", "configmaps", &CONFIG_MAP),
-        Kind::new("", "v1", "Secret", "secrets", &SECRET),
+        Kind::new("", "v1", "ConfigMap", "configmaps"),
+        Kind::new("", "v1", "Secret", "secrets"),
     ]
 });
 
 impl Kind {
-    /// A kind of this group, version, kind and plural, with these rules for its content.
-    pub fn new(
-        group: &str,
-        version: &str,
-        kind: &str,
-        plural: &str,
-        content: &'static ContentRules,
-    ) -> Self {
-        let (resource, api_version) = match group {
+    /// A kind of this group, version, kind and plural.
+    pub fn new(group: &str, version: &str, kind: &str, plural: &str) -> Self {
+        let (resource, api_version): (Arc<str>, Box<str>) = match group {
             "" => (plural.into(), version.into()),
             group => (
                 format!("{plural}.{group}").into(),
                 format!("{group}/{version}").into(),
             ),
         };
+        let content = ContentRules::of(&resource);
         Self(Arc::new(ServedKind {
             resource,
             group: group.into(),
@@ -163,6 +168,15 @@ impl Ord for ServedKind {
 }
 
 impl ContentRules {
+    /// Returns the rules for the kind with this `plural[.group]`.
+    pub fn of(resource: &str) -> &'static Self {
+        match resource {
+            "configmaps" => &CONFIG_MAP,
+            "secrets" => &SECRET,
+            _ => &OTHER,
+        }
+    }
+
     /// Whether objects of this `type` (absent for kinds without one) must never be distributed.
     pub fn refuses_type(&self, object_type: Option<&str>) -> bool {
         let Some(object_type) = object_type else {
@@ -228,12 +242,12 @@ mod tests {
                 version,
                 "NetworkPolicy",
                 "networkpolicies",
-                &CONFIG_MAP,
             )
         };
         let kind = policy("v1");
         assert_eq!(&*kind.resource, "networkpolicies.networking.k8s.io");
         assert_eq!(&*kind.api_version, "networking.k8s.io/v1");
+        assert!(kind.content.fields.is_empty() && !kind.content.sensitive);
         assert_eq!(kind, policy("v1"));
         assert_ne!(kind, policy("v1beta1"));
         let core = Kind::by_resource("configmaps").unwrap();

@@ -6,6 +6,8 @@ use runnel_proto::model::{
 };
 use serde_json::Value;
 
+use super::portable::{is_controlled, is_local_entry, is_local_kind, portable_fields};
+
 /// The annotation in which `kubectl apply` stores the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
@@ -53,24 +55,42 @@ pub enum UnsupportedSource {
     TooLarge,
     /// The owner of the object excludes it, by the annotation `runnel.dev/distribute`.
     Annotation,
+    /// A controller of the hub cluster made the object from another one.
+    Controlled,
 }
 
-/// Whether an object is never a source, by its name and labels alone: it is made by every cluster itself, it is a copy,
-/// or it is Runnel's own.
+impl UnsupportedSource {
+    /// Returns the reason, for a person who asks for a copy.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Type => {
+                "its type is a credential of its cluster, or a Helm release: never copied"
+            }
+            Self::TooLarge => "the object is larger than the agent accepts",
+            Self::Annotation => "its owner set the annotation",
+            Self::Controlled => "a controller made it from another object: distribute that one",
+        }
+    }
+}
+
+/// Whether an object is never a source, by its kind, name and labels alone: it is made by every cluster itself, it is a
+/// copy, or it is Runnel's own.
 pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, String>) -> bool {
     let copy = labels.contains_key(HUB_LABEL)
         && labels
             .get(MANAGED_BY_LABEL)
             .is_some_and(|by| by == MANAGED_BY);
     let own = OWN_SECRETS.contains(&name) || name.starts_with(ROLLBACK_SECRETS);
-    copy || own || kind.content.refuses_name(name)
+    let local = || kind.content.fields.is_empty() && is_local_kind(&kind.resource);
+    copy || own || kind.content.refuses_name(name) || local()
 }
 
 /// Returns the distributed part of an object.
 ///
 /// # Errors
 /// [`UnsupportedSource::Annotation`] if the owner's annotation denies it,
-/// [`UnsupportedSource::Type`] for types that are never distributed.
+/// [`UnsupportedSource::Type`] for types that are never distributed,
+/// [`UnsupportedSource::Controlled`] if a controller made an object of a kind without rules of its own.
 pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
     let refuses = |annotations: &Value| {
         annotations
@@ -91,6 +111,9 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
     {
         return Err(UnsupportedSource::Type);
     }
+    if kind.content.fields.is_empty() {
+        return portable_content(kind, object);
+    }
     let fields = kind.content.fields.iter().filter_map(|field| {
         let value = object.get(*field).filter(|value| !is_empty(value))?;
         Some(((*field).to_owned(), value.clone()))
@@ -99,6 +122,20 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
         labels: copied_entries(object, "labels"),
         annotations: copied_entries(object, "annotations"),
         fields: fields.collect(),
+    })
+}
+
+/// Returns the content of an object of a kind without rules of its own: everything that another cluster can have.
+fn portable_content(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
+    if is_controlled(object) {
+        return Err(UnsupportedSource::Controlled);
+    }
+    let entries =
+        |scope| matching_entries(object, scope, |key| !is_denied(key) && !is_local_entry(key));
+    Ok(Content {
+        labels: entries("labels"),
+        annotations: entries("annotations"),
+        fields: portable_fields(&kind.resource, object),
     })
 }
 
@@ -214,6 +251,33 @@ mod tests {
             let content = content_of(kind, &says(other)).ok().unwrap();
             assert!(content.annotations.is_empty(), "{other}");
         }
+    }
+
+    #[test]
+    fn kind_without_rules_has_every_portable_field() {
+        let kind = Kind::new("apps", "v1", "Deployment", "deployments");
+        let mut object = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {
+                "name": "web", "generation": 3, "labels": {"app": "web"},
+                "annotations": {"note": "kept", "deployment.kubernetes.io/revision": "2", "meta.helm.sh/release-name": "r"},
+            },
+            "spec": {"replicas": 0, "paused": false, "template": {"metadata": {"creationTimestamp": null}}},
+            "status": {"replicas": 2},
+        });
+        let content = content_of(&kind, &object).ok().unwrap();
+        let expected = json!({
+            "labels": {"app": "web"}, "annotations": {"note": "kept"},
+            "fields": {"spec": {"replicas": 0, "paused": false}},
+        });
+        assert_eq!(serde_json::to_value(&content).unwrap(), expected);
+        object["metadata"]["ownerReferences"] = json!([{"name": "app", "controller": true}]);
+        assert!(content_of(&kind, &object).err() == Some(UnsupportedSource::Controlled));
+        // The author of a Secret or a ConfigMap may be a controller.
+        object["data"] = json!({"k": "v"});
+        assert!(content_of(Kind::by_resource("configmaps").unwrap(), &object).is_ok());
+        let lease = Kind::new("coordination.k8s.io", "v1", "Lease", "leases");
+        assert!(is_never_a_source(&lease, "l", &BTreeMap::new()));
     }
 
     #[test]

@@ -20,6 +20,7 @@
 //! - `cow_sorted_map`: a sorted map with cheap clones.
 //! - `expected`: the proof that agents with the whole plan report.
 //! - `grants`: what is granted to a rule in each cluster.
+//! - `portable`: which fields another cluster can have.
 //! - `render`: renders the contents of copies.
 //! - `rendered_plan`: the rendered sources of a rule, by the names of the copies.
 //! - `rule`: a rule as the planner sees it, from either CRD.
@@ -34,6 +35,7 @@ mod content;
 mod cow_sorted_map;
 mod expected;
 mod grants;
+mod portable;
 mod render;
 mod rendered_plan;
 mod rule;

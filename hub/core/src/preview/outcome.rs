@@ -8,7 +8,7 @@ use runnel_proto::model::{
 
 use super::{AgentAnswer, PreviewIndex, ReportedCopiesFn, diff};
 use crate::index::ReportedCopies;
-use crate::plan::{RulePlan, UnsupportedSource};
+use crate::plan::RulePlan;
 
 /// The id in the removal guard for a set that no agent has.
 const PRUNES: PruneDigest = PruneDigest([0x67; 16]);
@@ -130,7 +130,7 @@ impl PreviewIndex {
             add(
                 source.to_string(),
                 "Refused".to_owned(),
-                why_refused(*refused),
+                refused.reason(),
                 None,
             );
         }
@@ -297,15 +297,5 @@ fn refusal(reason: Option<Reason>) -> Verdict {
         Some(Reason::Forbidden) => Verdict::Forbidden,
         Some(Reason::Invalid | Reason::Immutable | Reason::TooLarge) => Verdict::Invalid,
         _ => Verdict::Refused,
-    }
-}
-
-fn why_refused(refused: UnsupportedSource) -> &'static str {
-    match refused {
-        UnsupportedSource::Type => {
-            "its type is a credential of its cluster, or a Helm release: never copied"
-        }
-        UnsupportedSource::TooLarge => "the object is larger than the agent accepts",
-        UnsupportedSource::Annotation => "its owner set the annotation",
     }
 }

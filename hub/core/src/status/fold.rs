@@ -617,6 +617,7 @@ fn with_refused(plan: &RulePlan, message: &str) -> String {
         UnsupportedSource::Annotation => {
             "its annotation runnel.dev/distribute is false; remove that to distribute it"
         }
+        UnsupportedSource::Controlled => UnsupportedSource::Controlled.reason(),
     };
     match plan.refused.len() {
         1 => format!("{message}; {source} is selected and never distributed: {why}"),
