@@ -6,13 +6,13 @@ mod grants;
 mod kinds;
 mod names;
 mod preview;
-mod proof;
 mod rule_state;
 mod selector;
 mod terms;
 
 pub use content::{
-    Content, ContentError, Encoding, PAYLOAD_LIMIT, Payload, Revision, RevisionKey, is_mark,
+    Content, ContentDigest, ContentError, Encoding, LiveDigest, PAYLOAD_LIMIT, Payload, Proof,
+    ProofKey, Revision, RevisionKey, SetDigest, is_mark,
 };
 pub use fields::{FieldMap, FieldPath};
 pub use frames::{
@@ -32,7 +32,6 @@ pub use preview::{
     FieldsKey, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest, PreviewResult,
     PreviewedCopy, short_value,
 };
-pub use proof::{ContentDigest, LiveDigest, Proof, ProofKey, SetDigest};
 pub use rule_state::{
     CHANGES_LIMIT, ChangeOrigin, CopyAction, CopyChange, Counts, FAILURES_LIMIT, Failure, Intent,
     MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes, PruneRequest, Reason, RuleState, Tombstone,
