@@ -21,13 +21,12 @@ use crate::call::{Call, with_timeout};
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
-use runnel_agent_core::decide::ExpectedObject;
-use runnel_agent_core::job::{
-    ContentSource, DesiredObject, Done, Job, Limits, Recreate, Work, WriteEffect,
+use runnel_agent_core::decide::{
+    ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Recreate, Work,
+    WriteEffect,
 };
 use runnel_agent_core::live::{Live, Ownership, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
-use runnel_agent_core::queue::Key;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
 use runnel_agent_core::{body, delete_limit, diff, live};

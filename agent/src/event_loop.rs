@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::store::Store;
 use runnel_agent_core::backoff::Backoff;
 use runnel_agent_core::classify::{CallError, copy_error};
-use runnel_agent_core::job::{Done, Job};
+use runnel_agent_core::decide::{Done, Job};
 use runnel_agent_core::reconciler::{Event, Notice, Reconciler, Totals};
 
 /// Delay that combines changes in quick succession. The first change is stored at once: an agent

@@ -10,7 +10,7 @@ use runnel_proto::model::{
 };
 
 use crate::copy::CopyError;
-use crate::job::WriteEffect;
+use crate::decide::WriteEffect;
 
 /// Time without a change after which the lines are due.
 pub const QUIET: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
 //! Decides previewed copies like real copies, without writing. Pure.
 //!
 //! The records of the agent answer most of a preview. The watches do not show foreign objects, so
-//! the agent reads the object that blocks a copy ([`Open`](crate::job::PreviewInput::Open)).
+//! the agent reads the object that blocks a copy ([`Open`](crate::decide::PreviewInput::Open)).
 //! [`preview`] then decides by the observed object.
 //!
 //! The answer never discloses whether a foreign Secret equals the previewed content. The author of
@@ -17,9 +17,8 @@ use runnel_proto::model::{
 };
 
 use crate::copy::{CopyStatus, PlannedChange};
-use crate::decide::{Action, Decision, DesiredCopy, differs, is_sealed_for, plan};
+use crate::decide::{Action, Decided, Decision, DesiredCopy, differs, is_sealed_for, plan};
 use crate::diff;
-use crate::job::Decided;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
 

@@ -2,24 +2,25 @@
 //! real writes, including admission, and stores nothing.
 use std::time::Duration;
 
-use futures::stream::{self, StreamExt};
+use futures::stream;
+use futures::stream::StreamExt;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
 use runnel_proto::model::{
     FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef,
 };
 
 use super::{Call, CallError, Member, at};
-use runnel_agent_core::body::{self, ApplyInput, ReplacedObject};
+use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::copy_error;
 use runnel_agent_core::copy::CopyError;
-use runnel_agent_core::decide::{DesiredCopy, ExpectedObject};
-use runnel_agent_core::diff;
-use runnel_agent_core::job::{ContentSource, DesiredObject, Limits, Recreate, Work};
-use runnel_agent_core::job::{Decided, Item, Open, PreviewInput, PreviewJob};
-use runnel_agent_core::live::{self};
+use runnel_agent_core::decide::{
+    ContentSource, Decided, DesiredCopy, DesiredObject, ExpectedObject, Item, Limits, Open,
+    PreviewInput, PreviewJob, Recreate, Work,
+};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::preview::{PreviewFinding, answer, diff, is_undisclosed, preview, writes};
 use runnel_agent_core::records::Observed;
+use runnel_agent_core::{body, diff, live};
 
 /// Limit of the copies that are previewed at once.
 const CONCURRENT_PREVIEWS: usize = 6;

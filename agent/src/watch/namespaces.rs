@@ -8,7 +8,7 @@ use runnel_proto::model::{INBOUND_ANNOTATION, NAMESPACES};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::HEARTBEAT_SECONDS;
-use super::follow::{Follow, Source};
+use super::{Follow, Source};
 use runnel_agent_core::desired;
 use runnel_agent_core::reconciler::{Event, WatchScope};
 

@@ -399,7 +399,7 @@ impl Decider<'_> {
             }
             // The end of a removal may have begun another change of the copy.
             (_, Decision::Act(_) | Decision::Noop(CopyStatus::Removing(_))) => {
-                let key = crate::queue::Key::Copy(copy.clone());
+                let key = crate::decide::Key::Copy(copy.clone());
                 assert!(self.jobs.queue.contains(&key), "{copy}: an action is due");
             }
             (_, _) => {}

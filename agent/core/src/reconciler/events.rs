@@ -14,12 +14,10 @@ use super::member::Member;
 use super::prunes;
 use crate::backoff::RECHECK;
 use crate::copy::{CopyStatus, IntentKey};
-use crate::decide::{Action, Decision, DesiredCopy};
+use crate::decide::{Action, Decision, DesiredCopy, Done, Job, Key, Recreate, Work, WriteEffect};
 use crate::desired::{CopyDigest, Desired, Namespace};
-use crate::job::{Done, Job, Recreate, Work, WriteEffect};
 use crate::live::Live;
 use crate::policy::Area;
-use crate::queue::Key;
 use crate::records::{Observed, Records, Usage};
 use crate::report::Report;
 

@@ -11,8 +11,7 @@ use super::{Notice, Totals};
 use crate::audit::{Audit, Written};
 use crate::contention::Contentions;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
-use crate::decide::{DesiredCopy, WantedCopy};
-use crate::job::WriteEffect;
+use crate::decide::{DesiredCopy, WantedCopy, WriteEffect};
 use crate::records::Observed;
 use crate::report::Report;
 

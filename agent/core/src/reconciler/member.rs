@@ -17,12 +17,13 @@ use super::store::Store;
 use super::watches::Watches;
 use super::{Notice, Setup};
 use crate::copy::{CopyError, CopyStatus, PlannedChange};
-use crate::decide::{Action, Decision, DesiredCopy, applied_status, decide, is_applied, planned};
+use crate::decide::{
+    Action, Decision, DesiredCopy, Key, Limits, WriteEffect, applied_status, decide, is_applied,
+    planned,
+};
 use crate::desired::Desired;
 use crate::diff;
-use crate::job::{Limits, WriteEffect};
 use crate::policy::{OnRevoke, Policy};
-use crate::queue::Key;
 use crate::records::{Observed, Records};
 use crate::report::Report;
 

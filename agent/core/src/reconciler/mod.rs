@@ -44,11 +44,10 @@ use runnel_proto::model::{
 
 use crate::audit::AuditLines;
 use crate::copy::{CopyError, NewPayload};
+use crate::decide::{Done, Job, Key, Work, WriteEffect};
 use crate::desired::{AgentLocation, Namespace, StoredRule};
-use crate::job::{Done, Job, Work, WriteEffect};
 use crate::live::Live;
 use crate::policy::{Area, Policy};
-use crate::queue::Key;
 use member::Member;
 use payloads::Payloads;
 use preview::{PendingPreviews, preview_job};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::{Payload, Revision, RuleUid, SourceRef};
 
 use crate::copy::{IntentKey, NewPayload};
-use crate::job::ContentSource;
+use crate::decide::ContentSource;
 use crate::records::Records;
 
 /// Delay after which missing content is requested again: the hub may have just started.

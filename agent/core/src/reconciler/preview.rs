@@ -14,10 +14,8 @@ use super::decider::Decider;
 use super::member::Member;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{
-    Action, Decision, DesiredCopy, TargetNamespace, WantedCopy, decide, is_sealed_for,
-};
-use crate::job::{
-    ContentSource, Decided, DesiredObject, Item, Open, PreviewInput, PreviewJob, Recreate,
+    Action, ContentSource, Decided, Decision, DesiredCopy, DesiredObject, Item, Open, PreviewInput,
+    PreviewJob, Recreate, TargetNamespace, WantedCopy, decide, is_sealed_for,
 };
 use crate::live::{Live, Ownership};
 use crate::preview::preview;

@@ -361,8 +361,9 @@ fn copies_beyond_the_limit_are_not_read_for_a_diff() {
             world.now,
         );
         let (_, preview_job) = world.core.hub.previews.waiting.back().unwrap();
-        let open =
-            |item: &&crate::job::Item| matches!(item.known, crate::job::PreviewInput::Open(_));
+        let open = |item: &&crate::decide::Item| {
+            matches!(item.known, crate::decide::PreviewInput::Open(_))
+        };
         let found = (
             preview_job.items.len(),
             preview_job.items.iter().filter(open).count(),

@@ -1,6 +1,6 @@
 //! Limits of copies and bytes, and of deletions.
 use super::world::*;
-use crate::job::{Job, Recreate, Work};
+use crate::decide::{Job, Recreate, Work};
 use crate::live::Ownership;
 use crate::reconciler::*;
 use runnel_proto::model::*;

@@ -8,15 +8,15 @@ use runnel_proto::model::*;
 
 use super::orders::Orders;
 use crate::copy::CopyError;
-use crate::decide::ExpectedObject;
+use crate::decide::{
+    DesiredObject, Done, ExpectedObject, Item, Job, Key, PreviewInput, PreviewJob, Work,
+    WriteEffect,
+};
 pub use crate::desired::Namespace;
 use crate::desired::{AgentLocation, StoredRule};
-use crate::job::{DesiredObject, Done, Job, Work, WriteEffect};
-use crate::job::{Item, PreviewInput, PreviewJob};
 use crate::live::{Live, Ownership, Sealed};
 use crate::policy::{Adopt, Area, Facts, Policy};
 use crate::preview::{PreviewFinding, answer, preview};
-use crate::queue::Key;
 use crate::reconciler::{Event, Reconciler, Setup};
 use crate::records::Observed;
 
