@@ -1,19 +1,19 @@
 //! A model of the hub's index and session and the agent's core, pure: rules are created and deleted
 //! in any order, among other events. After a rule is deleted and all work is done, no copy of it is
 //! left.
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use runnel_proto::model::*;
+use serde_json::json;
+
 use runnel_agent_core::copy::CopyError;
-use runnel_agent_core::decide::ExpectedObject;
+use runnel_agent_core::decide::{DesiredObject as Written, Done, ExpectedObject, Job, Key, Work};
 use runnel_agent_core::desired::{AgentLocation, Namespace};
-use runnel_agent_core::job::{DesiredObject as Written, Done, Job, Work};
 use runnel_agent_core::live::{Live, Ownership, Sealed};
 use runnel_agent_core::policy::{Facts, Policy};
-use runnel_agent_core::queue::Key;
 use runnel_agent_core::reconciler::{Event, Reconciler, Setup};
 use runnel_agent_core::records::Observed;
 use runnel_hub_core::guard::DELAY;
@@ -21,8 +21,6 @@ use runnel_hub_core::index::{Cluster, Directive, Index, ReportedCopies, ScopeSta
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, RuleGrant, SourceContent, SourceState, WatchScope};
 use runnel_hub_core::session::Session;
-use runnel_proto::model::*;
-use serde_json::json;
 
 const NAMESPACE: &str = "team";
 const CLUSTER: &str = "member";

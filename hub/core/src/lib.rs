@@ -28,7 +28,6 @@ pub mod now;
 pub mod plan;
 pub mod preview;
 pub mod rate_limit;
-pub mod reports;
 pub mod rollout;
 pub mod session;
 pub mod status;

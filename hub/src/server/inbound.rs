@@ -18,9 +18,8 @@ use super::session::{Running, SessionContext};
 use crate::metrics::PeerLimit;
 use runnel_hub_core::audit::ReportedChanges;
 use runnel_hub_core::index::Effect;
-use runnel_hub_core::reports::{ReportState, prune_requests};
 use runnel_hub_core::session::RULES_LIMIT;
-use runnel_hub_core::status::SessionFacts;
+use runnel_hub_core::status::{ReportState, SessionFacts, prune_requests};
 
 /// The number of refusals that one session logs.
 const REFUSALS_LOGGED: u64 = 10;

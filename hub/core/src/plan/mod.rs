@@ -18,7 +18,6 @@
 //! - `completed_state`: the state that a completed rollout sent, and its encoding.
 //! - `content`: which part of an object is distributed.
 //! - `cow_sorted_map`: a sorted map with cheap clones.
-//! - `expected`: the proof that agents with the whole plan report.
 //! - `grants`: what is granted to a rule in each cluster.
 //! - `portable`: which fields another cluster can have.
 //! - `render`: renders the contents of copies.
@@ -33,7 +32,6 @@ mod cluster_plans;
 mod completed_state;
 mod content;
 mod cow_sorted_map;
-mod expected;
 mod grants;
 mod portable;
 mod render;
@@ -45,11 +43,7 @@ mod watch_scope;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
-
-use runnel_proto::model::{
-    Content, ContentDigest, FieldPath, Payload, Revision, RuleUid, SetDigest, SourceRef,
-};
+use std::sync::{Arc, OnceLock};
 
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_choice::ClusterChoice;
@@ -57,13 +51,17 @@ pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
 pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, denied_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
-use expected::{Expected, IgnoredFieldDigests};
 pub use grants::{
     EffectiveTerms, GrantChange, Grants, RuleGrant, RuleGrants, TargetClusters, TermsResolver,
 };
+use parking_lot::Mutex;
 pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{RemovalTerms, Rule, SourceChoice};
+use runnel_proto::model::{
+    Content, ContentDigest, FieldPath, LiveDigest, Payload, Proof, ProofKey, Revision, RuleUid,
+    SetDigest, SourceRef, Terms,
+};
 pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
 pub use shape::{NamedKey, Shape};
 pub use watch_scope::{Scope, WatchScope};
@@ -459,11 +457,126 @@ impl Edits {
     }
 }
 
+/// Number of cached digests of one content, by ignored fields.
+const CACHED_DIGESTS: usize = 4;
+
+/// The digests of one content by ignored fields. Plans change under the index lock and share
+/// contents, so each content is decoded once per set of ignored fields, for up to four sets.
+#[derive(Default)]
+pub(crate) struct IgnoredFieldDigests(Mutex<Vec<CachedDigest>>);
+
+type CachedDigest = (Arc<BTreeSet<FieldPath>>, ContentDigest);
+
+impl IgnoredFieldDigests {
+    /// Returns the digest without these fields. A failed computation is not cached.
+    fn get(
+        &self,
+        ignored: &Arc<BTreeSet<FieldPath>>,
+        compute: impl FnOnce() -> Option<ContentDigest>,
+    ) -> Option<ContentDigest> {
+        let mut kept = self.0.lock();
+        if let Some((_, digest)) = kept
+            .iter()
+            .find(|(fields, _)| Arc::ptr_eq(fields, ignored) || fields == ignored)
+        {
+            return Some(*digest);
+        }
+        let digest = compute()?;
+        if kept.len() >= CACHED_DIGESTS {
+            kept.remove(0);
+        }
+        kept.push((ignored.clone(), digest));
+        Some(digest)
+    }
+}
+
+/// The sums of one plan.
+#[derive(Clone, Default)]
+struct Expected {
+    kinds: BTreeMap<Arc<str>, LiveDigest>,
+    /// The ignored fields of the rule.
+    ignored: Arc<BTreeSet<FieldPath>>,
+    /// Intents without a digest of their content.
+    unknown: usize,
+    /// The proof of all kinds together, computed at the first use after a change.
+    total: OnceLock<Proof>,
+}
+
+impl Expected {
+    /// Creates empty sums, with these ignored fields.
+    fn with_ignored(ignored: &BTreeSet<FieldPath>) -> Self {
+        Self {
+            ignored: Arc::new(ignored.clone()),
+            ..Self::default()
+        }
+    }
+
+    /// Creates empty sums with the same ignored fields.
+    fn emptied(&self) -> Self {
+        Self {
+            ignored: self.ignored.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether both ignore the same fields.
+    fn is_like(&self, other: &Expected) -> bool {
+        self.ignored == other.ignored
+    }
+
+    fn put_in(&mut self, intent: &SourceRef, content: &SourceContent) {
+        self.total = OnceLock::new();
+        match content.digest_without(&self.ignored) {
+            Some(digest) => self
+                .kinds
+                .entry(intent.resource.clone())
+                .or_default()
+                .insert(intent, digest),
+            None => self.unknown += 1,
+        }
+    }
+
+    fn remove(&mut self, intent: &SourceRef, content: &SourceContent) {
+        self.total = OnceLock::new();
+        match content.digest_without(&self.ignored) {
+            Some(digest) => self
+                .kinds
+                .entry(intent.resource.clone())
+                .or_default()
+                .remove(intent, digest),
+            None => self.unknown = self.unknown.saturating_sub(1),
+        }
+    }
+
+    /// The proof of an agent that has applied everything that is sent under these terms; `None` if
+    /// the hub cannot compute it.
+    fn proof(&self, rule: &RuleUid, terms: &Terms, key: &ProofKey) -> Option<Proof> {
+        if self.unknown > 0 {
+            return None;
+        }
+        let sum = |kinds: &mut dyn Iterator<Item = &LiveDigest>| {
+            let mut sum = LiveDigest::default();
+            kinds.for_each(|shown| sum.merge(*shown));
+            key.proof(rule, sum)
+        };
+        if self.kinds.keys().all(|kind| terms.grants_kind(kind)) {
+            return Some(*self.total.get_or_init(|| sum(&mut self.kinds.values())));
+        }
+        let granted = self
+            .kinds
+            .iter()
+            .filter(|(kind, _)| terms.grants_kind(kind));
+        Some(sum(&mut granted.map(|(_, shown)| shown)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use bytes::Bytes;
     use proptest::prelude::*;
-    use runnel_proto::model::{Payload, Revision};
+    use runnel_proto::model::{Encoding, FieldMap, Payload, Revision};
+
+    use super::*;
 
     fn body(number: u8) -> SourceState {
         let payload = Payload::encode(vec![number]);
@@ -494,6 +607,56 @@ mod tests {
                 }
                 former.push(plan.clone());
             }
+        }
+    }
+
+    fn content(revision: u8, text: &str) -> SourceContent {
+        let text = format!(r#"{{"fields":{{"data":{{"k":"{text}","own":"x"}}}}}}"#);
+        SourceContent::new(Revision([revision; 16]), Payload::encode(text.into_bytes()))
+    }
+
+    fn with_ignored(key: &str) -> Expected {
+        Expected::with_ignored(&BTreeSet::from([FieldPath::new(FieldMap::Data, key)]))
+    }
+
+    fn proof(expected: &Expected) -> Option<Proof> {
+        expected.proof(&"r".into(), &Terms::default(), &ProofKey::new([1; 32]))
+    }
+
+    #[test]
+    fn content_is_decoded_once_per_set_of_ignored_fields() {
+        let (source, mut one) = (SourceRef::new("configmaps", "a", "s"), content(1, "one"));
+        let (mut first, mut other) = (with_ignored("own"), with_ignored("own"));
+        first.put_in(&source, &one);
+        let right = proof(&first);
+        assert!(right.is_some());
+        // From now on the payload cannot be decoded.
+        one.payload = Payload::from_wire(Encoding::Zstd, Bytes::from_static(b"none"), 4);
+        assert!(one.payload.decode().is_err());
+        other.put_in(&source, &one);
+        assert_eq!(proof(&other), right);
+        first.remove(&source, &one);
+        first.put_in(&source, &content(2, "two"));
+        assert!(proof(&first).is_some() && proof(&first) != right);
+        // Other fields are another digest.
+        let mut others = with_ignored("k");
+        others.put_in(&source, &one);
+        assert_eq!(proof(&others), None, "it cannot be told");
+    }
+
+    #[test]
+    fn more_sets_of_fields_than_are_kept_change_no_sum() {
+        let (source, one) = (SourceRef::new("configmaps", "a", "s"), content(1, "one"));
+        let names = ["k", "own", "a", "b", "c", "d", "e"];
+        let mut plans: Vec<_> = names.iter().map(|name| with_ignored(name)).collect();
+        plans.iter_mut().for_each(|plan| plan.put_in(&source, &one));
+        assert!(one.without.0.lock().len() <= CACHED_DIGESTS);
+        plans.iter_mut().for_each(|plan| plan.remove(&source, &one));
+        for mut plan in plans {
+            let mut fresh = plan.emptied();
+            fresh.put_in(&source, &content(2, "two"));
+            plan.put_in(&source, &content(2, "two"));
+            assert_eq!(proof(&plan), proof(&fresh));
         }
     }
 }

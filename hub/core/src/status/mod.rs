@@ -7,7 +7,6 @@
 //!   subject, and a restart of the hub changes nothing by itself.
 //!
 //! # Files
-//! - `deliveries`: measures how long edits take.
 //! - `detail`: the state of a rule in each cluster, for answers to the plugin.
 //! - `fleet`: the overview of the fleet.
 //! - `fold`: folds all that is known of a rule into its status.
@@ -15,12 +14,12 @@
 //! - `member`: the status of a member.
 //! - `notices`: the Events.
 //! - `report_store`: the last reports of the agents. Detects two agents with one key.
+//! - `reports`: takes in the reports of one frame, and measures how long edits take.
 //! - `rollout_view`: the state of a rollout, and its part of the status.
 //! - `rule_cluster_state`: the state of one rule in one cluster.
 //! - `unmatched`: what a rule names or looks for and does not find.
 //! - `view`: all that is known of a rule and its clusters.
 //! - `write_pace`: when a status is written.
-mod deliveries;
 mod detail;
 mod fleet;
 mod fold;
@@ -28,6 +27,7 @@ mod granted;
 mod member;
 mod notices;
 mod report_store;
+mod reports;
 mod rollout_view;
 mod rule_cluster_state;
 #[cfg(test)]
@@ -39,13 +39,13 @@ mod write_pace;
 use std::time::Duration;
 
 pub use crate::now::Now;
-pub use deliveries::{Deliveries, DeliveryTimes};
 pub use detail::{ClusterDetail, detail, details};
 pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::fold;
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, connection_notice, fleet_notices, notices};
 pub use report_store::{ReportStore, SessionFacts};
+pub use reports::{Deliveries, DeliveryTimes, ReportOutcome, ReportState, prune_requests};
 pub use rule_cluster_state::{ProofState, SentRule, is_settled};
 pub(crate) use view::counted;
 pub use view::{Rolling, View};
