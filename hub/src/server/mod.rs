@@ -10,15 +10,13 @@
 //! - `inbound`: handles the frames of an agent, and its reports.
 //! - `limits`: limits clients without a session, and what a session reads.
 //! - `session`: the stream of one agent.
-//! - `stream`: the HTTP call of a session.
 mod epoch;
 mod epoch_check;
 mod inbound;
 mod limits;
 mod session;
-mod stream;
 
-pub use stream::Calls;
+pub use session::Calls;
 
 use limits::{Bounds, Call, Peers};
 use session::{Running, SessionContext};
