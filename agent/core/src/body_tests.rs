@@ -99,6 +99,97 @@ fn applied_copy_is_intact_and_returns_its_content() {
     assert!(proven_content(kind(), &object, &sealer, &sealed) == Some(content()));
 }
 
+/// A NetworkPolicy after an apply: the API server has added a default, and a controller a status.
+fn served_policy(kind: &Kind, sealer: &Sealer) -> Value {
+    let copy = SourceRef::new(&kind.resource, "a", "web");
+    let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"ports": [{"port": 80}]}]});
+    let content = Content {
+        fields: BTreeMap::from([("spec".to_owned(), spec)]),
+        ..Content::default()
+    };
+    let intent = IntentKey {
+        rule: "uid-1".into(),
+        source: SourceRef::new(&kind.resource, "team", "web"),
+    };
+    let written = ApplyInput {
+        version: None,
+        kind,
+        copy: &copy,
+        intent: &intent,
+        rule: &RuleName::default(),
+        revision: &Revision([7; 16]),
+        content: &content,
+        ignored: &BTreeSet::new(),
+        adopted: false,
+    };
+    let mut body = apply(&written, None, sealer);
+    let owned = |part: &str| {
+        let keys = body["metadata"][part].as_object().unwrap().keys();
+        Value::Object(keys.map(|key| (format!("f:{key}"), json!({}))).collect())
+    };
+    let metadata = json!({"f:labels": owned("labels"), "f:annotations": owned("annotations")});
+    let fields = json!({"f:metadata": metadata, "f:spec": {"f:podSelector": {}, "f:ingress": {}}});
+    body["metadata"]["uid"] = json!("u");
+    body["metadata"]["resourceVersion"] = json!("5");
+    body["metadata"]["managedFields"] = json!([
+        {"manager": "runnel-agent", "operation": "Apply", "fieldsV1": fields, "time": "2026-01-02T03:04:05Z"},
+    ]);
+    body["spec"]["policyTypes"] = json!(["Ingress"]);
+    body["status"] = json!({"conditions": []});
+    body
+}
+
+#[test]
+fn kind_without_rules_is_compared_by_the_fields_that_were_applied() {
+    let kind = Kind::new(
+        "networking.k8s.io",
+        "v1",
+        "NetworkPolicy",
+        "networkpolicies",
+    );
+    let sealer = Sealer::new(b"key", "hub");
+    let live = |object: &Value| {
+        let object = serde_json::from_value(object.clone()).unwrap();
+        reduce(&kind, &object, &sealer).unwrap().1
+    };
+    let whole = served_policy(&kind, &sealer);
+    assert_eq!(
+        (live(&whole).ownership, live(&whole).intact),
+        (Ownership::Ours, true)
+    );
+    let foreign: [fn(&mut Value); 3] = [
+        |o| o["spec"]["policyTypes"] = json!(["Ingress", "Egress"]),
+        |o| o["status"] = json!({"conditions": [{"type": "x"}]}),
+        |o| o["metadata"]["labels"]["theirs"] = json!("x"),
+    ];
+    for (number, change) in foreign.iter().enumerate() {
+        let mut object = whole.clone();
+        change(&mut object);
+        assert!(live(&object).intact, "foreign change {number}");
+    }
+    let ours: [fn(&mut Value); 2] = [
+        |o| o["spec"]["ingress"][0]["ports"][0]["port"] = json!(81),
+        |o| drop(o["spec"].as_object_mut().unwrap().remove("podSelector")),
+    ];
+    for (number, change) in ours.iter().enumerate() {
+        let mut object = whole.clone();
+        change(&mut object);
+        assert!(!live(&object).intact, "change {number}");
+    }
+    // The API server takes a field that another client changed out of the fields of the agent.
+    let mut taken = whole;
+    taken["spec"]["ingress"] = json!([]);
+    let entries = taken["metadata"]["managedFields"].as_array_mut().unwrap();
+    let fields = entries[0]["fieldsV1"]["f:spec"].as_object_mut().unwrap();
+    fields.remove("f:ingress");
+    entries.push(json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:ingress": {}}}}));
+    let taken = live(&taken);
+    assert_eq!(
+        (taken.intact, taken.others.as_deref()),
+        (false, Some("kubectl-edit"))
+    );
+}
+
 #[test]
 fn any_change_of_what_we_wrote_is_seen() {
     let sealer = Sealer::new(b"key", "hub");

@@ -4,7 +4,7 @@
 //! contains neither defaults of the API server nor fields of other managers. A set needs no schema. The API server has
 //! already decided which parts of an object are items of a list by key, and which are one value.
 //!
-//! The order of the items of a list is no field: projections have one order, and differ only in values.
+//! A projection keeps the order of the items of a list: it may matter, as that of environment variables does.
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -120,12 +120,6 @@ impl FieldSet {
         self.0.is_empty()
     }
 
-    /// The part of the set below this top-level field; empty if it has none.
-    pub fn below(&self, field: &str) -> FieldSet {
-        let node = self.0.get(&Step::Field(field.into()));
-        node.map(|node| node.below.clone()).unwrap_or_default()
-    }
-
     /// The set without a top-level field and all fields below it.
     #[must_use]
     pub fn without(mut self, field: &str) -> Self {
@@ -201,7 +195,10 @@ impl FieldSet {
                 (!fields.is_empty()).then_some(Value::Object(fields))
             }
             Value::Array(_) => {
-                let items: Vec<Value> = parts.map(|(_, part)| part).collect();
+                let place = |(step, part): (&Step, Value)| Some((step.position(value)?, part));
+                let mut items: Vec<(usize, Value)> = parts.filter_map(place).collect();
+                items.sort_by_key(|(position, _)| *position);
+                let items: Vec<_> = items.into_iter().map(|(_, item)| item).collect();
                 (!items.is_empty()).then_some(Value::Array(items))
             }
             // The API server knows the type of the field: it is another one now.
@@ -255,8 +252,15 @@ impl FieldSet {
                 (Some(before), Some(now))
                     if before.is_object() == now.is_object() && !node.below.is_empty() =>
                 {
-                    node.below
-                        .compare(before, now, &step.append_to(path), limit, all);
+                    let (path, found) = (step.append_to(path), all.len());
+                    node.below.compare(before, now, &path, limit, all);
+                    // Only the order of items differs.
+                    if all.len() == found && found < limit && now.is_array() {
+                        all.push(Difference {
+                            path,
+                            change: Change::Changed,
+                        });
+                    }
                     continue;
                 }
                 (Some(_), Some(_)) => Change::Changed,

@@ -108,12 +108,29 @@ fn items_of_a_set_are_found_by_their_values() {
     let object = json!({"finalizers": ["b", "theirs", "a"]});
     assert_eq!(
         ours.project(&object, &FieldSet::default()),
-        json!({"finalizers": ["a", "b"]})
+        json!({"finalizers": ["b", "a"]})
     );
     assert_eq!(ours.prune(&object), json!({"finalizers": ["theirs"]}));
     assert_eq!(
         ours.leaves(9),
         [".finalizers[=\"a\"]", ".finalizers[=\"b\"]"]
+    );
+}
+
+#[test]
+fn other_order_of_the_items_is_a_difference_of_their_list() {
+    let ours =
+        set(json!({"f:env": {"k:{\"name\":\"a\"}": {".": {}}, "k:{\"name\":\"b\"}": {".": {}}}}));
+    let list = |names: [&str; 3]| json!({"env": names.map(|name| json!({"name": name}))});
+    let project = |names| ours.project(&list(names), &FieldSet::default());
+    assert_eq!(project(["a", "theirs", "b"]), project(["a", "b", "other"]));
+    let found = ours.differences(&project(["a", "b", "c"]), &project(["b", "a", "c"]), 9);
+    assert_eq!(
+        found,
+        [Difference {
+            path: ".env".to_owned(),
+            change: Change::Changed
+        }]
     );
 }
 

@@ -354,7 +354,13 @@ fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
         let has =
             |field: &str| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
         let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
-        of_whole_object && (has("metadata") || kind.content.fields.iter().any(|field| has(field)))
+        let has_content = || match kind.content.fields {
+            [] => fields
+                .and_then(Value::as_object)
+                .is_some_and(|fields| !fields.is_empty()),
+            fields => fields.iter().any(|field| has(field)),
+        };
+        of_whole_object && (has("metadata") || has_content())
     };
     let all = metadata.managed_fields.iter().flatten();
     let mut entries: Vec<_> = all
@@ -481,6 +487,9 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
 }
 
 pub(crate) fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
+    if kind.content.fields.is_empty() {
+        return managed_fields::applied_fields(object);
+    }
     let present = kind
         .content
         .fields

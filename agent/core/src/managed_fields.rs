@@ -5,12 +5,14 @@
 //!
 //! The list of ignored fields is an annotation of the copy, under its seal. So an agent that has
 //! just started compares the sealed fields, and notices that the rule names others.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{Content, FieldMap, FieldPath};
 use serde_json::Value;
+
+use crate::field_set::FieldSet;
 
 /// The field manager of the agent.
 pub const FIELD_MANAGER: &str = "runnel-agent";
@@ -48,6 +50,25 @@ pub fn owns(object: &DynamicObject, path: &FieldPath) -> bool {
         }
     };
     map.is_some_and(|map| map.get(format!("f:{}", path.key)).is_some())
+}
+
+/// Returns the top-level fields of an object with what the agent applied in them: neither defaults nor fields of other
+/// managers. An object whose managed fields cannot be read has none.
+pub fn applied_fields(object: &DynamicObject) -> BTreeMap<String, Value> {
+    let set = |entry: &ManagedFieldsEntry| {
+        let fields = entry.fields_v1.as_ref()?;
+        FieldSet::parse(&fields.0).ok()
+    };
+    let entries = object.metadata.managed_fields.iter().flatten();
+    let others = entries.filter(|entry| !is_our_apply(entry)).filter_map(set);
+    let others = others.fold(FieldSet::default(), |all, other| all.union(&other));
+    let ours = apply_entry(&object.metadata)
+        .and_then(set)
+        .unwrap_or_default();
+    match ours.without("metadata").project(&object.data, &others) {
+        Value::Object(fields) => fields.into_iter().collect(),
+        _ => BTreeMap::new(),
+    }
 }
 
 /// Formats the fields for the annotation of a copy.
