@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use super::{none, root};
+use super::{none, product_code, root, says};
 
 /// The crates that decide: name and folder.
 const NO_IO: [(&str, &str); 4] = [
@@ -69,6 +69,46 @@ fn crates_that_decide_do_no_io() -> Result<()> {
             wrong.push(format!(
                 "{folder}/src/lib.rs: does not deny what clippy.toml disallows"
             ));
+        }
+    }
+    none(wrong)
+}
+
+/// The modules of the hub that decide without I/O, as ARCHITECTURE.md names them.
+const NO_IO_OF_HUB: [&str; 4] = [
+    "ca/overlap",
+    "membership/decide",
+    "view/copy_reasons",
+    "writer/pending",
+];
+
+/// What only code with I/O has: it waits, calls a server, or reads a clock.
+const IO_CALLS: [&str; 5] = [".await", "async fn", "kube::Client", "tokio::", "::now()"];
+
+#[test]
+fn modules_of_the_hub_that_decide_do_no_io() -> Result<()> {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md"))?;
+    let mut wrong = Vec::new();
+    for module in NO_IO_OF_HUB {
+        let file = format!("hub/src/{module}.rs");
+        let folder = format!("hub/src/{module}/");
+        let files: Vec<_> = product_code()?
+            .into_iter()
+            .filter(|code| code.path == file || code.path.starts_with(&folder))
+            .collect();
+        if files.is_empty() || !page.contains(&format!("`{module}`")) {
+            wrong.push(format!(
+                "{module}: not a module of hub/src, or not named in ARCHITECTURE.md"
+            ));
+        }
+        for code in files {
+            let calls = code
+                .lines
+                .iter()
+                .filter(|(_, line)| IO_CALLS.iter().any(|call| says(line, call)));
+            wrong.extend(calls.map(|(number, line)| {
+                format!("{}:{number}: this is I/O: {}", code.path, line.trim())
+            }));
         }
     }
     none(wrong)

@@ -2,6 +2,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::files::files_below;
@@ -248,6 +249,72 @@ fn every_relative_link_resolves() -> Result<()> {
         }
     }
     none(wrong)
+}
+
+/// The files and folders that a text names in backticks: what has a file's ending, or a `/`.
+fn named_files(text: &str) -> BTreeSet<&str> {
+    const ENDINGS: [&str; 8] = [
+        ".json", ".md", ".proto", ".rs", ".snap", ".toml", ".tpl", ".yaml",
+    ];
+    let is_file = |name: &&str| {
+        let is_path = name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"._-/".contains(&b));
+        is_path && (name.contains('/') || ENDINGS.iter().any(|ending| name.ends_with(ending)))
+    };
+    text.split('`').skip(1).step_by(2).filter(is_file).collect()
+}
+
+/// Whether a name is a file or folder, from the root or as the end of a longer path. A module may lack its ending.
+fn is_there(name: &str, files: &[String]) -> bool {
+    let name = name.trim_end_matches('/');
+    let ends = |path: &str| path == name || path.ends_with(&format!("/{name}"));
+    files.iter().any(|file| {
+        let path = file.strip_suffix(".rs").unwrap_or(file);
+        let folders = file.match_indices('/').map(|(at, _)| &file[..at]);
+        ends(file) || (name.contains('/') && (ends(path) || folders.into_iter().any(ends)))
+    })
+}
+
+#[test]
+fn architecture_names_existing_files() -> Result<()> {
+    let page = fs::read_to_string(root().join("ARCHITECTURE.md"))?;
+    let files = tracked_files()?;
+    let text = without_code(&page);
+    let named = named_files(&text);
+    ensure!(named.len() > 80, "only {} files are named", named.len());
+    let missing = named.into_iter().filter(|name| !is_there(name, &files));
+    none(
+        missing
+            .map(|name| format!("ARCHITECTURE.md names {name}, which does not exist"))
+            .collect(),
+    )
+}
+
+/// The files that git tracks.
+fn tracked_files() -> Result<Vec<String>> {
+    let output = Command::new("git")
+        .arg("ls-files")
+        .current_dir(root())
+        .output()?;
+    ensure!(output.status.success(), "git ls-files fails");
+    Ok(String::from_utf8(output.stdout)?
+        .lines()
+        .map(str::to_owned)
+        .collect())
+}
+
+#[test]
+fn named_files_are_found_as_paths_ends_and_modules() {
+    let text = "`a/b.rs`, `b.rs` and `spec.rollout`, `kubectl x/y`, `a/b`";
+    assert_eq!(named_files(text), BTreeSet::from(["a/b", "a/b.rs", "b.rs"]));
+    let files = ["x/a/b.rs".to_owned()];
+    for there in ["x/a/b.rs", "a/b.rs", "b.rs", "a/b", "x/a/"] {
+        assert!(is_there(there, &files), "{there}");
+    }
+    for missing in ["a.rs", "b", "y/a/b.rs", "a/b/c", "/b.md"] {
+        assert!(!is_there(missing, &files), "{missing}");
+    }
 }
 
 #[test]
