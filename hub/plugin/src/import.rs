@@ -202,7 +202,7 @@ async fn clusters(
     let names: Vec<String> = same.map(|member| member_name(member).to_owned()).collect();
     if names.is_empty() {
         return Err(usage(format!(
-            "no member of {} is {}, in which the copies stand: let it join first (`kubectl runnel join`), or name the \
+            "no member of {} is {}, the cluster with the copies: join it first (`kubectl runnel join`), or name the \
              members that get the copies: --cluster NAMES, or --all-clusters",
             hub.place, read.place
         )));

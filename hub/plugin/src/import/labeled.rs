@@ -182,15 +182,15 @@ pub fn drop_unproven(
          }| {
             if given.from.is_none() && !shown.iter().any(|(shown, _)| shown == namespace) {
                 Some(format!(
-                    "has the label, and of nothing in {namespace} that has it stands an equal copy in the namespaces of --to: if the \
-             copier copies from there, say so with --namespace {namespace}"
+                    "has the label, but no labeled object of {namespace} has an equal copy in the namespaces of --to: if the copier \
+             copies from {namespace}, add --namespace {namespace}"
                 ))
             } else if given.resources.is_empty()
                 && !shown.contains(&(namespace.clone(), resource.clone()))
             {
                 Some(format!(
-                    "has the label, and of no {resource} in {namespace} that have it stands an equal copy in the namespaces of --to: \
-             if the copier copies them, say so with --resources"
+                    "has the label, but none of the labeled {resource} of {namespace} has an equal copy in the namespaces of --to: \
+             if the copier copies {resource}, add --resources {resource}"
                 ))
             } else {
                 None
@@ -210,8 +210,8 @@ pub fn drop_unproven(
             .filter(|other| *other != id);
         let others: Vec<String> = others.map(Id::to_string).collect();
         Some(format!(
-            "has the label as {} has, and both would have the same copies: where one of them is a copy itself, name its \
-             namespace with --to; else name that of the source with --namespace",
+            "has the label, as {} has, and both map to the same copies: if one of them is a copy, add its namespace to --to; \
+             otherwise select the namespace of the source with --namespace",
             others.join(" and ")
         ))
     });
@@ -231,8 +231,8 @@ pub fn drop_unproven(
         is_crowded.then(|| {
             let most = limits::NAMES;
             format!(
-                "more than {most} objects of its namespace have the label and are not copied, and no rule can leave so many \
-                 out: no rule is made for it"
+                "more than {most} objects of its namespace have the label and are not copied, and a rule can exclude at most \
+                 {most} names: the import writes no rule for it"
             )
         })
     });
@@ -245,7 +245,7 @@ pub fn drop_unproven(
         let copied: BTreeSet<&str> = copied.map(|source| source.resource.as_str()).collect();
         !copied.is_empty() && given.named(copied).contains(id.resource.as_str())
     });
-    let words = "has the label on the hub, and is not copied in the cluster that is read: the rule leaves it out by name";
+    let words = "has the label on the hub, but has no copy in the cluster that is read: the rule excludes it by name";
     let notes: Vec<_> = notes.map(|id| (id.clone(), words.to_owned())).collect();
     read.notes.extend(notes);
     excluded

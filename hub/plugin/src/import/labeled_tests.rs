@@ -107,7 +107,7 @@ fn kind_neither_named_nor_labeled_is_not_copied() {
     ]);
     let shown = import(&all, given());
     assert_eq!(only(&shown)["sources"], json!([selected(&["secrets"])]));
-    let why = "configmaps/platform/settings has the label, and of no configmaps in platform that have it stands an equal";
+    let why = "configmaps/platform/settings has the label, but none of the labeled configmaps of platform has an equal copy";
     assert!(
         left(&shown).len() == 1 && left(&shown)[0].starts_with(why),
         "{:?}",
@@ -158,7 +158,8 @@ fn namespace_neither_named_nor_labeled_is_no_source() {
     );
     let shown = import_beside(&all, &bodies, given(), &[]);
     assert_eq!(homes(&shown), ["platform"]);
-    let why = "secrets/team-10/other has the label, and of nothing in team-10 that has it stands an equal copy";
+    let why =
+        "secrets/team-10/other has the label, but no labeled object of team-10 has an equal copy";
     assert!(
         left(&shown).len() == 1 && left(&shown)[0].starts_with(why),
         "{:?}",
@@ -191,7 +192,7 @@ fn two_sources_of_one_copy_are_left_out_by_name() {
     );
     let none = import(&all, given());
     assert!(none.rules.is_empty(), "{none:?}");
-    let why = "secrets/team-10/login has the label as secrets/platform/login has";
+    let why = "secrets/team-10/login has the label, as secrets/platform/login has";
     assert!(
         none.left.len() == 4 && left(&none).iter().any(|one| one.starts_with(why)),
         "{:?}",
