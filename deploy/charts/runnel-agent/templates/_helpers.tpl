@@ -17,7 +17,7 @@ app.kubernetes.io/name: {{ include "runnel-agent.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* Of pods: without what changes while the pod need not. */}}
+{{/* The labels of pods: without labels whose change would restart the pod. */}}
 {{- define "runnel-agent.podLabels" -}}
 {{ include "runnel-agent.selectorLabels" . }}
 app.kubernetes.io/component: agent
@@ -47,7 +47,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* registry/repository:tag@digest; the digest decides where both are given. */}}
+{{/* registry/repository:tag@digest; the digest takes precedence over the tag. */}}
 {{- define "runnel-agent.image" -}}
 {{- $image := .Values.image -}}
 {{- with $image.registry }}{{ . }}/{{ end -}}
@@ -61,12 +61,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   namespace: {{ .Release.Namespace }}
 {{- end -}}
 
-{{/* "true" where the allowed namespaces are names alone: then the agent's rights are Roles in these. */}}
+{{/* "true" if the policy has only exact names of namespaces: then the agent's rights are Roles in these. */}}
 {{- define "runnel-agent.limited" -}}
 {{- if not (contains "*" (join "" .Values.policy.namespaces)) }}true{{ end -}}
 {{- end -}}
 
-{{/* What the agent does with copies, and the Events beside them. */}}
+{{/* The rights on copies and their Events. */}}
 {{- define "runnel-agent.copyRules" -}}
 - apiGroups: [""]
   resources: {{ uniq .Values.policy.kinds | sortAlpha | toJson }}
@@ -80,7 +80,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (printf "%s-join" (include "runnel-agent.fullname" .)) .Values.join.existingSecret -}}
 {{- end -}}
 
-{{/* The agent's own Secrets, as a list of JSON, which is one of CEL too. */}}
+{{/* The agent's own Secrets, as a JSON list, which is also a CEL list. */}}
 {{- define "runnel-agent.ownSecrets" -}}
 {{- toJson (list "runnel-agent-identity" "runnel-agent-terms") -}}
 {{- end -}}
@@ -95,14 +95,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 ["kube-*", "*-system", "openshift", "openshift-*", "argocd", "argo-cd", "cert-manager", "cattle-*", "linkerd*", "calico-*", "kyverno", "tigera-operator", "external-secrets", "open-cluster-management*", "velero"]
 {{- end -}}
 
-{{/* A regular expression, for a string of CEL, that matches any of a list of names and globs. */}}
+{{/* A regular expression in a CEL string that matches any of a list of names and globs. */}}
 {{- define "runnel-agent.anyOf" -}}
 {{- $all := list -}}
 {{- range . }}{{ $all = append $all (. | replace "." "[.]" | replace "*" ".*") }}{{ end -}}
 {{- printf "^(%s)$" (join "|" $all) -}}
 {{- end -}}
 
-{{/* The names among names and globs, as a list of JSON, which is one of CEL too. */}}
+{{/* The names among names and globs, as a JSON list, which is also a CEL list. */}}
 {{- define "runnel-agent.literals" -}}
 {{- $names := list -}}
 {{- range . }}{{ if not (contains "*" .) }}{{ $names = append $names . }}{{ end }}{{ end -}}

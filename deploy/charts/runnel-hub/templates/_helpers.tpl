@@ -17,7 +17,7 @@ app.kubernetes.io/name: {{ include "runnel-hub.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* Of pods: without what changes while the pod need not. */}}
+{{/* The labels of pods: without labels whose change would restart the pod. */}}
 {{- define "runnel-hub.podLabels" -}}
 {{ include "runnel-hub.selectorLabels" . }}
 app.kubernetes.io/component: hub
@@ -47,7 +47,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* registry/repository:tag@digest; the digest decides where both are given. */}}
+{{/* registry/repository:tag@digest; the digest takes precedence over the tag. */}}
 {{- define "runnel-hub.image" -}}
 {{- $image := .Values.image -}}
 {{- with $image.registry }}{{ . }}/{{ end -}}
@@ -78,7 +78,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $sum -}}
 {{- end -}}
 
-{{/* Fails where a duration is shorter or longer than the process takes. Empty: the process' own default. */}}
+{{/* Fails if a duration is outside of the limits of the process. Empty: the default of the process. */}}
 {{- define "runnel-hub.within" -}}
 {{- if .value -}}
 {{- $it := include "runnel-hub.milliseconds" .value | atoi -}}
@@ -88,7 +88,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* What a schema cannot say, or not in words: the process would refuse it, and its pods would crash. */}}
+{{/* Checks that a schema cannot express, or without a clear message: the process refuses these values, and its pods would crash. */}}
 {{- define "runnel-hub.check" -}}
 {{- range .Values.advertise -}}
 {{- if not (regexMatch "^(\\[[0-9A-Fa-f:.]+\\]|[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?):([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])$" .) -}}
