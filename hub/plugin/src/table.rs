@@ -194,14 +194,14 @@ mod tests {
             headless,
             "a-long-name   True     4s\nb             <none>   2d\n"
         );
-        let coloured = table.text(true);
+        let colored = table.text(true);
         assert!(
-            coloured.contains("\u{1b}[38;5;2mTrue\u{1b}[39m     4s"),
-            "{coloured:?}"
+            colored.contains("\u{1b}[38;5;2mTrue\u{1b}[39m     4s"),
+            "{colored:?}"
         );
         assert!(
-            coloured.contains("\u{1b}[38;5;1m<none>\u{1b}[39m   2d"),
-            "{coloured:?}"
+            colored.contains("\u{1b}[38;5;1m<none>\u{1b}[39m   2d"),
+            "{colored:?}"
         );
     }
 

@@ -38,7 +38,7 @@ pub fn printable(text: &str) -> String {
     let mut parts = text.split(ESCAPE);
     printable.push_str(&lines(parts.next().unwrap_or_default()));
     for part in parts {
-        printable.push(if COLOURS.iter().any(|color| part.starts_with(color)) {
+        printable.push(if COLORS.iter().any(|color| part.starts_with(color)) {
             ESCAPE
         } else {
             ' '
@@ -50,7 +50,7 @@ pub fn printable(text: &str) -> String {
 
 const ESCAPE: char = '\u{1b}';
 /// Returns the rest of an escape sequence that [`super::table`] writes.
-const COLOURS: [&str; 4] = ["[39m", "[38;5;1m", "[38;5;2m", "[38;5;3m"];
+const COLORS: [&str; 4] = ["[39m", "[38;5;1m", "[38;5;2m", "[38;5;3m"];
 
 fn lines(text: &str) -> String {
     text.split('\t')
@@ -76,9 +76,9 @@ mod tests {
     }
 
     #[test]
-    fn printed_text_keeps_lines_and_colours_alone() {
-        let coloured = "NAME\tREADY\na\t\u{1b}[38;5;1mFalse\u{1b}[39m\n";
-        assert_eq!(printable(coloured), coloured);
+    fn printed_text_keeps_lines_and_colors_alone() {
+        let colored = "NAME\tREADY\na\t\u{1b}[38;5;1mFalse\u{1b}[39m\n";
+        assert_eq!(printable(colored), colored);
         let hostile = "a\u{1b}]52;c;eA==\u{7}\r\u{1b}[2K\u{1b}[1;31mb\u{202e}c\u{200b}\u{9b}2J\n";
         assert_eq!(printable(hostile), "a ]52;c;eA==   [2K [1;31mbc 2J\n");
     }
