@@ -38,7 +38,7 @@ use runnel_hub_core::status::{Deliveries, ReportStore};
 
 /// The session of a connected agent, as the other tasks of the hub access it.
 pub struct LiveSession {
-    /// The validity of the join string, which one agent can use once.
+    /// The number of the session, unique in this process.
     pub number: u64,
     /// When the session began.
     pub since: Instant,

@@ -48,7 +48,7 @@ async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The same, in one line.
+/// The error with its causes, in one line.
 async fn fails_with_one_line(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     says(which, arguments, words).await?;
     let output = stage().await?.fails(which, arguments).await?;

@@ -28,9 +28,9 @@ const NAMES: usize = 3;
 pub struct AuditLine {
     /// The rule.
     pub rule: RuleName,
-    /// What was done.
+    /// The action.
     pub action: CopyAction,
-    /// Why, as far as the agent knows.
+    /// The cause, as far as the agent knows.
     pub origin: ChangeOrigin,
     /// The copies.
     pub copies: Named,

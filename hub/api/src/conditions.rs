@@ -151,7 +151,7 @@ closed_list! {
         RuleLimit,
         /// A change is rolled out in waves, and has not reached every cluster.
         RollingOut,
-        /// More clusters failed, and `spec.rollout.paused` is true: nothing further is sent.
+        /// `spec.rollout.paused` is true: the rollout sends nothing further.
         RolloutPaused,
         /// More clusters failed than `spec.rollout.maxFailures`.
         TooManyFailures,

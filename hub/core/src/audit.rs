@@ -161,7 +161,7 @@ pub struct ChangeLine {
     pub uid: RuleUid,
     /// Its name.
     pub rule: RuleName,
-    /// What was done.
+    /// The action.
     pub action: CopyAction,
     /// Number of copies.
     pub copies: u64,

@@ -132,7 +132,7 @@ fn state_cells(row: &DeliveryRow) -> Vec<Cell> {
     ]
 }
 
-/// What a state means.
+/// The meaning of a state.
 pub fn tone(state: &str) -> Tone {
     match state {
         "Ready" => Tone::Good,

@@ -177,7 +177,7 @@ enum HelmError {
     Run {
         /// The program.
         binary: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// helm failed, with its error output.

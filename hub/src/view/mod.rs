@@ -68,7 +68,7 @@ const API_SERVICE: &str = "v1alpha1.view.runnel.dev";
 const SERVING_LIFE: Duration = Duration::from_secs(24 * 60 * 60);
 /// The interval at which the front proxy's CA and the certificates are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// The same after an error.
+/// The interval of these checks after an error.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// How long changes are gathered before they are compared, at most this often.
 const GATHER: Duration = Duration::from_millis(250);

@@ -396,12 +396,12 @@ impl ListScope {
     }
 }
 
-/// What is to be read next.
+/// The next read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NextRead {
-    /// This source.
+    /// One source.
     One(SourceRef),
-    /// These sources, by a list.
+    /// Several sources, by a list.
     List(ListScope, BTreeSet<SourceRef>),
 }
 
@@ -417,7 +417,7 @@ pub(super) struct ReadQueue {
 }
 
 impl ReadQueue {
-    /// These wait, too.
+    /// Adds sources to the queue.
     pub(super) fn add(&mut self, sources: impl IntoIterator<Item = SourceRef>) {
         for source in sources {
             self.waiting

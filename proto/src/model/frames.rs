@@ -59,7 +59,7 @@ pub struct Refusal {
     pub source: SourceRef,
     /// The refused revision.
     pub revision: Revision,
-    /// Why.
+    /// The reason of the refusal.
     pub reason: Reason,
     /// The message.
     pub message: String,

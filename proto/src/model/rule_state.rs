@@ -66,9 +66,9 @@ closed_list! {
 /// Number of changes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CopyChange {
-    /// What was done.
+    /// The action.
     pub action: CopyAction,
-    /// Why.
+    /// The cause of the action.
     pub origin: ChangeOrigin,
     /// Number of copies, at least 1.
     pub copies: u32,
@@ -182,7 +182,7 @@ impl Counts {
 /// A failed copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Why.
+    /// The reason of the failure.
     pub reason: Reason,
     /// The copy in the member cluster.
     pub copy: SourceRef,

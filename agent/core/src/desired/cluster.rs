@@ -13,7 +13,7 @@ use crate::decide::{Takeover, TargetNamespace};
 use crate::policy::{Area, Facts, Policy, refused_by_namespace};
 use crate::records::Records;
 
-/// Where this agent lives.
+/// The agent's own namespace and cluster.
 #[derive(Clone, Debug)]
 pub struct AgentLocation {
     /// Runnel's own namespace in the member cluster.

@@ -599,7 +599,7 @@ impl Rule {
     }
 }
 
-/// What one copy shows.
+/// The part of one copy in the digest of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDigest {
     /// It is not applied: it waits for its namespace.

@@ -671,7 +671,7 @@ impl Member {
     }
 }
 
-/// What the states of rules show.
+/// Computes the states of rules for reports.
 struct RuleStates<'a> {
     /// It keeps the digests of copies for later.
     desired: &'a mut Desired,

@@ -15,7 +15,8 @@ pub enum CauseKind {
     Named,
     /// The source or the rule was deleted, or the cluster leaves.
     Deleted,
-    /// The same, where deliberate deletes are under the limit. The subject is the deleted object.
+    /// The source or the rule was deleted, and the number of such deletes is under the limit. The
+    /// subject is the deleted object.
     LimitedDeletion,
     /// A namespace on the hub is being deleted.
     NamespaceDeleted,

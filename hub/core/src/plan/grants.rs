@@ -98,7 +98,7 @@ impl GrantChange {
 pub enum RuleGrants<'a> {
     /// Everything: it is a rule of the whole cluster.
     All,
-    /// These grants apply.
+    /// The grants that apply to its namespace.
     Granted(Vec<&'a RuleGrant>),
     /// The grants are unknown.
     Unknown,

@@ -29,7 +29,7 @@ pub enum RenderErrorKind {
 /// The error of a selected source that is not sent. Existing copies are left unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RenderError {
-    /// Why.
+    /// The kind of the error.
     pub why: RenderErrorKind,
     /// The message, with field and source. Never contains a value of an object.
     pub message: Arc<str>,

@@ -209,7 +209,7 @@ impl PreviewIndex {
             .collect()
     }
 
-    /// These are the objects of a place.
+    /// The objects of a place.
     pub fn list(&mut self, scope: WatchScope, objects: Vec<(SourceRef, BTreeMap<String, String>)>) {
         let Some(entry) = self.index.rules().get(&self.focus.uid) else {
             return;

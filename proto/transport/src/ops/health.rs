@@ -57,7 +57,7 @@ impl Drop for PendingPart {
     }
 }
 
-/// Why a port cannot be listened on.
+/// The error of a port on which the process cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Another process has it.
@@ -75,7 +75,7 @@ pub enum BindError {
         address: SocketAddr,
         /// The flag to change.
         flag: &'static str,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
 }

@@ -23,9 +23,9 @@ pub enum ConnectError {
     /// No connection.
     #[error("cannot connect to the hub at {address}: {source}")]
     Connect {
-        /// Where.
+        /// The address of the hub, `host:port`.
         address: String,
-        /// Why.
+        /// The error of the connection.
         source: io::Error,
     },
     /// No way through the proxy.
@@ -33,9 +33,9 @@ pub enum ConnectError {
     Proxy {
         /// The proxy.
         proxy: String,
-        /// Where to.
+        /// The address of the hub, `host:port`.
         address: String,
-        /// Why.
+        /// The reason, with a hint.
         why: String,
     },
     /// The proxy of the environment is none.
@@ -44,15 +44,15 @@ pub enum ConnectError {
     /// No TLS.
     #[error("TLS with the hub at {address} failed: {source}")]
     Tls {
-        /// Where.
+        /// The address of the hub, `host:port`.
         address: String,
-        /// Why.
+        /// The error of the connection.
         source: io::Error,
     },
     /// No answer.
     #[error("the hub at {address} did not answer within {} seconds", CONNECT_LIMIT.as_secs())]
     Timeout {
-        /// Where.
+        /// The address of the hub, `host:port`.
         address: String,
     },
 }

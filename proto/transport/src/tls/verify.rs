@@ -27,7 +27,7 @@ use crate::identity::{Fingerprint, PeerCertificate, SpiffeId};
 pub(super) enum Trust {
     /// The CA with this key, at any position in the presented chain.
     Pin(Fingerprint),
-    /// These CAs.
+    /// One of several CAs.
     Authorities(RootCertStore),
 }
 
