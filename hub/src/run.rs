@@ -53,8 +53,8 @@ const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 128 * 1024;
 const STREAMS: u32 = 8;
 
-/// The resource of definitions of kinds.
-const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+/// The resource of CRDs of kinds.
+const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 /// The task that releases the Lease at the end.
 const ELECTION: &str = "election";
@@ -401,17 +401,12 @@ async fn start(
     let namespaces = watch::watch_hub_namespaces(client.clone(), hub_state.clone());
     let namespaces = in_span("namespaces", namespaces);
     forever(tasks, stop(), "watch of namespaces", namespaces);
-    let definition = watch::watch_crd::<DistributionRule>(client.clone(), hub_state.clone());
-    let definition = in_span(DEFINITIONS, definition);
-    forever(tasks, stop(), "watch of the rules' definition", definition);
-    let definition = watch::watch_crd::<ClusterDistributionRule>(client.clone(), hub_state.clone());
-    let definition = in_span(DEFINITIONS, definition);
-    forever(
-        tasks,
-        stop(),
-        "watch of the cluster rules' definition",
-        definition,
-    );
+    let crd = watch::watch_crd::<DistributionRule>(client.clone(), hub_state.clone());
+    let crd = in_span(CRDS, crd);
+    forever(tasks, stop(), "watch of the rules' CRD", crd);
+    let crd = watch::watch_crd::<ClusterDistributionRule>(client.clone(), hub_state.clone());
+    let crd = in_span(CRDS, crd);
+    forever(tasks, stop(), "watch of the cluster rules' CRD", crd);
     for kind in Kind::supported() {
         for place in hub_state.settings.scope.places(&kind.resource) {
             let (client, hub_state) = (client.clone(), hub_state.clone());

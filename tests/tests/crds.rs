@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, ResourceExt};
-use runnel_api::{DistributionRuleSpec, MemberClusterSpec, definitions, files, limits};
+use runnel_api::{DistributionRuleSpec, MemberClusterSpec, crds, files, limits};
 use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 static HUB: OnceCell<ControlPlane> = OnceCell::const_new();
 
-/// A control plane that has the definitions, shared by the tests of this file.
+/// A control plane that has the CRDs, shared by the tests of this file.
 async fn hub() -> Result<&'static ControlPlane> {
     HUB.get_or_try_init(|| async {
         let hub = ControlPlane::start("crds", Options::default()).await?;
@@ -32,11 +32,11 @@ async fn hub() -> Result<&'static ControlPlane> {
         // The files as kubectl reads them; a warning of the API server is an error here.
         let apply = ["apply", "--warnings-as-errors", "--server-side", "-f", "-"];
         hub.kubectl_stdin(&apply, &manifests.concat()).await?;
-        let crds: Api<CustomResourceDefinition> = Api::all(hub.client().await?);
-        for definition in definitions() {
-            let name = definition.name_any();
+        let api: Api<CustomResourceDefinition> = Api::all(hub.client().await?);
+        for crd in crds() {
+            let name = crd.name_any();
             eventually(&format!("{name} to be established"), SOON, async || {
-                let crd = crds.get(&name).await?;
+                let crd = api.get(&name).await?;
                 let conditions = crd
                     .status
                     .unwrap_or_default()
@@ -55,16 +55,14 @@ async fn hub() -> Result<&'static ControlPlane> {
             })
             .await?;
         }
-        // Established definitions are discovered a moment later.
+        // Established CRDs are discovered a moment later.
         eventually("kubectl to know them", SOON, async || {
             let known = hub
                 .kubectl(&["api-resources", "--api-group=runnel.dev", "-o", "name"])
                 .await?;
             let names: Vec<_> = known.lines().collect();
             ensure!(
-                definitions()
-                    .iter()
-                    .all(|definition| names.contains(&&*definition.name_any())),
+                crds().iter().all(|crd| names.contains(&&*crd.name_any())),
                 "{names:?}"
             );
             Ok(Some(()))

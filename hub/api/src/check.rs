@@ -1,5 +1,5 @@
 //! Checks a rule that the API server has not checked: types, limits and closed lists, as in the
-//! definitions. It does not evaluate CEL rules; only the API server does.
+//! CRDs. It does not evaluate CEL rules; only the API server does.
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -8,22 +8,22 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use serde_json::Value;
 
-use super::definitions;
+use super::crds;
 
 static SPECS: LazyLock<BTreeMap<String, JSONSchemaProps>> = LazyLock::new(|| {
-    let spec = |definition: CustomResourceDefinition| {
-        let version = definition.spec.versions.into_iter().next()?;
+    let spec = |crd: CustomResourceDefinition| {
+        let version = crd.spec.versions.into_iter().next()?;
         let spec = version
             .schema?
             .open_api_v3_schema?
             .properties?
             .remove("spec")?;
-        Some((definition.spec.names.kind, spec))
+        Some((crd.spec.names.kind, spec))
     };
-    definitions().into_iter().filter_map(spec).collect()
+    crds().into_iter().filter_map(spec).collect()
 });
 
-/// A value in a spec that its definition does not allow. Contains the field name, never a value.
+/// A value in a spec that its CRD does not allow. Contains the field name, never a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct SpecError {
@@ -33,7 +33,7 @@ pub struct SpecError {
     pub problem: String,
 }
 
-/// Checks a spec against its definition.
+/// Checks a spec against its CRD.
 ///
 /// # Errors
 /// [`SpecError`] for the first invalid field.
@@ -116,7 +116,7 @@ fn check(path: &str, schema: &JSONSchemaProps, value: &Value) -> Result<(), Spec
                 Some(JSONSchemaPropsOrBool::Schema(others)) => Some(&**others),
                 _ => None,
             };
-            // An explicit null counts as absent, and fields that the definition does not have are
+            // An explicit null counts as absent, and fields that the CRD does not have are
             // ignored.
             for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
                 match (

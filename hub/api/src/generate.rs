@@ -1,4 +1,4 @@
-//! Generates the manifests of the custom resource definitions from the derived schemas.
+//! Generates the manifests of the CRDs from the derived schemas.
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceColumnDefinition, CustomResourceDefinition, JSONSchemaProps,
     JSONSchemaPropsOrArray, JSONSchemaPropsOrBool, ValidationRule,
@@ -10,20 +10,20 @@ use super::{
     limits,
 };
 
-/// The definitions, ready to be applied.
-pub fn definitions() -> Vec<CustomResourceDefinition> {
-    let mut definitions = vec![
+/// The CRDs, ready to be applied.
+pub fn crds() -> Vec<CustomResourceDefinition> {
+    let mut crds = vec![
         DistributionRule::crd(),
         ClusterDistributionRule::crd(),
         DistributionGrant::crd(),
         MemberCluster::crd(),
         Fleet::crd(),
     ];
-    for definition in &mut definitions {
-        let is_member = definition.spec.names.kind == "MemberCluster";
-        let is_fleet = definition.spec.names.kind == "Fleet";
-        for version in &mut definition.spec.versions {
-            version.additional_printer_columns = Some(match definition.spec.names.kind.as_str() {
+    for crd in &mut crds {
+        let is_member = crd.spec.names.kind == "MemberCluster";
+        let is_fleet = crd.spec.names.kind == "Fleet";
+        for version in &mut crd.spec.versions {
+            version.additional_printer_columns = Some(match crd.spec.names.kind.as_str() {
                 "MemberCluster" => member_columns(),
                 "DistributionGrant" => grant_columns(),
                 "Fleet" => fleet_columns(),
@@ -54,30 +54,27 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
             }
         }
     }
-    definitions
+    crds
 }
 
-/// One file for each definition: its name and its text.
+/// One file for each CRD: its name and its text.
 pub fn files() -> Vec<(String, String)> {
-    definitions()
+    crds()
         .iter()
-        .map(|definition| {
-            let name = format!(
-                "{}_{}.yaml",
-                definition.spec.group, definition.spec.names.plural
-            );
+        .map(|crd| {
+            let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);
             (
                 name,
                 format!(
                     "# Written by `runnel-hub crds`; do not edit.\n---\n{}",
-                    text(definition)
+                    text(crd)
                 ),
             )
         })
         .collect()
 }
 
-/// Returns the definitions for the chart. Upgrades of the chart upgrade them. Helm and Argo CD keep
+/// Returns the CRDs for the chart. Upgrades of the chart upgrade them. Helm and Argo CD keep
 /// them when the chart is removed: with them every rule would be deleted, and with the rules the
 /// copies.
 pub fn chart_files() -> Vec<(String, String)> {
@@ -99,40 +96,36 @@ pub fn chart_files() -> Vec<(String, String)> {
                 .into(),
         )
     };
-    let keep = |mut definition: CustomResourceDefinition| {
-        definition.metadata.annotations = owned(annotations);
-        definition.metadata.labels = owned(labels);
-        definition
+    let keep = |mut crd: CustomResourceDefinition| {
+        crd.metadata.annotations = owned(annotations);
+        crd.metadata.labels = owned(labels);
+        crd
     };
-    definitions()
+    crds()
         .into_iter()
-        .map(|definition| {
-            let name = format!(
-                "{}_{}.yaml",
-                definition.spec.group, definition.spec.names.plural
-            );
+        .map(|crd| {
+            let name = format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural);
             (
                 name,
                 format!(
                     "# Written with deploy/crds; do not edit.\n{}",
-                    text(&keep(definition))
+                    text(&keep(crd))
                 ),
             )
         })
         .collect()
 }
 
-/// All definitions as one stream of YAML documents, for `kubectl apply -f -`.
+/// All CRDs as one stream of YAML documents, for `kubectl apply -f -`.
 pub fn yaml() -> String {
-    definitions()
+    crds()
         .iter()
-        .map(|definition| format!("---\n{}", text(definition)))
+        .map(|crd| format!("---\n{}", text(crd)))
         .collect()
 }
 
-fn text(definition: &CustomResourceDefinition) -> String {
-    let mut text =
-        serde_saphyr::to_string(definition).expect("a definition can be written as YAML");
+fn text(crd: &CustomResourceDefinition) -> String {
+    let mut text = serde_saphyr::to_string(crd).expect("a CRD can be written as YAML");
     if !text.ends_with('\n') {
         text.push('\n');
     }
@@ -423,16 +416,13 @@ mod tests {
     }
 
     fn each_node(check: impl Fn(&str, &Value)) {
-        for definition in definitions() {
-            let definition = serde_json::to_value(definition).unwrap();
+        for crd in crds() {
+            let crd = serde_json::to_value(crd).unwrap();
             let mut found = Vec::new();
-            let kind = definition["spec"]["names"]["kind"]
-                .as_str()
-                .unwrap()
-                .to_owned();
+            let kind = crd["spec"]["names"]["kind"].as_str().unwrap().to_owned();
             nodes(
                 kind,
-                &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
+                &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
                 &mut found,
             );
             found.iter().for_each(|(path, schema)| check(path, schema));
@@ -464,10 +454,10 @@ mod tests {
     }
 
     #[test]
-    fn text_matches_the_definitions() {
-        for (definition, (name, text)) in definitions().into_iter().zip(files()) {
+    fn text_matches_the_crds() {
+        for (crd, (name, text)) in crds().into_iter().zip(files()) {
             let read: CustomResourceDefinition = serde_saphyr::from_str(&text).unwrap();
-            assert!(read == definition, "{name}");
+            assert!(read == crd, "{name}");
         }
         assert_eq!(
             yaml()

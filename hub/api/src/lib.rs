@@ -33,7 +33,7 @@ pub use fleet::{
     Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit,
     PendingCause,
 };
-pub use generate::{chart_files, definitions, files, yaml};
+pub use generate::{chart_files, crds, files, yaml};
 pub use grant::{
     DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };

@@ -111,12 +111,9 @@ pub fn as_json(checks: &[Check]) -> Value {
     json!({"checks": checks.iter().map(one).collect::<Vec<_>>()})
 }
 
-/// Checks the definitions: `found` are those of the API server, by name; `own` those of this
+/// Checks the CRDs: `found` are those of the API server, by name; `own` those of this
 /// plugin.
-pub fn definitions(
-    found: &[CustomResourceDefinition],
-    own: &[CustomResourceDefinition],
-) -> Vec<Check> {
+pub fn crds(found: &[CustomResourceDefinition], own: &[CustomResourceDefinition]) -> Vec<Check> {
     let hint = "kubectl runnel install";
     let mut checks = Vec::new();
     for wanted in own {
@@ -132,7 +129,7 @@ pub fn definitions(
             continue;
         };
         if !is_established(there) {
-            let message = definition_message(there, "NamesAccepted");
+            let message = crd_message(there, "NamesAccepted");
             checks.push(Check::fail(
                 format!("the CRD {name} is not served: {message}"),
                 "see its conditions",
@@ -154,9 +151,9 @@ pub fn definitions(
     checks
 }
 
-/// Whether the API server has established a definition.
-pub fn is_established(definition: &CustomResourceDefinition) -> bool {
-    let status = definition.status.as_ref();
+/// Whether the API server has established a CRD.
+pub fn is_established(crd: &CustomResourceDefinition) -> bool {
+    let status = crd.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
     conditions
         .into_iter()
@@ -165,8 +162,8 @@ pub fn is_established(definition: &CustomResourceDefinition) -> bool {
 }
 
 /// The message of the condition of that type; empty where there is none.
-pub fn definition_message<'a>(definition: &'a CustomResourceDefinition, kind: &str) -> &'a str {
-    let status = definition.status.as_ref();
+pub fn crd_message<'a>(crd: &'a CustomResourceDefinition, kind: &str) -> &'a str {
+    let status = crd.status.as_ref();
     let conditions = status.and_then(|status| status.conditions.as_ref());
     conditions
         .into_iter()
@@ -176,8 +173,8 @@ pub fn definition_message<'a>(definition: &'a CustomResourceDefinition, kind: &s
         .unwrap_or_default()
 }
 
-fn schema(definition: &CustomResourceDefinition) -> Option<&JSONSchemaProps> {
-    let version = definition.spec.versions.first()?;
+fn schema(crd: &CustomResourceDefinition) -> Option<&JSONSchemaProps> {
+    let version = crd.spec.versions.first()?;
     version.schema.as_ref()?.open_api_v3_schema.as_ref()
 }
 
@@ -554,22 +551,22 @@ mod tests {
     }
 
     #[test]
-    fn definitions_that_are_missing_or_old_are_named() {
-        let definition = |fields: Value| {
+    fn missing_and_old_crds_are_named() {
+        let crd = |fields: Value| {
             typed(json!({
                 "metadata": {"name": "memberclusters.runnel.dev"},
                 "spec": {"versions": [{"schema": {"openAPIV3Schema": {"properties": {"spec": {"properties": fields}}}}}]},
                 "status": {"conditions": [{"type": "Established", "status": "True"}]},
             }))
         };
-        let own = [definition(json!({"leaving": {}, "accepted": {}}))];
-        assert_eq!(definitions(&own, &own)[0].level, Level::Ok);
+        let own = [crd(json!({"leaving": {}, "accepted": {}}))];
+        assert_eq!(crds(&own, &own)[0].level, Level::Ok);
         assert!(
-            definitions(&[], &own)[0]
+            crds(&[], &own)[0]
                 .message
                 .contains("memberclusters.runnel.dev is not installed")
         );
-        let old = definitions(&[definition(json!({"accepted": {}}))], &own);
+        let old = crds(&[crd(json!({"accepted": {}}))], &own);
         assert_eq!(
             (
                 old[0].level,

@@ -59,10 +59,7 @@ fn healthy_hub_passes_all_checks() {
     let own: CustomResourceDefinition = typed(
         json!({"metadata": {"name": "distributionrules.runnel.dev"}, "spec": {}, "status": {"conditions": [{"type": "Established", "status": "True"}]}}),
     );
-    all.extend(definitions(
-        std::slice::from_ref(&own),
-        std::slice::from_ref(&own),
-    ));
+    all.extend(crds(std::slice::from_ref(&own), std::slice::from_ref(&own)));
     all.extend(hub(
         &Workload {
             deployment: Some(deployment),
@@ -158,7 +155,7 @@ fn broken_hub_fails_every_check() {
         clocks(Some(at("2026-01-01T01:02:00Z")), now()),
         rights(&lacks[..2], lacks.len()),
     ];
-    all.extend(definitions(&[], &[own]));
+    all.extend(crds(&[], &[own]));
     all.extend(hub(&Workload::default(), "runnel-system"));
     all.extend([
         lease(None, now()),

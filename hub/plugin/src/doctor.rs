@@ -92,7 +92,7 @@ async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
         checks::clocks(clock, now),
     ];
     found.extend(rights_of(hub, namespace).await);
-    found.extend(definitions(hub).await);
+    found.extend(crds(hub).await);
     let served = !found.iter().any(|check| check.level == Level::Fail);
     found.extend(reported(
         read_cluster::workload(hub, HUB, namespace)
@@ -141,19 +141,19 @@ async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {
     reported(asked.map(|missing| vec![checks::rights(&missing, all.len())]))
 }
 
-async fn definitions(hub: &Cluster) -> Vec<Check> {
-    let own = runnel_api::definitions();
+async fn crds(hub: &Cluster) -> Vec<Check> {
+    let own = runnel_api::crds();
     let mut there = Vec::new();
     for wanted in &own {
         let name = wanted.metadata.name.as_deref().unwrap_or_default();
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
-        let found = hub.get::<CustomResourceDefinition>("read the definitions", &path);
+        let found = hub.get::<CustomResourceDefinition>("read the CRDs", &path);
         match found.await {
             Ok(found) => there.extend(found),
             Err(error) => return reported(Err(error)),
         }
     }
-    checks::definitions(&there, &own)
+    checks::crds(&there, &own)
 }
 
 /// Checks the hub's identity: the validity of its CA, and its advertised addresses.

@@ -8,14 +8,14 @@ use runnel_transport::identity::is_address;
 
 use super::access::Cluster;
 use super::args::{self, ChartValues};
-use super::checks::{definition_message, is_established};
+use super::checks::{crd_message, is_established};
 use super::helm::{self, HUB, Helm};
 use super::objects::Rule;
 use super::progress::Progress;
 use super::values::{self, HelmInstall};
 use super::{CommandContext, TIMED_OUT, ended, note, parse, print, read_cluster, rights, usage};
 
-/// Definitions are served soon after they are made.
+/// CRDs are served soon after they are made.
 const SERVED: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -70,20 +70,20 @@ pub(super) fn check(values: &ChartValues, advertise: &[String]) -> anyhow::Resul
 /// Waits until the API server serves our kinds: established is not yet served, as its storage comes a moment later.
 async fn served(hub: &Cluster) -> anyhow::Result<()> {
     let begin = std::time::Instant::now();
-    for definition in runnel_api::definitions() {
-        let name = definition.metadata.name.unwrap_or_default();
+    for crd in runnel_api::crds() {
+        let name = crd.metadata.name.unwrap_or_default();
         let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
         loop {
-            let found = hub.get::<CustomResourceDefinition>("read the definitions", &path);
+            let found = hub.get::<CustomResourceDefinition>("read the CRDs", &path);
             match found.await? {
                 Some(found) if is_established(&found) => break,
                 None => {
                     return Err(anyhow!(
-                        "the definition {name} is not there: was crds.install set to false? Install it first"
+                        "the CRD {name} is not there: was crds.install set to false? Install it first"
                     ));
                 }
                 Some(found) if begin.elapsed() > SERVED => {
-                    let why = definition_message(&found, "NamesAccepted").to_owned();
+                    let why = crd_message(&found, "NamesAccepted").to_owned();
                     return Err(ended(
                         TIMED_OUT,
                         format!("the API server does not serve {name}: {why}"),

@@ -1,4 +1,4 @@
-//! `kubectl runnel uninstall`: rules, members, the hub, its definitions; in this order, as each needs the next.
+//! `kubectl runnel uninstall`: rules, members, the hub, its CRDs; in this order, as each needs the next.
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -32,7 +32,7 @@ pub(super) async fn run(
     hub.require("uninstall the hub", &rights::uninstall(namespace))
         .await?;
     let (mut rules, mut members) = (Vec::<Rule>::new(), Vec::<MemberCluster>::new());
-    if any_definition(&hub).await? {
+    if any_crd(&hub).await? {
         rules = read_cluster::rules(&hub, None).await?;
         members = read_cluster::members(&hub).await?;
     }
@@ -96,7 +96,7 @@ pub(super) async fn run(
     } else {
         "There was no release runnel-hub of helm's.\n"
     })?;
-    removing.definitions().await?;
+    removing.crds().await?;
     removing.remains(namespace).await?;
     print("The CRDs and the hub's own Secrets are deleted.\n")?;
     if !members.is_empty() {
@@ -134,20 +134,17 @@ fn summary(hub: &Cluster, rules: &[Rule], members: usize, copies: Copies) -> Str
     )
 }
 
-async fn any_definition(hub: &Cluster) -> anyhow::Result<bool> {
-    for definition in runnel_api::definitions() {
-        let name = definition.metadata.name.unwrap_or_default();
-        if !hub
-            .exists("read the definitions", &definition_path(&name))
-            .await?
-        {
+async fn any_crd(hub: &Cluster) -> anyhow::Result<bool> {
+    for crd in runnel_api::crds() {
+        let name = crd.metadata.name.unwrap_or_default();
+        if !hub.exists("read the CRDs", &crd_path(&name)).await? {
             return Ok(false);
         }
     }
     Ok(true)
 }
 
-fn definition_path(name: &str) -> String {
+fn crd_path(name: &str) -> String {
     format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}")
 }
 
@@ -268,29 +265,22 @@ impl Removing<'_> {
             .map(drop)
     }
 
-    async fn definitions(&self) -> anyhow::Result<()> {
-        let names: Vec<String> = runnel_api::definitions()
+    async fn crds(&self) -> anyhow::Result<()> {
+        let names: Vec<String> = runnel_api::crds()
             .into_iter()
             .filter_map(|one| one.metadata.name)
             .collect();
         for name in &names {
             self.hub
-                .delete(
-                    &format!("delete the definition {name}"),
-                    &definition_path(name),
-                )
+                .delete(&format!("delete the CRD {name}"), &crd_path(name))
                 .await?;
         }
         let begin = Instant::now();
         for name in &names {
-            while self
-                .hub
-                .exists("read the definitions", &definition_path(name))
-                .await?
-            {
+            while self.hub.exists("read the CRDs", &crd_path(name)).await? {
                 if begin.elapsed() >= self.timeout {
                     let text = format!(
-                        "the definition {name} is still there: objects of its kind have other finalizers"
+                        "the CRD {name} is still there: objects of its kind have other finalizers"
                     );
                     return Err(ended(TIMED_OUT, text));
                 }

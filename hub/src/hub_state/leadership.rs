@@ -109,14 +109,11 @@ impl Leadership {
     /// Whether the hub's own resources and these sources were listed since this process took the
     /// lead.
     pub(super) fn has_listed(&self, sources: Vec<WatchScope>) -> bool {
-        let definitions = [
+        let crds = [
             DistributionRule::crd_name(),
             ClusterDistributionRule::crd_name(),
         ];
-        let own = OWN_RESOURCES
-            .into_iter()
-            .chain(definitions)
-            .map(Watched::Own);
+        let own = OWN_RESOURCES.into_iter().chain(crds).map(Watched::Own);
         self.relist_barrier.have_all(
             own.chain([COMPLETED_STATES])
                 .chain(sources.into_iter().map(Watched::Sources)),

@@ -41,9 +41,9 @@ pub(super) struct Resource {
 }
 
 impl Resource {
-    fn of(view: View, definition: &CustomResourceDefinition) -> Self {
-        let names = &definition.spec.names;
-        let schema = definition
+    fn of(view: View, crd: &CustomResourceDefinition) -> Self {
+        let names = &crd.spec.names;
+        let schema = crd
             .spec
             .versions
             .first()
@@ -54,7 +54,7 @@ impl Resource {
             plural: names.plural.clone(),
             singular: names.singular.clone().unwrap_or_default(),
             kind: names.kind.clone(),
-            namespaced: definition.spec.scope == "Namespaced",
+            namespaced: crd.spec.scope == "Namespaced",
             view,
             fields: match view {
                 View::Deliveries => DELIVERY_FIELDS,

@@ -1,4 +1,4 @@
-//! Objects that are deleted with their definition. The deletion of a definition deletes every
+//! Objects that are deleted with their CRD. The deletion of a CRD deletes every
 //! object of its kind and names none. Such a deletion has no effect on copies, and neither has a
 //! list without these objects.
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use kube::{Api, Client};
 use super::{READ_LIMIT, WatchEvent};
 use crate::ordered_lock::LeafMutex;
 
-/// The interval of reads of a definition that does not exist.
+/// The interval of reads of a CRD that does not exist.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The state of a definition, as the API server reports it.
+/// The state of a CRD, as the API server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CrdState {
     /// It exists, or the hub may not read it.
@@ -34,12 +34,12 @@ pub(super) enum CrdState {
 struct FilterState {
     /// Objects of the list that is under way.
     listed: usize,
-    /// The definition was deleted, and its objects with it. Number of objects in the last list
+    /// The CRD was deleted, and its objects with it. Number of objects in the last list
     /// since: the objects exist again when there are some, and two lists have the same number.
     lost: Option<usize>,
 }
 
-/// Filters the events of a kind. If the definition is deleted or unknown, an error replaces a
+/// Filters the events of a kind. If the CRD is deleted or unknown, an error replaces a
 /// deletion and the end of a list, and the events end.
 pub(super) struct DeletedCrdFilter<Look> {
     memory: Arc<LeafMutex<FilterState>>,
@@ -52,7 +52,7 @@ where
     Look: Fn() -> Looked + Clone + Send + 'static,
     Looked: Future<Output = CrdState> + Send + 'static,
 {
-    /// Creates a filter for the kind whose definition `look` reads.
+    /// Creates a filter for the kind whose CRD `look` reads.
     pub(super) fn by(look: Look) -> Self {
         Self {
             memory: Arc::default(),
@@ -61,7 +61,7 @@ where
         }
     }
 
-    /// These events, as far as they count.
+    /// Filters a stream of events.
     pub(super) fn events<K: Send + Sync + 'static>(
         &self,
         events: BoxStream<'static, WatchEvent<K>>,
@@ -103,9 +103,9 @@ fn note<K>(memory: &LeafMutex<FilterState>, event: &WatchEvent<K>) {
 }
 
 /// Whether a deletion or the end of a list counts.
-fn counts<K>(memory: &LeafMutex<FilterState>, event: &WatchEvent<K>, definition: CrdState) -> bool {
+fn counts<K>(memory: &LeafMutex<FilterState>, event: &WatchEvent<K>, crd: CrdState) -> bool {
     let mut memory = memory.lock();
-    match (definition, event) {
+    match (crd, event) {
         (CrdState::Unknown, _) => false,
         (CrdState::Deleted, _) => {
             memory.lost = Some(0);
@@ -129,12 +129,12 @@ fn counts<K>(memory: &LeafMutex<FilterState>, event: &WatchEvent<K>, definition:
 fn not_found_error() -> watcher::Error {
     watcher::Error::InitialListFailed(kube::Error::Api(Box::new(Status {
         code: 404,
-        message: "the definition is missing, or its objects are not there again".to_owned(),
+        message: "the CRD is missing, or its objects are not there again".to_owned(),
         ..Status::default()
     })))
 }
 
-/// Reads a definition.
+/// Reads a CRD.
 pub(super) async fn read_crd(client: Client, name: &str) -> CrdState {
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let only = ListParams::default().fields(&format!("metadata.name={name}"));
@@ -166,7 +166,7 @@ mod tests {
             .collect()
     }
 
-    /// Filters received events by the state of the definition.
+    /// Filters received events by the state of the CRD.
     async fn received<Look, Looked>(
         defined: &DeletedCrdFilter<Look>,
         events: Vec<WatchEvent<&'static str>>,
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_deleted_with_their_definition_are_ignored() {
+    async fn objects_deleted_with_their_crd_are_ignored() {
         let now = Arc::new(LeafMutex::new(CrdState::Present));
         let seen = now.clone();
         let looked = DeletedCrdFilter::by(move || {
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(
             received(&defined, list(&[])).await,
             "init done",
-            "nobody has deleted the definition"
+            "nobody has deleted the CRD"
         );
 
         *now.lock() = CrdState::Deleted;

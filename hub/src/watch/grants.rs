@@ -296,7 +296,7 @@ impl<T: Clone + 'static> WatchSink<T> {
         }
         tracing::error!(
             resource,
-            "cannot watch {resource}: {why}; upgrade the chart with its definitions and rights. {without}"
+            "cannot watch {resource}: {why}; upgrade the chart with its CRDs and rights. {without}"
         );
         patience.settle();
         self.unknown(hub_state, round);
@@ -304,7 +304,7 @@ impl<T: Clone + 'static> WatchSink<T> {
     }
 }
 
-/// Watches the definition of this kind for ever.
+/// Watches the CRD of this kind for ever.
 pub async fn watch_crd<K: CustomResourceExt>(client: Client, hub_state: Arc<HubState>) {
     let into = WatchSink {
         resource: K::crd_name(),
@@ -318,7 +318,7 @@ pub async fn watch_crd<K: CustomResourceExt>(client: Client, hub_state: Arc<HubS
             Effect::default()
         },
         known: |_, _| None,
-        refused_effect: "Few rules that are deleted with their definition count as deleted on purpose",
+        refused_effect: "The deletion of a few rules with their CRD counts as deliberate",
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
@@ -326,8 +326,8 @@ pub async fn watch_crd<K: CustomResourceExt>(client: Client, hub_state: Arc<HubS
             .map(|event| mapped(event, DecodedObject::from))
             .boxed()
     });
-    let is_terminating = |definition: PartialObjectMeta<CustomResourceDefinition>| {
-        definition.metadata.deletion_timestamp.is_some()
+    let is_terminating = |crd: PartialObjectMeta<CustomResourceDefinition>| {
+        crd.metadata.deletion_timestamp.is_some()
     };
     into.follow(events, &hub_state, is_terminating).await;
 }

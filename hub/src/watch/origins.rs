@@ -1,7 +1,7 @@
-//! Whether a rule was deleted with its namespace or with the definition of its kind.
+//! Whether a rule was deleted with its namespace or with the CRD of its kind.
 //!
 //! Such a rule was not deleted on purpose, so its removals are under the limits of the removal
-//! guard. The watches of namespaces and definitions may be behind the watch of rules. So the hub
+//! guard. The watches of namespaces and CRDs may be behind the watch of rules. So the hub
 //! reads both when a rule is deleted: the deletion of a whole namespace marks the namespace first.
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// After a failure nothing is read for so long: the removal guard waits for the watches instead.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Reads the namespaces and definitions of deleted rules.
+/// Reads the namespaces and CRDs of deleted rules.
 pub(super) struct Origins {
     client: Client,
     failed: Option<Instant>,
@@ -35,7 +35,7 @@ impl Origins {
         }
     }
 
-    /// Reads the namespace and the definition of a deleted rule into the index. Returns whether both were read.
+    /// Reads the namespace and the CRD of a deleted rule into the index. Returns whether both were read.
     pub(super) async fn read<K: RuleKind>(&mut self, rule: &K, hub_state: &HubState) -> bool {
         if self.failed.is_some_and(|failed| failed.elapsed() < PAUSE) {
             return false;
@@ -47,7 +47,7 @@ impl Origins {
     }
 
     async fn read_both<K: RuleKind>(&self, rule: &K, hub_state: &HubState) -> kube::Result<()> {
-        let definition = match rule.namespace() {
+        let crd = match rule.namespace() {
             Some(namespace) => {
                 if is_terminating(Api::<Namespace>::all(self.client.clone()), &namespace).await? {
                     hub_state.change_quietly(|index| {
@@ -63,13 +63,13 @@ impl Origins {
         };
         if is_terminating(
             Api::<CustomResourceDefinition>::all(self.client.clone()),
-            definition,
+            crd,
         )
         .await?
         {
             hub_state.change_quietly(|index| {
                 let scopes = &mut index.fleet_guard_mut().terminating;
-                scopes.set_crd(definition, Some(true));
+                scopes.set_crd(crd, Some(true));
             });
         }
         Ok(())

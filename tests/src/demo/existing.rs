@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{Api, ResourceExt};
-use runnel_api::definitions;
+use runnel_api::crds;
 
 use super::cluster::Cluster;
 use super::narrate::Narrator;
@@ -83,11 +83,7 @@ fn plan(narrator: &Narrator, clusters: &Clusters) {
         "  {:<12} the namespaces {SYSTEM} and {NAMESPACE},",
         clusters.hub.name
     ));
-    narrator.say(&format!(
-        "  {:<12} the custom resource definitions {}",
-        "",
-        definition_names().join(", ")
-    ));
+    narrator.say(&format!("  {:<12} the CRDs {}", "", crd_names().join(", ")));
     narrator.say(&format!(
         "  {:<12} what the chart {HUB} installs: a ServiceAccount, its rights, a Service, ...",
         ""
@@ -110,11 +106,8 @@ fn plan(narrator: &Narrator, clusters: &Clusters) {
     narrator.say("Hub and agents run as processes of this machine. Nothing else is changed.");
 }
 
-pub(super) fn definition_names() -> Vec<String> {
-    definitions()
-        .iter()
-        .map(|definition| definition.name_any())
-        .collect()
+pub(super) fn crd_names() -> Vec<String> {
+    crds().iter().map(|crd| crd.name_any()).collect()
 }
 
 /// Checks the clusters, and refuses existing objects that the demo would create.
@@ -191,9 +184,9 @@ async fn uid(cluster: &Cluster) -> Result<String> {
 async fn standing_on_hub(hub: &Cluster) -> Result<Vec<String>> {
     let mut standing = namespaces(hub, &[SYSTEM, NAMESPACE]).await?;
     let known: Api<CustomResourceDefinition> = Api::all(hub.client().await?);
-    for name in definition_names() {
+    for name in crd_names() {
         if known.get_opt(&name).await?.is_some() {
-            standing.push(format!("the definition {name} in {}", hub.name));
+            standing.push(format!("the CRD {name} in {}", hub.name));
         }
     }
     Ok(standing)
@@ -226,7 +219,7 @@ async fn namespaces(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
     Ok(standing)
 }
 
-/// Returns the existing objects of a chart. Namespaces and definitions are checked separately.
+/// Returns the existing objects of a chart. Namespaces and CRDs are checked separately.
 async fn installed(helm: &Helm, cluster: &Cluster, chart: &'static str) -> Result<Vec<String>> {
     let manifests = rendered(helm, chart, &options()).await?;
     let found = cluster

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use super::cluster::Cluster;
-use super::existing::definition_names;
+use super::existing::crd_names;
 use super::narrate::Narrator;
 use super::stage::{Clusters, site};
 use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS};
@@ -44,17 +44,14 @@ pub async fn undo(narrator: &Narrator, clusters: &Clusters, folder: &Path) -> Re
             .await
             .err(),
     );
-    let definitions = definition_names();
+    let crds = crd_names();
     let arguments: Vec<&str> = ["delete", "crds"]
         .into_iter()
-        .chain(definitions.iter().map(String::as_str))
+        .chain(crds.iter().map(String::as_str))
         .collect();
     left.extend(delete(&clusters.hub, &arguments).await.err());
     narrator.took(
-        &format!(
-            "{}: namespaces and definitions are removed",
-            clusters.hub.name
-        ),
+        &format!("{}: namespaces and CRDs are removed", clusters.hub.name),
         begin.elapsed(),
     );
     if left.is_empty() {
@@ -84,7 +81,7 @@ async fn release(hub: &Cluster) {
         .await;
 }
 
-// This also removes the cluster-wide permissions; the definitions are kept, as for a user.
+// This also removes the cluster-wide permissions; the CRDs are kept, as for a user.
 async fn uninstall(helm: &Helm, cluster: &Cluster, release: &str, folder: &Path) -> Result<()> {
     let kubeconfig = site(cluster, folder)?.kubeconfig;
     let arguments = [

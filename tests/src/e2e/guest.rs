@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 
 use super::stage::Stage;
-use super::story::{COPIES, DEFINITIONS, RULE, SOURCES, TARGETS};
+use super::story::{COPIES, CRDS, RULE, SOURCES, TARGETS};
 use crate::demo::cluster::Cluster;
 use crate::fleet::NAMESPACE;
 
@@ -12,8 +12,8 @@ use crate::fleet::NAMESPACE;
 /// # Errors
 /// When there is any, or a cluster does not answer.
 pub async fn untouched(stage: &Stage) -> Result<()> {
-    let definitions = [&["crd"], &DEFINITIONS[..]].concat();
-    nothing(&stage.hub, &definitions).await?;
+    let crds = [&["crd"], &CRDS[..]].concat();
+    nothing(&stage.hub, &crds).await?;
     nothing(&stage.hub, &["namespace", SOURCES, NAMESPACE]).await?;
     for member in &stage.members {
         nothing(member, &["namespace", TARGETS[1], NAMESPACE]).await?;
@@ -69,14 +69,7 @@ async fn tidy_hub(stage: &Stage) -> Result<()> {
     // The hub, which removes the finalizer, is deleted.
     let defined = hub
         .kubectl(
-            &[
-                "get",
-                "--ignore-not-found",
-                "-o",
-                "name",
-                "crd",
-                DEFINITIONS[1],
-            ],
+            &["get", "--ignore-not-found", "-o", "name", "crd", CRDS[1]],
             "",
         )
         .await?;
@@ -98,7 +91,7 @@ async fn tidy_hub(stage: &Stage) -> Result<()> {
         }
     }
     delete(hub, &["namespace", SOURCES]).await?;
-    delete(hub, &[&["crd"], &DEFINITIONS[..]].concat()).await
+    delete(hub, &[&["crd"], &CRDS[..]].concat()).await
 }
 
 async fn uninstall(stage: &Stage, cluster: &Cluster, release: &str) -> Result<()> {

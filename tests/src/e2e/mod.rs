@@ -173,7 +173,7 @@ async fn stage(arguments: &Arguments, narrator: &mut Narrator) -> Result<stage::
     match (&arguments.hub, &arguments.hub_address) {
         (Some(_), _) if !arguments.yes => bail!(
             "on your clusters this installs the charts in the namespace runnel-system, makes the namespaces ns-codis-test \
-             and another-test, and removes all of it again, with the custom resource definitions: give --yes for it"
+             and another-test, and removes all of it again, with the CRDs: give --yes for it"
         ),
         (Some(hub), Some(address)) => {
             let registry = arguments.image_registry.as_deref().unwrap_or_default();

@@ -23,7 +23,7 @@ const SETTINGS: &str = "app-settings";
 pub(super) const TARGETS: [&str; 2] = ["default", "another-test"];
 /// The copies in each of them.
 pub(super) const COPIES: [&str; 2] = ["configmap/app-settings", "secret/app-login"];
-pub(super) const DEFINITIONS: [&str; 5] = [
+pub(super) const CRDS: [&str; 5] = [
     "clusterdistributionrules.runnel.dev",
     "distributiongrants.runnel.dev",
     "distributionrules.runnel.dev",
@@ -392,8 +392,7 @@ impl Story<'_> {
     }
 
     async fn uninstall(&mut self) -> Result<()> {
-        self.narrator
-            .step("Uninstalled: copies and definitions stay, as nothing ordered them to go");
+        self.narrator.step("Uninstalled: copies and CRDs stay");
         let members = self
             .stage
             .members
@@ -415,16 +414,16 @@ impl Story<'_> {
                     .context("a copy went with the agent")?;
             }
         }
-        for definition in DEFINITIONS {
-            get(&self.stage.hub, &["crd", definition])
+        for crd in CRDS {
+            get(&self.stage.hub, &["crd", crd])
                 .await
-                .context("a definition went with the hub")?;
+                .context("a CRD went with the hub")?;
         }
         get(&self.stage.hub, &RULE)
             .await
             .context("a rule went with the hub")?;
         self.narrator
-            .say("every copy, every rule and every definition is still there");
+            .say("every copy, every rule and every CRD is still there");
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use parking_lot::Mutex;
-use runnel_api::definitions;
+use runnel_api::crds;
 use serde_json::{Value, json};
 
 use super::{FleetOptions, NAMESPACE};
@@ -256,7 +256,7 @@ pub(crate) async fn hand_over(site: &Site, join_string: &str) -> Result<()> {
 /// Waits until the API server serves Runnel's kinds, which come with the hub's chart.
 pub(crate) async fn kinds_are_served(site: &Site) -> Result<()> {
     let known: Api<CustomResourceDefinition> = Api::all(site.client().await?);
-    for wanted in definitions() {
+    for wanted in crds() {
         let name = wanted.name_any();
         eventually(
             &format!("{name} to be established"),

@@ -114,11 +114,11 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 fn older_chart(folder: &Path) -> Result<std::path::PathBuf> {
     let older = folder.join("older-chart");
     copy(&chart("runnel-hub"), &older)?;
-    let definition = older.join("files/crds/runnel.dev_memberclusters.yaml");
-    let text = fs::read_to_string(&definition)?;
+    let crd = older.join("files/crds/runnel.dev_memberclusters.yaml");
+    let text = fs::read_to_string(&crd)?;
     let without = text.replacen("    shortNames:\n    - member\n", "", 1);
-    ensure!(without != text, "the definition has changed: {text}");
-    fs::write(&definition, without)?;
+    ensure!(without != text, "the CRD has changed: {text}");
+    fs::write(&crd, without)?;
     Ok(older)
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
-use runnel_api::{DistributionRule, check_spec, definitions};
+use runnel_api::{DistributionRule, check_spec, crds};
 use runnel_hub_core::plan::{Rule, content_of};
 use runnel_proto::model::{Kind, SourceRef};
 use runnel_tests::files::files_below;
@@ -93,7 +93,7 @@ fn made(made_by: &Value, name: &Value, render_labels: &Value, marks: &Value) -> 
     Ok(json!({"kind": "Secret", "metadata": metadata, "type": "kubernetes.io/tls"}))
 }
 
-/// What an object or a part of one has that the definitions of runnel.dev do not allow.
+/// What an object or a part of one has that the CRDs of runnel.dev do not allow.
 ///
 /// A block without `apiVersion` that has a `spec`, or a field of one, is a part of a rule. It is checked within the
 /// smallest valid rule. Objects of other groups pass.
@@ -130,13 +130,11 @@ fn flaw(object: &Value) -> Result<Option<String>> {
 
 /// The schema of the spec of a kind.
 fn spec_schema(kind: &str) -> Result<JSONSchemaProps> {
-    let definition = definitions()
-        .into_iter()
-        .find(|definition| definition.spec.names.kind == kind);
-    let version = definition.and_then(|definition| definition.spec.versions.into_iter().next());
+    let crd = crds().into_iter().find(|crd| crd.spec.names.kind == kind);
+    let version = crd.and_then(|crd| crd.spec.versions.into_iter().next());
     let schema = version.and_then(|version| version.schema?.open_api_v3_schema);
     let spec = schema.and_then(|schema| schema.properties?.remove("spec"));
-    spec.with_context(|| format!("no definition of {kind}"))
+    spec.with_context(|| format!("no CRD of {kind}"))
 }
 
 /// The paths of fields that a schema does not have.

@@ -109,10 +109,10 @@ fn fields(schema: &Value, path: &str, rows: &mut BTreeMap<String, String>) {
 
 fn crd(plural: &str) -> Result<BTreeMap<String, String>> {
     let text = fs::read_to_string(root().join(format!("deploy/crds/runnel.dev_{plural}.yaml")))?;
-    let definition: Value = serde_saphyr::from_str(&text)?;
+    let crd: Value = serde_saphyr::from_str(&text)?;
     let mut rows = BTreeMap::new();
     fields(
-        &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
+        &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"],
         "",
         &mut rows,
     );

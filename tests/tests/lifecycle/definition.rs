@@ -1,9 +1,9 @@
-//! The definition of the grants is deleted, and with it every grant.
+//! The CRD of the grants is deleted, and with it every grant.
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use runnel_api::definitions;
+use runnel_api::crds;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, condition, is_marked};
 use runnel_tests::wait::{eventually, steadily};
@@ -52,20 +52,20 @@ async fn deleted_definition_of_grants_takes_no_copies_away() -> Result<()> {
     fleet.hub().kubectl(&["delete", "crd", DEFINITION]).await?;
     granted("Unknown").await?;
     steadily(
-        "the copy stays without the definition",
+        "the copy stays without the CRD",
         Duration::from_secs(8),
         stays,
     )
     .await?;
 
     // It is there again, and its grants are not yet.
-    let all = definitions();
-    let definition: Vec<&_> = all
+    let all = crds();
+    let crd: Vec<&_> = all
         .iter()
         .filter(|one| one.metadata.name.as_deref() == Some(DEFINITION))
         .collect();
-    ensure!(definition.len() == 1, "no definition");
-    let text = serde_json::to_string(definition[0])?;
+    ensure!(crd.len() == 1, "no CRD");
+    let text = serde_json::to_string(crd[0])?;
     fleet
         .hub()
         .kubectl_stdin(&["apply", "--server-side", "-f", "-"], &text)

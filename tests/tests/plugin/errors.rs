@@ -273,7 +273,7 @@ async fn nothing_hangs(
         read(cluster, "crd memberclusters.runnel.dev")
             .await?
             .is_null(),
-        "the definitions are still there"
+        "the CRDs are still there"
     );
     ensure!(
         stage

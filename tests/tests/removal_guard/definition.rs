@@ -1,7 +1,7 @@
-//! The deletion of a kind's definition deletes every rule without naming one.
+//! The deletion of a kind's CRD deletes every rule without naming one.
 
 use anyhow::{Context, Result, ensure};
-use runnel_api::definitions;
+use runnel_api::crds;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, condition};
 use runnel_tests::wait::eventually;
@@ -131,7 +131,7 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     hub.lacks(&Id::cluster_rule("cluster")).await?;
     ensure!(stage.copies("cluster").await? == 0);
 
-    // A hub that starts now detects it as well; the definition waits for its last rule.
+    // A hub that starts now detects it as well; the CRD waits for its last rule.
     stage.fleet.kill_hub()?;
     stage.fleet.start_hub().await?;
     stage.fleet.connected(1).await?;
@@ -156,7 +156,7 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
             );
         }
     }
-    eventually("the definition to be gone", SOON, async || {
+    eventually("the CRD to be gone", SOON, async || {
         let there = cluster
             .kubectl(&["get", "crd", DEFINITION, "--ignore-not-found", "-o", "name"])
             .await?;
@@ -164,12 +164,12 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
     })
     .await?;
 
-    // The definition and its rules exist again, and a deleted rule is removed.
-    let all = definitions();
+    // The CRD and its rules exist again, and a deleted rule is removed.
+    let all = crds();
     let remade = all
         .iter()
         .find(|one| one.metadata.name.as_deref() == Some(DEFINITION))
-        .context("no definition")?;
+        .context("no CRD")?;
     let apply = ["apply", "--server-side", "-f", "-"];
     cluster
         .kubectl_stdin(&apply, &serde_json::to_string(remade)?)

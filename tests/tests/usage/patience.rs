@@ -1,4 +1,4 @@
-//! Temporary failures: an unreachable API server, missing definitions, missing permissions, an
+//! Temporary failures: an unreachable API server, missing CRDs, missing permissions, an
 //! unreachable hub. One process survives all of them.
 
 use std::path::Path;
@@ -64,7 +64,7 @@ async fn hub_and_agent_survive_what_passes_without_restart() -> Result<()> {
     );
     let address = ports::local(ports::free()?).to_string();
 
-    // The hub: no API server, then no rights, then no definitions.
+    // The hub: no API server, then no rights, then no CRDs.
     stage.cluster.stop_api_server()?;
     let hub = stage.start(Which::Hub, "hub", &hub_arguments(&hub_account, &address))?;
     hub.complains(&["cannot get the hub's identity", "trying again"])

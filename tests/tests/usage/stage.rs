@@ -44,7 +44,7 @@ pub struct Stage {
     pub binaries: Binaries,
 }
 
-/// The control plane for wrong usage, with Runnel's definitions and the rights of both charts.
+/// The control plane for wrong usage, with Runnel's CRDs and the rights of both charts.
 pub struct Equipped {
     stage: Stage,
     pub hub_account: PathBuf,
@@ -85,7 +85,7 @@ impl Stage {
         })
     }
 
-    /// Installs the definitions.
+    /// Installs the CRDs.
     pub async fn install(&self) -> Result<()> {
         let manifests: Vec<String> = runnel_api::files()
             .into_iter()

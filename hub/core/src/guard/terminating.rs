@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Clone, Debug, Default)]
 pub struct TerminatingScopes {
     namespaces: BTreeSet<String>,
-    /// Definitions of rules.
-    definitions: BTreeSet<String>,
+    /// CRDs of rules.
+    crds: BTreeSet<String>,
 }
 
 impl TerminatingScopes {
@@ -15,9 +15,9 @@ impl TerminatingScopes {
         self.namespaces.contains(name)
     }
 
-    /// Whether the definition of a kind of rules is being deleted or missing.
-    pub fn has_definition(&self, name: &str) -> bool {
-        self.definitions.contains(name)
+    /// Whether the CRD of a kind of rules is being deleted or missing.
+    pub fn has_crd(&self, name: &str) -> bool {
+        self.crds.contains(name)
     }
 
     /// Returns the number of namespaces.
@@ -30,13 +30,13 @@ impl TerminatingScopes {
         set(&mut self.namespaces, name, is_terminating);
     }
 
-    /// Sets whether the definition of a kind of rules is being deleted; `None`: it is missing. Its
+    /// Sets whether the CRD of a kind of rules is being deleted; `None`: it is missing. Its
     /// rules were not deleted one by one.
     pub fn set_crd(&mut self, name: &str, is_terminating: Option<bool>) {
-        set(&mut self.definitions, name, is_terminating.unwrap_or(true));
+        set(&mut self.crds, name, is_terminating.unwrap_or(true));
     }
 
-    /// Sets the definitions. `None`: they cannot be read, and the former state stays.
+    /// Sets the CRDs. `None`: they cannot be read, and the former state stays.
     pub fn set_crds(&mut self, all: Option<BTreeMap<String, bool>>) {
         for (name, is_terminating) in all.into_iter().flatten() {
             self.set_crd(&name, Some(is_terminating));

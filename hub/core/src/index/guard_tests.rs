@@ -312,7 +312,7 @@ fn grant_edit_that_empties_many_rules_is_blocked() {
 }
 
 #[test]
-fn delete_of_a_namespace_or_a_definition_is_blocked() {
+fn delete_of_a_namespace_or_a_crd_is_blocked() {
     let gone = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     for is_namespace in [true, false] {
         let mut world = World::new();

@@ -94,7 +94,7 @@ impl<'a> Judge<'a> {
         };
         let mut deliberate = guard.take_deliberate(|item, cause| self.refine(entry, item, cause));
         if deliberate.remove(&Item::Rule) {
-            // The watches may deliver the deletion of its namespace or its definition only later.
+            // The watches may deliver the deletion of its namespace or its CRD only later.
             let copies = self.counter().count(entry, [&Item::Rule].into_iter());
             let is_removal = copies.values().any(|copies| *copies > 0);
             if is_removal && !entry.rule.is_origin_known && !guard.decision().passes(&Item::Rule) {
@@ -165,7 +165,7 @@ impl<'a> Judge<'a> {
         let holds = self.fleet.terms.limits_deliberate_deletes;
         if terminating.has_namespace(namespace) {
             Some(CauseKind::NamespaceDeleted.of(namespace))
-        } else if *item == Item::Rule && terminating.has_definition(crd_of(rule)) {
+        } else if *item == Item::Rule && terminating.has_crd(crd_of(rule)) {
             Some(CauseKind::CrdDeleted.of(crd_of(rule)))
         } else if holds || (*item == Item::Rule && entry.rule.removal.on_rule_delete) {
             Some(CauseKind::LimitedDeletion.of(deleted))
@@ -396,7 +396,7 @@ impl Index {
     }
 }
 
-/// The definition of the kind of a rule.
+/// The name of the CRD of the kind of a rule.
 fn crd_of(rule: &RuleName) -> &'static str {
     if rule.is_cluster_scoped() {
         ClusterDistributionRule::crd_name()

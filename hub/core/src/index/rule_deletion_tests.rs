@@ -1,4 +1,4 @@
-//! Rules that are deleted with their namespace or their definition.
+//! Rules that are deleted with their namespace or their CRD.
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 

@@ -64,7 +64,7 @@ pub struct Rule {
     pub generation: i64,
     /// Whether it is being deleted: every copy is removed, by the deletion policy.
     pub deleting: bool,
-    /// The hub has read the namespace and the definition of the rule since its deletion, so it is known whether they are
+    /// The hub has read the namespace and the CRD of the rule since its deletion, so it is known whether they are
     /// being deleted, too.
     pub is_origin_known: bool,
     /// The source selection; entries add up.
