@@ -1,7 +1,6 @@
 //! The event loop around the core. It delivers events to the core, and runs its jobs, frames and
 //! Events.
 use std::future::pending;
-use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::AgentFrame;
@@ -12,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::lease::WriteRight;
 use crate::link::LinkEvent;
 use crate::metrics::Metrics;
-use crate::store::Store;
+use crate::store::{Store, StoreFuture};
 use runnel_agent_core::backoff::Backoff;
 use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::decide::{Done, Job};
@@ -57,9 +56,6 @@ pub struct EventLoop {
     pub drain: CancellationToken,
 }
 
-/// A store under way.
-type Saving = Pin<Box<dyn Future<Output = Result<(), CallError>> + Send>>;
-
 /// The event that ended a wait.
 enum Wakeup {
     Done(Box<Done>),
@@ -82,7 +78,7 @@ struct LoopState {
     store_at: Option<tokio::time::Instant>,
     /// The time of the last store.
     stored_at: Option<tokio::time::Instant>,
-    saving: Option<Saving>,
+    saving: Option<StoreFuture>,
     /// The number of failed stores in a row.
     failures: u32,
 }
@@ -254,7 +250,7 @@ impl EventLoop {
     }
 }
 
-async fn saved(saving: &mut Option<Saving>) -> Result<(), CallError> {
+async fn saved(saving: &mut Option<StoreFuture>) -> Result<(), CallError> {
     match saving {
         Some(saving) => saving.await,
         None => pending().await,

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use data_encoding::BASE64;
+use futures::future::BoxFuture;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
@@ -33,6 +34,9 @@ const HISTORY_TOKEN: &str = "hub-history-token";
 const TERMS_LIMIT: usize = 64 * 1024 * 1024;
 /// Limit of the size of the stored terms, in bytes: an API server accepts about 1 MiB for a Secret.
 const TERMS_SIZE: usize = 1_000_000;
+
+/// A write of a Secret under way.
+pub type StoreFuture = BoxFuture<'static, Result<(), CallError>>;
 
 /// The identity of the agent. Without `Debug`: it contains keys.
 #[derive(Clone)]

@@ -34,7 +34,7 @@ pub enum Command {
 
 /// The API server, and the namespace of Runnel in it.
 #[derive(Args)]
-pub struct Access {
+pub struct ApiAccess {
     /// Kubeconfig file of the hub cluster; without it, the ServiceAccount of the pod is used.
     #[arg(long, env = "RUNNEL_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -51,7 +51,7 @@ pub struct Access {
 pub struct Run {
     /// The API server.
     #[command(flatten)]
-    pub access: Access,
+    pub access: ApiAccess,
     /// The address on which the hub accepts agents.
     #[arg(long, env = "RUNNEL_LISTEN", default_value = "0.0.0.0:8443", value_parser = socket, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
@@ -151,7 +151,7 @@ pub enum Token {
 pub struct Create {
     /// The API server.
     #[command(flatten)]
-    pub access: Access,
+    pub access: ApiAccess,
     /// Name of the cluster.
     pub cluster: String,
     /// A label of the MemberCluster, by which rules select; may be given several times.

@@ -54,7 +54,7 @@ pub struct Registrar {
 
 /// The client of a join.
 #[derive(Clone, Copy, Debug)]
-pub struct Caller {
+pub struct JoinClient {
     /// The address of the peer; `None` if another replica forwards the connection.
     pub address: Option<IpAddr>,
     /// Whether the token's id is that of the cluster's join in the watched state.
@@ -179,7 +179,7 @@ impl Registrar {
     /// The statuses of `sync.proto`; each text has a hint.
     pub async fn join(
         &self,
-        caller: Caller,
+        caller: JoinClient,
         request: wire::JoinRequest,
     ) -> Result<wire::CertificateResponse, Status> {
         let cluster = request.cluster;

@@ -13,7 +13,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use runnel_api::{ClusterDistributionRule, DistributionRule};
 use runnel_hub::ca::{self, AuthorityError, CaRotator, HubIdentity, Parts, TrustedAuthorities};
-use runnel_hub::config::{Access, Run};
+use runnel_hub::config::{ApiAccess, Run};
 use runnel_hub::hub_state::{HubState, Settings};
 use runnel_hub::join::Registrar;
 use runnel_hub::lease::{
@@ -148,12 +148,12 @@ async fn drain(tasks: &mut Tasks, handed_over: &AtomicBool, for_the_lease: bool)
 }
 
 /// Returns a client for the hub cluster with the user agent of the hub and without retries.
-pub async fn client(access: &Access) -> anyhow::Result<Client> {
+pub async fn client(access: &ApiAccess) -> anyhow::Result<Client> {
     timed_client(access, &WatchTimes::default()).await
 }
 
 /// Returns a client like [`client`] that also records when its watches last received data.
-async fn timed_client(access: &Access, watches: &WatchTimes) -> anyhow::Result<Client> {
+async fn timed_client(access: &ApiAccess, watches: &WatchTimes) -> anyhow::Result<Client> {
     let mut config = match &access.kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).map_err(|error| unusable(path, &error))?;

@@ -37,7 +37,7 @@ pub struct Assets {
 
 /// The possible locations of the binaries.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct AssetFolders {
     /// A folder with ready binaries (`KUBEBUILDER_ASSETS`); nothing is built where it is set.
     pub given: Option<PathBuf>,
     /// The folder for built binaries.
@@ -46,7 +46,7 @@ pub struct Places {
     pub go: PathBuf,
 }
 
-impl Places {
+impl AssetFolders {
     /// Returns the locations from the environment: `KUBEBUILDER_ASSETS`, `XDG_CACHE_HOME` or
     /// `HOME`, and the `go` of the search path.
     ///
@@ -68,14 +68,14 @@ impl Assets {
     /// # Errors
     /// A sentence with what is missing and a hint.
     pub fn find() -> Result<Self> {
-        Self::find_in(&Places::from_environment()?)
+        Self::find_in(&AssetFolders::from_environment()?)
     }
 
     /// As above, for the caller's places.
     ///
     /// # Errors
     /// A sentence with what is missing and a hint.
-    pub fn find_in(places: &Places) -> Result<Self> {
+    pub fn find_in(places: &AssetFolders) -> Result<Self> {
         match &places.given {
             Some(folder) => given(folder),
             None => built(places),
@@ -137,7 +137,7 @@ fn given(folder: &Path) -> Result<Assets> {
     )
 }
 
-fn built(places: &Places) -> Result<Assets> {
+fn built(places: &AssetFolders) -> Result<Assets> {
     let folder = places.cache.join(format!(
         "{BINARY}-{}",
         fingerprint(&["main.go", "go.mod", "go.sum"])?

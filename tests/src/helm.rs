@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use tokio::process::Command;
 
-use crate::assets::{Places, variable, wait_for_turn};
+use crate::assets::{AssetFolders, variable, wait_for_turn};
 use crate::progress::Progress;
 
 /// The Helm version that is built where `RUNNEL_HELM` names none.
@@ -191,7 +191,7 @@ fn find() -> Result<Helm> {
             binary.display()
         );
     }
-    let places = Places::from_environment()?;
+    let places = AssetFolders::from_environment()?;
     let folder = places.cache.join(format!("helm-{HELM_VERSION}"));
     let helm = Helm {
         binary: folder.join("helm"),

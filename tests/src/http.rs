@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 /// The response.
 #[derive(Debug)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The status code, as 200.
     pub status: u16,
     /// The response body.
@@ -19,7 +19,7 @@ pub struct Answer {
 ///
 /// # Errors
 /// When no whole answer comes within `limit`.
-pub async fn get(address: &str, path: &str, limit: Duration) -> Result<Answer> {
+pub async fn get(address: &str, path: &str, limit: Duration) -> Result<HttpResponse> {
     ask(
         address,
         &format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n"),
@@ -32,7 +32,7 @@ pub async fn get(address: &str, path: &str, limit: Duration) -> Result<Answer> {
 ///
 /// # Errors
 /// When no whole answer comes within `limit`.
-pub async fn post(address: &str, path: &str, json: &str, limit: Duration) -> Result<Answer> {
+pub async fn post(address: &str, path: &str, json: &str, limit: Duration) -> Result<HttpResponse> {
     let length = json.len();
     let head =
         format!("POST {path} HTTP/1.0\r\nHost: {address}\r\nContent-Type: application/json\r\n");
@@ -54,7 +54,7 @@ pub async fn send(
     path: &str,
     headers: &[(&str, &str)],
     limit: Duration,
-) -> Result<Answer> {
+) -> Result<HttpResponse> {
     let headers: String = headers
         .iter()
         .map(|(name, value)| format!("{name}: {value}\r\n"))
@@ -64,7 +64,7 @@ pub async fn send(
 }
 
 // HTTP/1.0, so that the response is not chunked, and ends with the connection.
-async fn ask(address: &str, request: &str, limit: Duration) -> Result<Answer> {
+async fn ask(address: &str, request: &str, limit: Duration) -> Result<HttpResponse> {
     let asked = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.write_all(request.as_bytes()).await?;
@@ -84,7 +84,7 @@ async fn ask(address: &str, request: &str, limit: Duration) -> Result<Answer> {
         .nth(1)
         .and_then(|status| status.parse().ok());
     let status = status.with_context(|| format!("{address} answered {first:?}"))?;
-    Ok(Answer {
+    Ok(HttpResponse {
         status,
         body: body.to_owned(),
     })

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::assets::{Places, variable, wait_for_turn};
+use crate::assets::{AssetFolders, variable, wait_for_turn};
 use crate::guard::Program;
 use crate::http;
 use crate::ports::{self, local};
@@ -48,7 +48,7 @@ impl Programs {
         if let Some(found) = std::env::split_paths(&path).find_map(|folder| Self::within(&folder)) {
             return Ok(found);
         }
-        let cache = Places::from_environment()?.cache;
+        let cache = AssetFolders::from_environment()?.cache;
         let folder = cache.join("prometheus-package");
         let within = || Self::within(&folder.join("usr/bin"));
         if within().is_none() {

@@ -11,10 +11,10 @@ use crate::fleet::{Fleet, FleetOptions};
 /// The number of fleets, each started when a test first finds the others in use. Most of these
 /// tests wait for leases and timeouts, so two at a time take half as long.
 #[derive(Debug)]
-pub struct Turns<const FLEETS: usize>([Place; FLEETS]);
+pub struct Turns<const FLEETS: usize>([FleetSlot; FLEETS]);
 
 #[derive(Debug)]
-struct Place {
+struct FleetSlot {
     turn: Mutex<()>,
     fleet: OnceCell<Fleet>,
 }
@@ -37,7 +37,7 @@ impl<const FLEETS: usize> Turns<FLEETS> {
     pub const fn new() -> Self {
         Self(
             [const {
-                Place {
+                FleetSlot {
                     turn: Mutex::const_new(()),
                     fleet: OnceCell::const_new(),
                 }

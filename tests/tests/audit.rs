@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, ObservedEvent, Place, RuleDraft, SOON, Scene};
+use runnel_tests::scene::{Draft, Id, ObservedEvent, RuleDraft, SOON, Scene, TestCluster};
 use runnel_tests::wait::eventually;
 use serde_json::json;
 use tokio::process::Command;
@@ -22,7 +22,7 @@ async fn has_line(log: &Path, texts: &[&str]) -> Result<()> {
 
 /// Waits until an Event about an object names this cluster.
 async fn names_cluster(
-    place: &Place,
+    place: &TestCluster,
     id: &Id,
     reason: &str,
     cluster: &str,

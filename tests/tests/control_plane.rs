@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::api::{DeleteParams, ObjectMeta, PostParams};
 use kube::{Api, Client};
-use runnel_tests::assets::{Assets, KUBERNETES_VERSION, Places};
+use runnel_tests::assets::{AssetFolders, Assets, KUBERNETES_VERSION};
 use runnel_tests::audit::Write;
 use runnel_tests::control_plane::{ControlPlane, Options, client_of};
 use runnel_tests::guard::Program;
@@ -235,7 +235,7 @@ fn incomplete_kubebuilder_assets_are_named_with_a_hint() -> Result<()> {
     for part in ["etcd", "kube-apiserver", "kubectl"] {
         std::fs::write(folder.path().join(part), "")?;
     }
-    let places = Places {
+    let places = AssetFolders {
         given: Some(folder.path().to_owned()),
         cache: folder.path().join("cache"),
         go: "go".into(),
@@ -259,7 +259,7 @@ fn incomplete_kubebuilder_assets_are_named_with_a_hint() -> Result<()> {
 #[test]
 fn machine_without_go_gets_an_install_hint() -> Result<()> {
     let folder = Scratch::new("assets")?;
-    let places = Places {
+    let places = AssetFolders {
         given: None,
         cache: folder.path().to_owned(),
         go: folder.path().join("go"),

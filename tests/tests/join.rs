@@ -11,7 +11,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_api::MemberCluster;
 use runnel_hub::ca::{Authorities, IDENTITY_SECRET, advertise, load_or_create};
-use runnel_hub::join::{Caller, Registrar};
+use runnel_hub::join::{JoinClient, Registrar};
 use runnel_hub::membership::CertificateLifetimes;
 use runnel_hub::membership::decide::{JoinRefusal, admit};
 use runnel_hub::token::{self, TokenRequest};
@@ -25,7 +25,7 @@ use tokio::sync::OnceCell;
 use tonic::{Code, Status};
 
 const SOON: Duration = Duration::from_secs(30);
-const HERE: Caller = Caller {
+const HERE: JoinClient = JoinClient {
     address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
     known: false,
 };

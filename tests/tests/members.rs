@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{
-    Draft, Id, Metrics, Newcomer, Place, RETAINED, Recorder, RuleDraft, SOON, Scene, condition,
-    entry_of, is_marked,
+    Draft, Id, Metrics, Newcomer, RETAINED, Recorder, RuleDraft, SOON, Scene, TestCluster,
+    condition, entry_of, is_marked,
 };
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ async fn is_cut(ops_url: &str, within: Duration) -> Result<()> {
 
 /// Waits until the condition of a member has this status and reason.
 async fn member_says(
-    hub: &Place,
+    hub: &TestCluster,
     name: &str,
     kind: &str,
     status: &str,
@@ -276,8 +276,8 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
 /// A cordoned cluster keeps its copies, and its agent corrects drift. It gets nothing new, and
 /// copies that are no longer selected are removed as elsewhere. Afterwards it catches up.
 async fn is_cordoned_and_catches_up(
-    hub: &Place,
-    first: &Place,
+    hub: &TestCluster,
+    first: &TestCluster,
     home: &str,
     target: &str,
 ) -> Result<()> {

@@ -16,7 +16,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, HUB_LABEL, Id, Place, RETAINED, RULE, SOON, Scene, condition};
+use runnel_tests::scene::{
+    Draft, HUB_LABEL, Id, RETAINED, RULE, SOON, Scene, TestCluster, condition,
+};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -277,7 +279,7 @@ async fn set_up(scene: &Scene, case: &Case) -> Result<()> {
 }
 
 /// Waits until all copies of a rule are applied.
-async fn settled(hub: &Place, rule: &Id) -> Result<()> {
+async fn settled(hub: &TestCluster, rule: &Id) -> Result<()> {
     let applied = |object: &Value| {
         ensure!(
             object["status"]["observedGeneration"] == object["metadata"]["generation"],

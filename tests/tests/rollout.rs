@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, Metrics, Place, RuleDraft, Scene, condition};
+use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, Scene, TestCluster, condition};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
@@ -74,11 +74,11 @@ impl Stage {
         Ok(stage)
     }
 
-    fn first(&self) -> &Place {
+    fn first(&self) -> &TestCluster {
         self.scene.member(2)
     }
 
-    fn last(&self) -> &Place {
+    fn last(&self) -> &TestCluster {
         self.scene.member(1)
     }
 
@@ -99,7 +99,7 @@ impl Stage {
             .await
     }
 
-    async fn has(&self, place: &Place, source: &Value) -> Result<()> {
+    async fn has(&self, place: &TestCluster, source: &Value) -> Result<()> {
         place.has_copy(source, HOME, &self.rule).await.map(drop)
     }
 
@@ -560,7 +560,7 @@ async fn rollback_removes_created_copies_and_restores_removed_ones() -> Result<(
     sends(&stage, &["login", "created", "poisoned"]).await?;
     let created = hub.get(&Id::of(&created)?).await?;
     stage.has(stage.first(), &created).await?;
-    let is_gone = async |place: &Place, source: &Value| {
+    let is_gone = async |place: &TestCluster, source: &Value| {
         let id = Id::of(source)?;
         eventually("a copy to be gone", SOON, async || {
             Ok(place.find(&id).await?.is_none().then_some(()))

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, Place, RuleDraft, Scene, entry_of, is_copy_of};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, TestCluster, entry_of, is_copy_of};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, OnceCell};
@@ -31,13 +31,13 @@ fn took(what: &str, begin: Instant) {
     println!("{what}: {:.2} s", begin.elapsed().as_secs_f64());
 }
 
-async fn make_all(place: &Place, drafts: Vec<Value>) -> Result<Vec<Value>> {
+async fn make_all(place: &TestCluster, drafts: Vec<Value>) -> Result<Vec<Value>> {
     let made = stream::iter(drafts).map(|draft| async move { place.make(&draft).await });
     made.buffered(AT_ONCE).try_collect().await
 }
 
 /// Waits until every copy of the rule is applied, for longer than a test usually would.
-async fn all_applied(hub: &Place, rule: &Id, sources: usize, copies: usize) -> Result<Value> {
+async fn all_applied(hub: &TestCluster, rule: &Id, sources: usize, copies: usize) -> Result<Value> {
     eventually(&format!("{copies} copies of {rule}"), LONG, async || {
         let object = hub.get(rule).await?;
         let (summary, ready) = (
@@ -58,7 +58,12 @@ async fn all_applied(hub: &Place, rule: &Id, sources: usize, copies: usize) -> R
 }
 
 /// Checks that a member has true copies of all sources in a namespace, and no others.
-async fn has_exactly(member: &Place, sources: &[Value], namespace: &str, rule: &Id) -> Result<()> {
+async fn has_exactly(
+    member: &TestCluster,
+    sources: &[Value],
+    namespace: &str,
+    rule: &Id,
+) -> Result<()> {
     let found = member.list(&Id::config_map(namespace, "")).await?;
     let copies = found
         .iter()
@@ -264,7 +269,7 @@ async fn three_hundred_namespaces_that_match_a_glob() -> Result<()> {
 
 /// Waits until each of the namespaces has a true copy.
 async fn has_everywhere(
-    member: &Place,
+    member: &TestCluster,
     source: &Value,
     namespaces: &[String],
     rule: &Id,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{
-    Change, Draft, Id, Place, Recorder, RuleDraft, SOURCE, Scene, condition,
+    Change, Draft, Id, Recorder, RuleDraft, SOURCE, Scene, TestCluster, condition,
 };
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ async fn scene(home: &str) -> Result<Scene> {
 }
 
 /// Waits until a copy has these data, and names this source.
-async fn holds(member: &Place, copy: &Id, source: &str, data: Value) -> Result<Value> {
+async fn holds(member: &TestCluster, copy: &Id, source: &str, data: Value) -> Result<Value> {
     let what = format!("a copy of {source} with {data}");
     member
         .sees(&what, copy, |object| {
@@ -45,7 +45,7 @@ async fn holds(member: &Place, copy: &Id, source: &str, data: Value) -> Result<V
 }
 
 /// Waits until the rule cannot be carried out for this reason, and its message has these words.
-async fn is_refused(hub: &Place, rule: &Id, reason: &str, words: &[&str]) -> Result<()> {
+async fn is_refused(hub: &TestCluster, rule: &Id, reason: &str, words: &[&str]) -> Result<()> {
     let observed = |object: &Value| {
         ensure!(
             object["status"]["observedGeneration"] == object["metadata"]["generation"],

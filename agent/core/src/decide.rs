@@ -537,7 +537,7 @@ pub enum Key {
 }
 
 /// The outcome of a preview, and its error if there is one.
-pub type Decided = (PreviewOutcome, Option<CopyError>);
+pub type PreviewDecision = (PreviewOutcome, Option<CopyError>);
 
 /// A preview that the hub requested, with the outcomes that need no read. Without `Debug`: it may
 /// contain content.
@@ -567,7 +567,7 @@ pub struct Item {
 /// The outcome of a previewed copy, or what is needed to compute it.
 pub enum PreviewInput {
     /// The outcome is known.
-    Decided(Decided),
+    Decided(PreviewDecision),
     /// The outcome may need a request to the API server.
     Open(Box<Open>),
 }

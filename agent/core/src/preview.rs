@@ -17,7 +17,7 @@ use runnel_proto::model::{
 };
 
 use crate::copy::{CopyStatus, PlannedChange};
-use crate::decide::{Action, Decided, Decision, DesiredCopy, differs, is_sealed_for, plan};
+use crate::decide::{Action, Decision, DesiredCopy, PreviewDecision, differs, is_sealed_for, plan};
 use crate::diff;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
@@ -29,7 +29,7 @@ pub struct PreviewFinding {
     /// Its source.
     pub source: SourceRef,
     /// The outcome; `None` if there is nothing to report.
-    pub outcome: Option<Decided>,
+    pub outcome: Option<PreviewDecision>,
     /// The paths that differ.
     pub diff: FieldDiff,
     /// The copies that must exist before this one is removed.
@@ -87,7 +87,7 @@ pub fn diff(
 ///
 /// `is_equal`: whether the object's fields equal those of the intent. It has no effect if the
 /// equality is [not disclosed](is_undisclosed).
-pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Option<Decided> {
+pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Option<PreviewDecision> {
     let status = match plan(want, observed) {
         Decision::Forget | Decision::Act(Action::Read) => return None,
         // The fields that differ stay as they are.
@@ -121,7 +121,7 @@ pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Optio
     Some((previewed, None))
 }
 
-fn refused(observed: &Observed) -> Option<Decided> {
+fn refused(observed: &Observed) -> Option<PreviewDecision> {
     match observed {
         Observed::Live(live) => Some((PreviewOutcome::Refused, Some(differs(live)))),
         _ => None,
@@ -141,7 +141,7 @@ pub fn writes(previewed: PreviewOutcome) -> bool {
 /// other copy will not exist.
 pub fn answer(question: u64, found: Vec<PreviewFinding>, more: u32) -> PreviewResult {
     let keeps_object =
-        |outcome: &Decided| writes(outcome.0) || outcome.0 == PreviewOutcome::Unchanged;
+        |outcome: &PreviewDecision| writes(outcome.0) || outcome.0 == PreviewOutcome::Unchanged;
     let present: BTreeSet<_> = found
         .iter()
         .filter(|one| one.outcome.as_ref().is_some_and(keeps_object))

@@ -14,7 +14,7 @@ use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::copy_error;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{
-    ContentSource, Decided, DesiredCopy, DesiredObject, ExpectedObject, Item, Limits, Open,
+    ContentSource, DesiredCopy, DesiredObject, ExpectedObject, Item, Limits, Open, PreviewDecision,
     PreviewInput, PreviewJob, Recreate, Work,
 };
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
@@ -84,7 +84,7 @@ impl Member {
         copy: &SourceRef,
         open: Open,
         found: &mut FieldDiff,
-    ) -> Option<Decided> {
+    ) -> Option<PreviewDecision> {
         let kind = Kind::by_resource(&copy.resource)?;
         let needs_read = open.needs_read();
         let Open {

@@ -8,9 +8,8 @@ use tokio::time::{Instant, sleep_until};
 use tonic::Request;
 use tonic::metadata::MetadataValue;
 
-use crate::store::Store;
+use crate::store::{Store, StoreFuture};
 use runnel_agent_core::backoff::{Backoff, Jitter};
-use runnel_agent_core::classify::CallError;
 
 /// Delay before the first token of a leader is stored.
 const STORE_DELAY: Duration = Duration::from_secs(1);
@@ -31,8 +30,6 @@ const STAY: Backoff = Backoff {
     limit: Duration::from_secs(600),
 };
 
-type Saving = futures::future::BoxFuture<'static, Result<(), CallError>>;
-
 /// The history token of the agent's hub.
 pub struct HistoryTokenStore {
     store: Store,
@@ -41,7 +38,7 @@ pub struct HistoryTokenStore {
     /// The time of the last store, and the leader of the last token.
     stored_at: Option<Instant>,
     leader: Option<(String, u64)>,
-    saving: Option<Saving>,
+    saving: Option<StoreFuture>,
     /// The number of streams in a row with a hub that has older state.
     behind: u32,
 }

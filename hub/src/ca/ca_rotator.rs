@@ -34,18 +34,18 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The CA that signs now, and the CAs that members may trust.
 pub struct Authorities {
-    view: ArcSwap<View>,
+    view: ArcSwap<CaView>,
     unusable: AtomicBool,
 }
 
-struct View {
+struct CaView {
     identity: Arc<HubIdentity>,
     known: TrustedAuthorities,
 }
 
 impl Authorities {
     fn new(identity: Arc<HubIdentity>, known: TrustedAuthorities) -> Arc<Self> {
-        let view = ArcSwap::from_pointee(View { identity, known });
+        let view = ArcSwap::from_pointee(CaView { identity, known });
         Arc::new(Self {
             view,
             unusable: AtomicBool::new(false),
@@ -331,7 +331,7 @@ impl CaRotator {
         let (former, present) = (ids(&before), ids(&known));
         self.authorities
             .view
-            .store(Arc::new(View { identity, known }));
+            .store(Arc::new(CaView { identity, known }));
         for gone in former.iter().filter(|id| !present.contains(id)) {
             tracing::info!(authority = %gone, "a former CA is no longer needed and is not trusted any more");
         }

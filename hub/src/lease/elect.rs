@@ -63,7 +63,7 @@ pub struct Election {
 }
 
 /// The result of a request about the Lease.
-enum Answer {
+enum LeaseResponse {
     /// The Lease, if it exists.
     Lease(Option<Box<Lease>>),
     /// The Lease has changed since it was observed.
@@ -167,13 +167,13 @@ impl Election {
         };
         let now = Instant::now();
         match answer {
-            Answer::Lease(Some(lease)) if step != Step::Read => {
+            LeaseResponse::Lease(Some(lease)) if step != Step::Read => {
                 self.candidate.record_write(*lease, sent, now)
             }
-            Answer::Lease(None) if step != Step::Read => self.candidate.failed(true, now),
-            Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
-            Answer::Changed => self.candidate.failed(true, now),
-            Answer::Failed => self.candidate.failed(false, now),
+            LeaseResponse::Lease(None) if step != Step::Read => self.candidate.failed(true, now),
+            LeaseResponse::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
+            LeaseResponse::Changed => self.candidate.failed(true, now),
+            LeaseResponse::Failed => self.candidate.failed(false, now),
         }
     }
 
@@ -182,11 +182,11 @@ impl Election {
         &self,
         verb: &str,
         call: impl Future<Output = Result<Option<Lease>, kube::Error>>,
-    ) -> Answer {
+    ) -> LeaseResponse {
         match tokio::time::timeout(self.timing.renew / 2, call).await {
-            Ok(Ok(lease)) => Answer::Lease(lease.map(Box::new)),
+            Ok(Ok(lease)) => LeaseResponse::Lease(lease.map(Box::new)),
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
-                Answer::Changed
+                LeaseResponse::Changed
             }
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {
                 let why = &status.message;
@@ -194,18 +194,18 @@ impl Election {
                     verb,
                     "may not {verb} the Lease {LEASE}: give the hub get, list, watch, create, update and delete on it ({why})"
                 );
-                Answer::Failed
+                LeaseResponse::Failed
             }
             Ok(Err(error)) => {
                 tracing::warn!(verb, %error, "cannot {verb} the Lease {LEASE}; trying again");
-                Answer::Failed
+                LeaseResponse::Failed
             }
             Err(_) => {
                 tracing::warn!(
                     verb,
                     "cannot {verb} the Lease {LEASE}: the API server did not answer in time; trying again"
                 );
-                Answer::Failed
+                LeaseResponse::Failed
             }
         }
     }
@@ -281,20 +281,20 @@ impl Election {
                 })
                 .await
             {
-                Answer::Lease(_) => {
+                LeaseResponse::Lease(_) => {
                     tracing::info!("the Lease is given away");
                     break;
                 }
                 // A renewal that was canceled may have reached the API server.
-                Answer::Changed => {
+                LeaseResponse::Changed => {
                     match self.send_request("read", self.leases.get_opt(LEASE)).await {
-                        Answer::Lease(seen) => self
+                        LeaseResponse::Lease(seen) => self
                             .candidate
                             .observe(seen.map(|lease| *lease), Instant::now()),
-                        Answer::Changed | Answer::Failed => break,
+                        LeaseResponse::Changed | LeaseResponse::Failed => break,
                     }
                 }
-                Answer::Failed => break,
+                LeaseResponse::Failed => break,
             }
         }
         self.hub_state.set_lead(None);

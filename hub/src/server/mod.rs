@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::hub_state::{HubState, LiveSession};
-use crate::join::{Caller, Registrar, refused};
+use crate::join::{JoinClient, Registrar, refused};
 use crate::lease;
 use crate::lease::MemberKey;
 use crate::membership::decide::{JoinRefusal, admit, admit_renewal};
@@ -296,7 +296,7 @@ impl Runnel for Server {
             .map(|caller| caller.peer.address.ip());
         let address = address.filter(|address| !address.is_unspecified());
         let request = request.into_inner();
-        let caller = Caller {
+        let caller = JoinClient {
             address,
             known: self.is_token_of_join(&request),
         };

@@ -595,7 +595,7 @@ const RECEIVE_BUFFER: usize = 512;
 /// The size of the header of each message: a compression flag and its length.
 const HEADER: usize = 5;
 
-type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 /// The gRPC service, with its own handler for sessions.
 #[derive(Clone)]
@@ -625,13 +625,13 @@ impl NamedService for Calls {
 impl Service<Request<Body>> for Calls {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Answer;
+    type Future = ResponseFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Body>) -> Answer {
+    fn call(&mut self, request: Request<Body>) -> ResponseFuture {
         if request.uri().path() != SESSION {
             return self.others.call(request);
         }

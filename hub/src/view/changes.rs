@@ -31,7 +31,7 @@ pub(super) enum Kind {
 
 /// A change of one delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct DeliveryChange {
     pub(super) version: u64,
     pub(super) uid: RuleUid,
     pub(super) rule: RuleName,
@@ -42,7 +42,7 @@ pub(super) struct Change {
 /// Changes of a scope, in their order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Batch {
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<DeliveryChange>,
     /// The version up to which the changes are complete.
     pub(super) version: u64,
     /// Whether no more changes follow.
@@ -70,7 +70,7 @@ pub(super) struct Changes {
     version: u64,
     /// Changes before this version are unknown.
     floor: u64,
-    log: VecDeque<Change>,
+    log: VecDeque<DeliveryChange>,
     compared: BTreeMap<RuleUid, Compared>,
     scopes: BTreeMap<Scope, Reading>,
 }
@@ -221,7 +221,7 @@ impl Changes {
 
     fn record(&mut self, uid: &RuleUid, rule: &RuleName, cluster: ClusterName, kind: Kind) {
         self.version += 1;
-        self.log.push_back(Change {
+        self.log.push_back(DeliveryChange {
             version: self.version,
             uid: uid.clone(),
             rule: rule.clone(),
@@ -253,7 +253,7 @@ impl Changes {
         version: u64,
         scope: &Scope,
         limit: usize,
-        concerns: impl Fn(&Change) -> bool,
+        concerns: impl Fn(&DeliveryChange) -> bool,
     ) -> Option<Batch> {
         if !self.knows(version, scope) {
             return None;
@@ -263,7 +263,7 @@ impl Changes {
             .log
             .range(begin..)
             .filter(|change| scope.has(&change.rule) && concerns(change));
-        let first: Vec<&Change> = concerned.by_ref().take(limit).collect();
+        let first: Vec<&DeliveryChange> = concerned.by_ref().take(limit).collect();
         // If more follow, the next batch begins after the last one.
         let last = concerned.next().and_then(|_| first.last());
         Some(Batch {
@@ -284,7 +284,7 @@ impl Changes {
 }
 
 /// Merges the changes of each delivery into one, at the place of its last one.
-fn merged(changes: &[&Change]) -> Vec<Change> {
+fn merged(changes: &[&DeliveryChange]) -> Vec<DeliveryChange> {
     let mut ends: BTreeMap<(&RuleUid, &ClusterName), (Kind, u64)> = BTreeMap::new();
     for change in changes {
         let (_, last) = ends
@@ -300,7 +300,7 @@ fn merged(changes: &[&Change]) -> Vec<Change> {
             (Kind::Added, _) => Kind::Added,
             _ => Kind::Modified,
         };
-        (*last == change.version).then(|| Change {
+        (*last == change.version).then(|| DeliveryChange {
             kind,
             ..(*change).clone()
         })
@@ -350,7 +350,7 @@ mod tests {
     fn since(changes: &Changes, version: u64) -> Option<Vec<(String, Kind)>> {
         let batch = changes.after(version, &shop(), usize::MAX, |_| true)?;
         assert!(batch.is_last && batch.version == changes.version());
-        let one = |change: Change| (change.cluster.as_str().to_owned(), change.kind);
+        let one = |change: DeliveryChange| (change.cluster.as_str().to_owned(), change.kind);
         Some(batch.changes.into_iter().map(one).collect())
     }
 
@@ -392,7 +392,7 @@ mod tests {
         changes.set(&uid, &rule("r"), rows(&[("a", 2), ("b", 1), ("c", 1)]));
         let mut sizes = Vec::new();
         while version < changes.version() {
-            let not_b = |change: &Change| change.cluster.as_str() != "b";
+            let not_b = |change: &DeliveryChange| change.cluster.as_str() != "b";
             let batch = changes.after(version, &shop(), 2, not_b).unwrap();
             assert!(batch.changes.iter().all(|change| change.version > version));
             assert_eq!(batch.is_last, batch.version == changes.version());

@@ -217,7 +217,7 @@ struct Pairs {
 }
 
 /// What an agent answered about one pair.
-struct Listing {
+struct CopyListing {
     pair: Pair,
     rows: Vec<CopyRow>,
     /// The last copy that was considered.
@@ -226,7 +226,7 @@ struct Listing {
     more: bool,
 }
 
-impl Listing {
+impl CopyListing {
     fn of(pair: Pair) -> Self {
         Self {
             last: pair.after.clone(),
@@ -395,7 +395,7 @@ impl ViewServer {
         let ahead = query.limit.min(COPIES_LIMIT);
         let mut listings = stream::iter(pairs)
             .map(|pair| async {
-                let mut listing = Listing::of(pair);
+                let mut listing = CopyListing::of(pair);
                 self.fill(&mut listing, ahead, query, &missing, end).await;
                 listing
             })
@@ -434,7 +434,7 @@ impl ViewServer {
     /// Asks the agent of a cluster for the copies of a rule, until there are `limit` of them.
     async fn fill(
         &self,
-        listing: &mut Listing,
+        listing: &mut CopyListing,
         limit: usize,
         query: &Query,
         missing: &LeafMutex<BTreeSet<ClusterName>>,
@@ -494,7 +494,7 @@ impl ViewServer {
 
 /// Adds the selected copies of an answer. Copies out of order are left out, so that each page of a
 /// broken agent begins after the one before.
-fn take_in(listing: &mut Listing, answer: CopyList, query: &Query) {
+fn take_in(listing: &mut CopyListing, answer: CopyList, query: &Query) {
     listing.more = answer.more && !answer.copies.is_empty();
     for listed in answer.copies {
         if listing
@@ -565,7 +565,7 @@ mod tests {
     }
 
     fn taken(text: &str, names: &[&str], more: bool) -> (Vec<String>, bool) {
-        let mut listing = Listing {
+        let mut listing = CopyListing {
             pair: pair(),
             rows: vec![],
             last: None,

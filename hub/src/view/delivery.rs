@@ -194,7 +194,7 @@ fn state_name(state: ClusterState) -> String {
 }
 
 /// One page of a list.
-pub(super) struct Page {
+pub(super) struct DeliveryPage {
     pub(super) rows: Vec<Row>,
     /// The position of the last row, if more rows follow.
     pub(super) next: Option<Position>,
@@ -228,7 +228,7 @@ impl Reader<'_> {
     ///
     /// # Errors
     /// [`ViewError::Unavailable`], while this replica does not serve.
-    pub(super) fn page(&self, scope: &Scope, query: &Query) -> Result<Page, ViewError> {
+    pub(super) fn page(&self, scope: &Scope, query: &Query) -> Result<DeliveryPage, ViewError> {
         self.serving_since()?;
         let mut rows = Vec::new();
         for (name, uid) in self.rules(scope) {
@@ -252,10 +252,10 @@ impl Reader<'_> {
             if full {
                 rows.truncate(query.limit);
                 let next = rows.last().map(Row::position);
-                return Ok(Page { rows, next });
+                return Ok(DeliveryPage { rows, next });
             }
         }
-        Ok(Page { rows, next: None })
+        Ok(DeliveryPage { rows, next: None })
     }
 
     /// Passes the selected deliveries of a rule to `take`, until it returns true. Returns whether

@@ -104,7 +104,7 @@ impl ListFormat {
 }
 
 /// A list of deliveries, as far as it is not sent.
-struct Listing {
+struct DeliveryListing {
     server: Arc<ViewServer>,
     scope: Scope,
     /// The query of the next part.
@@ -125,7 +125,7 @@ impl ViewServer {
         query: &Query,
         form: Form,
     ) -> Result<Response, ViewError> {
-        let mut listing = Listing {
+        let mut listing = DeliveryListing {
             server: self.clone(),
             scope: target.scope(),
             left: query.limit,
@@ -144,13 +144,13 @@ impl ViewServer {
         if listing.ended {
             return Ok(response(Body::from(first)));
         }
-        let parts = stream::unfold(listing, Listing::next);
+        let parts = stream::unfold(listing, DeliveryListing::next);
         let parts = stream::StreamExt::chain(stream::iter([Ok(first)]), parts);
         Ok(response(Body::from_stream(parts)))
     }
 }
 
-impl Listing {
+impl DeliveryListing {
     /// Returns the next part; `None` after the last one. An error ends the connection, so that the
     /// client takes no part of a list for the whole.
     async fn next(mut self) -> Option<(Result<Vec<u8>, ViewError>, Self)> {

@@ -216,13 +216,13 @@ pub(super) enum IncludeObject {
 
 /// The content of a `continue` token.
 #[derive(Serialize, Deserialize)]
-struct Token {
+struct ContinueToken {
     after: Position,
 }
 
 /// Returns the token for the page after an object.
 pub(super) fn token(after: &Position) -> String {
-    let token = Token {
+    let token = ContinueToken {
         after: after.clone(),
     };
     BASE64URL_NOPAD.encode(&serde_json::to_vec(&token).expect("a token has only text"))
@@ -230,7 +230,7 @@ pub(super) fn token(after: &Position) -> String {
 
 fn position(token: &str) -> Option<Position> {
     let bytes = BASE64URL_NOPAD.decode(token.as_bytes()).ok()?;
-    let token: Token = serde_json::from_slice(&bytes).ok()?;
+    let token: ContinueToken = serde_json::from_slice(&bytes).ok()?;
     if let Some([resource, namespace, name]) = &token.after.copy {
         SourceRef::checked(resource, namespace, name)?;
     }

@@ -13,7 +13,7 @@ use runnel_api::{VIEW_GROUP, VIEW_VERSION};
 use runnel_proto::model::{ClusterName, RuleUid};
 use serde_json::{Value, json};
 
-use super::changes::{Batch, Change, Kind};
+use super::changes::{Batch, DeliveryChange, Kind};
 use super::delivery::{Row, Scope};
 use super::error::ViewError;
 use super::request::{Position, Query};
@@ -219,7 +219,7 @@ impl Watch {
     fn batch(&self, version: u64) -> Option<Batch> {
         let selection = &self.query.selection;
         let is = |only: Option<&str>, value: &str| only.is_none_or(|only| only == value);
-        let concerns = |change: &Change| {
+        let concerns = |change: &DeliveryChange| {
             is(selection.rule(), &change.rule.name)
                 && is(selection.cluster(), change.cluster.as_str())
         };
@@ -232,7 +232,7 @@ impl Watch {
     /// Returns the present deliveries that changed.
     fn rows<'c>(
         &self,
-        changes: &'c [Change],
+        changes: &'c [DeliveryChange],
     ) -> Result<BTreeMap<(&'c RuleUid, &'c ClusterName), Row>, ViewError> {
         let mut clusters: BTreeMap<&RuleUid, BTreeMap<ClusterName, &ClusterName>> = BTreeMap::new();
         for change in changes {
@@ -256,7 +256,7 @@ impl Watch {
     fn add_change(
         &mut self,
         lines: &mut Vec<u8>,
-        change: &Change,
+        change: &DeliveryChange,
         row: Option<Row>,
     ) -> Result<(), ViewError> {
         let exists = row.is_some();
@@ -358,7 +358,7 @@ fn digest(position: &Position) -> u64 {
     hasher.finish()
 }
 
-fn position_of(change: &Change) -> Position {
+fn position_of(change: &DeliveryChange) -> Position {
     Position {
         namespace: change.rule.namespace.clone(),
         rule: change.rule.name.clone(),

@@ -119,7 +119,7 @@ async fn read_by_list(
     let mut left = wanted.clone();
     let list = list(&client, &hub_state, &scope, &mut left);
     let listed = tokio::time::timeout(limit, list).await;
-    if let Err(why) = listed.unwrap_or(Err(ListError::Timeout)) {
+    if let Err(why) = listed.unwrap_or(Err(ContentListError::Timeout)) {
         let (resource, namespace) = (&scope.resource, &scope.namespace);
         tracing::warn!(%resource, %namespace, %why, "cannot list sources with their content; reading them one by one");
     }
@@ -128,7 +128,7 @@ async fn read_by_list(
 
 /// Why a list with contents failed; the sources are read one by one then.
 #[derive(Debug, thiserror::Error)]
-enum ListError {
+enum ContentListError {
     #[error("it is of an unknown kind")]
     UnknownKind,
     #[error("no such request")]
@@ -152,9 +152,9 @@ async fn list(
     hub_state: &Arc<HubState>,
     scope: &ListScope,
     left: &mut BTreeSet<SourceRef>,
-) -> Result<(), ListError> {
+) -> Result<(), ContentListError> {
     let Some(kind) = Kind::by_resource(&scope.resource) else {
-        return Err(ListError::UnknownKind);
+        return Err(ContentListError::UnknownKind);
     };
     let path = Request::new(DynamicObject::url_path(
         &api_resource(kind),
@@ -168,7 +168,7 @@ async fn list(
         {
             Some(bytes) => bytes,
             None if size.shrink() => continue,
-            None => return Err(ListError::TooLarge),
+            None => return Err(ContentListError::TooLarge),
         };
         size.record_page_size(bytes.len());
         let (hub_state, requested) = (hub_state.clone(), left.clone());
@@ -176,14 +176,14 @@ async fn list(
         let taken =
             tokio::task::spawn_blocking(move || observe_page(&hub_state, kind, &requested, &bytes))
                 .await;
-        let Ok(Some(Page {
+        let Ok(Some(ListedPage {
             listed: seen,
             count,
             readable,
             continue_token,
         })) = taken
         else {
-            return Err(ListError::Unreadable);
+            return Err(ContentListError::Unreadable);
         };
         shown += count;
         all_readable &= readable;
@@ -207,21 +207,25 @@ async fn page(
     path: &Request,
     (limit, next): (u32, Option<&str>),
     bytes: usize,
-) -> Result<Option<Vec<u8>>, ListError> {
+) -> Result<Option<Vec<u8>>, ContentListError> {
     let mut params = ListParams::default().limit(limit);
     if let Some(token) = next {
         params = params.continue_token(token);
     }
-    let request = path.list(&params).map_err(|_| ListError::NoSuchRequest)?;
+    let request = path
+        .list(&params)
+        .map_err(|_| ContentListError::NoSuchRequest)?;
     let body = client
         .request_stream(request)
         .await
-        .map_err(ListError::Api)?;
-    read_page(body, bytes).await.map_err(|_| ListError::Broken)
+        .map_err(ContentListError::Api)?;
+    read_page(body, bytes)
+        .await
+        .map_err(|_| ContentListError::Broken)
 }
 
 /// The content of one page.
-struct Page {
+struct ListedPage {
     /// The selected objects.
     listed: BTreeSet<SourceRef>,
     /// Number of objects.
@@ -238,8 +242,8 @@ fn observe_page(
     kind: &Kind,
     wanted: &BTreeSet<SourceRef>,
     bytes: &[u8],
-) -> Option<Page> {
-    let mut page = Page {
+) -> Option<ListedPage> {
+    let mut page = ListedPage {
         listed: BTreeSet::new(),
         count: 0,
         readable: true,

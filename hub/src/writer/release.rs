@@ -14,7 +14,7 @@ use runnel_hub_core::status::{Now, SETTLING};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The state of a rule that is being deleted, in one cluster.
-enum Answer {
+enum ReleaseState {
     /// The cluster has no copies of the rule.
     Free,
     /// The cluster may still answer.
@@ -82,13 +82,13 @@ impl Writer {
         let mut orders = Vec::new();
         for (name, cluster) in index.clusters().iter() {
             match self.answer((uid, &index), (name, cluster), now) {
-                Answer::Awaited if waits => return None,
-                Answer::Awaited | Answer::Disconnected
+                ReleaseState::Awaited if waits => return None,
+                ReleaseState::Awaited | ReleaseState::Disconnected
                     if !overflow.contains(&Some(name.clone())) =>
                 {
                     orders.push(name.clone())
                 }
-                Answer::Awaited | Answer::Disconnected | Answer::Free => {}
+                ReleaseState::Awaited | ReleaseState::Disconnected | ReleaseState::Free => {}
             }
         }
         Some(orders)
@@ -99,16 +99,16 @@ impl Writer {
         (uid, index): (&RuleUid, &Index),
         (name, cluster): (&ClusterName, &Cluster),
         now: Now,
-    ) -> Answer {
+    ) -> ReleaseState {
         if cluster.pending.contains_key(uid) {
-            return Answer::Free;
+            return ReleaseState::Free;
         }
         // A cluster that is not accepted may be accepted later, but the rule does not wait for it.
         if !cluster.accepted {
             return if cluster.was_connected {
-                Answer::Disconnected
+                ReleaseState::Disconnected
             } else {
-                Answer::Free
+                ReleaseState::Free
             };
         }
         if let Some(live) = self.hub_state.sessions.get(name) {
@@ -119,7 +119,7 @@ impl Writer {
                 .acked_rules(name)
                 .any(|(acked, _)| acked == uid);
             if !holds && session.is_free_of(uid, version) {
-                return Answer::Free;
+                return ReleaseState::Free;
             }
             if session.version() < version {
                 // A change of a rule does not wake every session.
@@ -127,22 +127,22 @@ impl Writer {
             }
             // It receives no removal before an administrator has confirmed the divergence.
             return if report_store.is_unconfirmed(name) {
-                Answer::Disconnected
+                ReleaseState::Disconnected
             } else {
-                Answer::Awaited
+                ReleaseState::Awaited
             };
         }
         let report_store = self.hub_state.report_store.lock();
         if !cluster.was_connected && !report_store.has_connected(name) {
-            return Answer::Free;
+            return ReleaseState::Free;
         }
         let young = self.uptime(now) < SETTLING;
         let may_be_back = report_store.session(name, now.instant).is_some()
             || (young && !report_store.has_connected(name));
         if may_be_back {
-            Answer::Awaited
+            ReleaseState::Awaited
         } else {
-            Answer::Disconnected
+            ReleaseState::Disconnected
         }
     }
 }

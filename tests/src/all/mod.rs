@@ -20,12 +20,12 @@ use parking_lot::Mutex;
 
 use crate::cargo;
 use order::{Durations, at_once};
-use programs::Program;
+use programs::TestProgram;
 
 /// Runs all tests, several test programs at a time.
 #[derive(Debug, Parser)]
 #[command(name = "test-all")]
-struct Options {
+struct TestOptions {
     /// So many test programs at a time, each with RUST_TEST_THREADS tests. By default one per core, as far as there are 4 GiB
     /// of free memory for each.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -38,13 +38,13 @@ struct Options {
 /// The shared state of one run.
 struct Run {
     folder: PathBuf,
-    waiting: Mutex<Vec<Program>>,
-    ended: Mutex<Vec<Ended>>,
+    waiting: Mutex<Vec<TestProgram>>,
+    ended: Mutex<Vec<ProgramResult>>,
     of: usize,
 }
 
 /// A program that has ended.
-struct Ended {
+struct ProgramResult {
     name: String,
     passed: bool,
     took: Duration,
@@ -52,7 +52,7 @@ struct Ended {
 
 /// The whole program.
 pub fn main() -> ExitCode {
-    match run(&Options::parse()) {
+    match run(&TestOptions::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -62,7 +62,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> Result<bool> {
+fn run(options: &TestOptions) -> Result<bool> {
     let begin = Instant::now();
     let mut programs = programs::build()?;
     programs.retain(|program| {
@@ -131,7 +131,7 @@ impl Run {
             let took = begin.elapsed();
             let text = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
             let mut ended = self.ended.lock();
-            ended.push(Ended {
+            ended.push(ProgramResult {
                 name: program.name.clone(),
                 passed,
                 took,
@@ -151,7 +151,7 @@ impl Run {
 
 /// Runs one program as cargo does. Both of its outputs are written to a file: a pipe might stay
 /// open in a child process.
-fn execute(program: &Program, log: &Path) -> Result<bool> {
+fn execute(program: &TestProgram, log: &Path) -> Result<bool> {
     let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut command = Command::new(&program.executable);
     cargo::without_own_package(&mut command);
@@ -168,7 +168,7 @@ fn execute(program: &Program, log: &Path) -> Result<bool> {
     Ok(status.success())
 }
 
-fn summary(ended: &[Ended], documented: bool, took: Duration) -> bool {
+fn summary(ended: &[ProgramResult], documented: bool, took: Duration) -> bool {
     let failed: Vec<_> = ended
         .iter()
         .filter(|one| !one.passed)

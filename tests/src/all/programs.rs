@@ -10,7 +10,7 @@ use crate::cargo::{self, Artifact};
 
 /// A built test program.
 #[derive(Debug)]
-pub struct Program {
+pub struct TestProgram {
     /// Package and target, such as `runnel-tests/wire`.
     pub name: String,
     /// The file to run.
@@ -19,7 +19,7 @@ pub struct Program {
     pub package: PathBuf,
 }
 
-impl Program {
+impl TestProgram {
     /// Its name, as a file may be called.
     pub fn file_name(&self) -> String {
         self.name.replace('/', "-")
@@ -42,7 +42,7 @@ pub fn target() -> Result<PathBuf> {
 }
 
 /// Builds every test program of the workspace; the compiler's words go to standard error.
-pub fn build() -> Result<Vec<Program>> {
+pub fn build() -> Result<Vec<TestProgram>> {
     let mut command = cargo::command();
     command
         .args(["test", "--workspace", "--no-run"])
@@ -69,7 +69,7 @@ pub fn doc_tests() -> Result<bool> {
 }
 
 /// The test programs among the artifacts that cargo reports.
-fn read(messages: &str) -> Vec<Program> {
+fn read(messages: &str) -> Vec<TestProgram> {
     let tests = cargo::artifacts(messages).filter(|artifact| artifact.profile.test);
     tests
         .filter_map(
@@ -87,7 +87,7 @@ fn read(messages: &str) -> Vec<Program> {
                 } else {
                     target.name.as_str()
                 };
-                Some(Program {
+                Some(TestProgram {
                     name: format!("{folder}/{of}"),
                     executable: executable?,
                     package,

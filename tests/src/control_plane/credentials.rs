@@ -28,7 +28,7 @@ const NAMES: [&str; 5] = [
 ];
 
 #[derive(Debug)]
-pub(super) struct Credentials {
+pub(super) struct ControlPlaneCredentials {
     pub url: String,
     pub kubeconfig: PathBuf,
     pub controllers_kubeconfig: PathBuf,
@@ -46,7 +46,7 @@ pub(super) struct Credentials {
     authority_text: String,
 }
 
-impl Credentials {
+impl ControlPlaneCredentials {
     /// Creates all of them and writes them into `folder`.
     pub fn write(folder: &Path, cluster: &str, port: u16) -> Result<Self> {
         let (authority_text, certificate, key) =

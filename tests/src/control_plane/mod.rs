@@ -24,7 +24,7 @@ use crate::restartable::Restartable;
 use crate::scratch::Scratch;
 use crate::wait::eventually;
 pub use backup::Backup;
-use credentials::Credentials;
+use credentials::ControlPlaneCredentials;
 pub(crate) use credentials::{front_proxy, write_private};
 use parts::{Parts, Ports};
 
@@ -57,7 +57,7 @@ pub struct ControlPlane {
     // In the order in which they have to end: an API server without its etcd hangs.
     parts: Parts,
     assets: Assets,
-    credentials: Credentials,
+    credentials: ControlPlaneCredentials,
     scratch: Scratch,
 }
 
@@ -90,7 +90,7 @@ impl ControlPlane {
             None => Scratch::new(name)?,
         };
         let ports = Ports::free()?;
-        let credentials = Credentials::write(scratch.path(), name, ports.api_server)?;
+        let credentials = ControlPlaneCredentials::write(scratch.path(), name, ports.api_server)?;
         let parts = Parts::new(name, scratch.path(), assets, &ports, &credentials, options)?;
         Ok(Self {
             name: name.to_owned(),

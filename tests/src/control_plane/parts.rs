@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Error, Result};
 
 use super::Options;
-use super::credentials::{CONTROLLERS, Credentials, FRONT_PROXY};
+use super::credentials::{CONTROLLERS, ControlPlaneCredentials, FRONT_PROXY};
 use crate::assets::Assets;
 use crate::audit;
 use crate::guard::{Program, last_lines};
@@ -49,7 +49,7 @@ impl Parts {
         folder: &Path,
         assets: &Assets,
         ports: &Ports,
-        credentials: &Credentials,
+        credentials: &ControlPlaneCredentials,
         options: &Options,
     ) -> Result<Self> {
         let audit_log = folder.join("audit.log");
@@ -134,7 +134,11 @@ fn etcd_arguments(folder: &Path, ports: &Ports, durable: bool) -> Vec<String> {
     arguments
 }
 
-fn api_server_arguments(folder: &Path, ports: &Ports, credentials: &Credentials) -> Vec<String> {
+fn api_server_arguments(
+    folder: &Path,
+    ports: &Ports,
+    credentials: &ControlPlaneCredentials,
+) -> Vec<String> {
     vec![
         format!("--etcd-servers={}", etcd_url(ports)),
         "--bind-address=127.0.0.1".to_owned(),
@@ -193,7 +197,7 @@ fn audit_arguments(policy: &Path, log: &Path) -> Vec<String> {
     ]
 }
 
-fn controller_manager_arguments(credentials: &Credentials) -> Vec<String> {
+fn controller_manager_arguments(credentials: &ControlPlaneCredentials) -> Vec<String> {
     vec![
         format!(
             "--kubeconfig={}",

@@ -17,7 +17,7 @@ const ALL: &str = r#"{"key": "AA==", "range_end": "AA=="}"#;
 const LEASES: [&str; 2] = ["/registry/leases/", "/registry/masterleases/"];
 
 #[derive(Deserialize)]
-struct Answer {
+struct RangeResponse {
     kvs: Vec<Pair>,
 }
 
@@ -52,7 +52,7 @@ async fn ask(etcd: &str, call: &str, request: &str) -> Result<String> {
 
 /// The bytes of each key with its value, in the newest revision; Leases are left out.
 pub(super) async fn stored(etcd: &str) -> Result<BTreeMap<String, usize>> {
-    let answer: Answer =
+    let answer: RangeResponse =
         serde_json::from_str(&ask(etcd, "range", ALL).await?).context("an odd answer of etcd")?;
     let size = |pair: Pair| {
         let key = String::from_utf8_lossy(&BASE64.decode(pair.key.as_bytes())?).into_owned();

@@ -14,10 +14,10 @@ use runnel_api::crds;
 
 use super::cluster::Cluster;
 use super::narrate::Narrator;
-use super::stage::{Clusters, Stage, options};
+use super::stage::{Clusters, DemoStage, options};
 use super::story::{DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, SETTINGS};
 use super::undo::undo;
-use super::{Ended, seed, unless_interrupted, with_logs};
+use super::{DemoOutcome, seed, unless_interrupted, with_logs};
 use crate::assets::Assets;
 use crate::binaries;
 use crate::fleet::{AGENT, HUB, NAMESPACE as SYSTEM, rendered};
@@ -35,18 +35,18 @@ pub async fn run(
     hub: &Path,
     members: &[(String, PathBuf)],
     agreed: bool,
-) -> Result<Ended> {
+) -> Result<DemoOutcome> {
     let folder = Scratch::new("existing")?;
     let looked = unless_interrupted(look(hub, members, folder.path())).await;
     let clusters = match looked {
         Ok(Some(clusters)) => clusters,
-        Ok(None) => return Ok(Ended::Interrupted),
-        Err(reason) => return Ok(Ended::Refused(format!("{reason:#}"))),
+        Ok(None) => return Ok(DemoOutcome::Interrupted),
+        Err(reason) => return Ok(DemoOutcome::Refused(format!("{reason:#}"))),
     };
     narrator.title("Runnel: the demo on your clusters");
     plan(narrator, &clusters);
     if !agreed {
-        return Ok(Ended::Refused(
+        return Ok(DemoOutcome::Refused(
             "\nNothing has been done; add --yes to go ahead.".to_owned(),
         ));
     }
@@ -56,8 +56,8 @@ pub async fn run(
     narrator.say("Removing what was made:");
     let removed = unless_interrupted(undo(narrator, &clusters, folder.path())).await;
     match (observed, removed) {
-        (Ok(Some(totals)), Ok(Some(()))) => Ok(Ended::ObservedEvent(totals)),
-        (Ok(None), Ok(Some(()))) => Ok(Ended::Interrupted),
+        (Ok(Some(totals)), Ok(Some(()))) => Ok(DemoOutcome::Completed(totals)),
+        (Ok(None), Ok(Some(()))) => Ok(DemoOutcome::Interrupted),
         (Err(error), Ok(Some(()))) => Err(error),
         (_, Ok(None)) => Err(anyhow!(
             "interrupted while removing; what may be left is listed at the beginning"
@@ -70,7 +70,7 @@ pub async fn run(
 async fn run_steps(narrator: &mut Narrator, clusters: &Clusters, folder: &Path) -> Result<String> {
     let built = tokio::task::spawn_blocking(binaries::build).await??;
     narrator.step("The hub and the agents, as processes of this machine");
-    let stage = Stage::start(clusters, &built, folder, narrator).await?;
+    let stage = DemoStage::start(clusters, &built, folder, narrator).await?;
     clusters.hub.show(narrator, &["get", "member"]).await?;
     seed::run_steps(narrator, clusters, &stage).await
 }

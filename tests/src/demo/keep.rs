@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use super::local::LocalFleet;
 use super::narrate::Narrator;
-use super::{Ended, unless_interrupted, with_logs};
+use super::{DemoOutcome, unless_interrupted, with_logs};
 use crate::control_plane::write_private;
 use crate::scratch::Scratch;
 
@@ -20,7 +20,11 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// When the fleet does not start, or a part of it ends by itself.
-pub async fn run(narrator: &mut Narrator, members: usize, folder: Option<&Path>) -> Result<Ended> {
+pub async fn run(
+    narrator: &mut Narrator,
+    members: usize,
+    folder: Option<&Path>,
+) -> Result<DemoOutcome> {
     let scratch = if folder.is_none() {
         Some(Scratch::new("fleet")?)
     } else {
@@ -31,7 +35,7 @@ pub async fn run(narrator: &mut Narrator, members: usize, folder: Option<&Path>)
         .or(scratch.as_ref().map(|own| own.path().to_owned()));
     let mut folder = match Folder::claim(&folder.context("no folder")?, members) {
         Ok(folder) => folder,
-        Err(error) => return Ok(Ended::Refused(format!("{error:#}"))),
+        Err(error) => return Ok(DemoOutcome::Refused(format!("{error:#}"))),
     };
     let mut ready = false;
     let kept = unless_interrupted(async {
@@ -48,9 +52,9 @@ pub async fn run(narrator: &mut Narrator, members: usize, folder: Option<&Path>)
     let ended: Option<()> = kept.await?;
     debug_assert!(ended.is_none(), "a kept fleet ends when it is interrupted");
     Ok(if ready {
-        Ended::Kept
+        DemoOutcome::Kept
     } else {
-        Ended::Interrupted
+        DemoOutcome::Interrupted
     })
 }
 

@@ -8,8 +8,8 @@ use futures::future::try_join_all;
 use super::cluster::Cluster;
 use super::narrate::Narrator;
 use super::seed;
-use super::stage::{Clusters, Stage};
-use super::{Ended, unless_interrupted, with_logs};
+use super::stage::{Clusters, DemoStage};
+use super::{DemoOutcome, unless_interrupted, with_logs};
 use crate::assets::{Assets, KUBERNETES_VERSION};
 use crate::binaries;
 use crate::control_plane::{ControlPlane, Options};
@@ -21,7 +21,7 @@ const MEMBERS: usize = 2;
 pub struct LocalFleet {
     // Dropped in this order: agents and hub before the clusters that they talk to.
     /// Hub and agents.
-    pub stage: Stage,
+    pub stage: DemoStage,
     /// The clusters.
     pub clusters: Clusters,
     /// The `kubectl` of the control planes' version.
@@ -33,7 +33,7 @@ pub struct LocalFleet {
 ///
 /// # Errors
 /// If a step fails; with the goal and the last observation.
-pub async fn run(narrator: &mut Narrator) -> Result<Ended> {
+pub async fn run(narrator: &mut Narrator) -> Result<DemoOutcome> {
     let observed = unless_interrupted(async {
         narrator
             .title("Runnel: ConfigMaps and Secrets from one hub cluster to its member clusters");
@@ -42,7 +42,7 @@ pub async fn run(narrator: &mut Narrator) -> Result<Ended> {
     });
     Ok(observed
         .await?
-        .map_or(Ended::Interrupted, Ended::ObservedEvent))
+        .map_or(DemoOutcome::Interrupted, DemoOutcome::Completed))
 }
 
 impl LocalFleet {
@@ -77,7 +77,8 @@ impl LocalFleet {
             hub: cluster(&planes[0]),
             members: planes[1..].iter().map(cluster).collect(),
         };
-        let stage = with_logs(Stage::start(&clusters, &built, planes[0].folder(), narrator).await)?;
+        let stage =
+            with_logs(DemoStage::start(&clusters, &built, planes[0].folder(), narrator).await)?;
         clusters.hub.show(narrator, &["get", "member"]).await?;
         Ok(Self {
             stage,

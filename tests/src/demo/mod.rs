@@ -1,6 +1,6 @@
 //! The demo: the real binaries on real control planes, with all events in the life of a copy,
 //! printed line by line.
-//! [`seed`] has the steps for any [`stage::Stage`]: on temporary control planes ([`local`],
+//! [`seed`] has the steps for any [`stage::DemoStage`]: on temporary control planes ([`local`],
 //! [`keep`]) or on the user's clusters ([`existing`]). The demo always removes its objects.
 
 pub mod cluster;
@@ -32,7 +32,7 @@ const MOST_MEMBERS: u16 = 20;
 /// Shows Runnel on real Kubernetes control planes: a hub, two member clusters, one rule, and what can happen to its copies.
 #[derive(Debug, Parser)]
 #[command(name = "cargo demo", bin_name = "cargo demo")]
-pub struct Arguments {
+pub struct DemoArguments {
     /// Starts a joined fleet without rules, and leaves it running until Ctrl-C.
     #[arg(long, conflicts_with = "hub")]
     keep: bool,
@@ -66,7 +66,7 @@ fn member(text: &str) -> Result<(String, PathBuf), String> {
 /// Runs the demo with the arguments of this process, and returns its exit code: 0 for success, 1 if
 /// something failed or the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match DemoArguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
@@ -107,7 +107,7 @@ fn refuse(error: &clap::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn run(arguments: Arguments) -> ExitCode {
+async fn run(arguments: DemoArguments) -> ExitCode {
     let begin = Instant::now();
     let mut narrator = Narrator::new();
     let observed = match &arguments.hub {
@@ -123,23 +123,23 @@ async fn run(arguments: Arguments) -> ExitCode {
         None => local::run(&mut narrator).await,
     };
     match observed {
-        Ok(Ended::ObservedEvent(totals)) => {
+        Ok(DemoOutcome::Completed(totals)) => {
             narrator.title(&format!(
                 "\nDone: {totals}; {} s in all.",
                 begin.elapsed().as_secs()
             ));
             ExitCode::SUCCESS
         }
-        Ok(Ended::Kept) => {
+        Ok(DemoOutcome::Kept) => {
             narrator.title("\nThe fleet is ended and removed.");
             ExitCode::SUCCESS
         }
-        Ok(Ended::Interrupted) => {
+        Ok(DemoOutcome::Interrupted) => {
             interrupt_children();
             narrator.title("\nInterrupted; nothing is left behind.");
             ExitCode::from(INTERRUPTED)
         }
-        Ok(Ended::Refused(sentence)) => {
+        Ok(DemoOutcome::Refused(sentence)) => {
             eprintln!("{sentence}");
             ExitCode::FAILURE
         }
@@ -152,9 +152,9 @@ async fn run(arguments: Arguments) -> ExitCode {
 
 /// The result of the demo.
 #[derive(Debug)]
-pub enum Ended {
+pub enum DemoOutcome {
     /// Completed, with these totals.
-    ObservedEvent(String),
+    Completed(String),
     /// A kept fleet was interrupted by Ctrl-C.
     Kept,
     /// By Ctrl-C, or another signal to end.

@@ -19,7 +19,7 @@ use crate::scratch;
 const BEGINS: Duration = Duration::from_secs(20);
 
 /// A kind and a namespace to watch; no namespace for kinds without one.
-pub type Place<'a> = (&'a str, Option<&'a str>);
+pub type WatchTarget<'a> = (&'a str, Option<&'a str>);
 
 /// An observation.
 #[derive(Clone, Debug)]
@@ -88,7 +88,7 @@ impl Observer {
     ///
     /// # Errors
     /// When one is not open within 20 s.
-    pub async fn start(cluster: &Cluster, places: &[Place<'_>]) -> Result<Self> {
+    pub async fn start(cluster: &Cluster, places: &[WatchTarget<'_>]) -> Result<Self> {
         let client = cluster.client().await?;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (counter, count) = watch::channel(0);

@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 
 use super::narrate::{Narrator, milliseconds};
 use super::observer::Observation;
-use super::stage::{Clusters, Stage};
+use super::stage::{Clusters, DemoStage};
 use super::story::{
-    DEFAULT, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS, SOON, State, Story, Want,
+    CopyState, DEFAULT, DemoStory, LATE, LIMITS, LOGIN, NAMESPACE, RULE, SETTINGS, SOON, Want,
 };
 
 const BOTH: [&str; 2] = [DEFAULT, LATE];
@@ -29,9 +29,9 @@ const CHANGED: &str = "Y2hhbmdlZA==";
 pub async fn run_steps(
     narrator: &mut Narrator,
     clusters: &Clusters,
-    stage: &Stage,
+    stage: &DemoStage,
 ) -> Result<String> {
-    let mut story = Story::begin(narrator, clusters).await?;
+    let mut story = DemoStory::begin(narrator, clusters).await?;
     story.rule().await.context("a rule and its first copies")?;
     story.edits().await.context("edits of sources")?;
     story
@@ -60,7 +60,7 @@ pub async fn run_steps(
     ))
 }
 
-impl Story<'_> {
+impl DemoStory<'_> {
     async fn rule(&mut self) -> Result<()> {
         self.narrator.step(
             "A rule: what is labeled rule=test goes to default and another-test of all members",
@@ -82,8 +82,8 @@ impl Story<'_> {
         let rule = |seen: &Observation| seen.is("DistributionRule", NAMESPACE, RULE);
         let (_, begin) = self.hub.sees("the rule", mark, SOON, rule).await?;
         let first = [
-            Want::config_map(SETTINGS, State::There),
-            Want::secret(LOGIN, State::There),
+            Want::config_map(SETTINGS, CopyState::There),
+            Want::secret(LOGIN, CopyState::There),
         ];
         for (member, since) in marks.into_iter().enumerate() {
             let namespaces = if member == last {
@@ -119,7 +119,7 @@ impl Story<'_> {
         self.narrator
             .step("Sources are edited: milliseconds from the hub's API server to each member's");
         let last = self.last();
-        let greeting = State::Holds("greeting", "good morning");
+        let greeting = CopyState::Holds("greeting", "good morning");
         let edits = [
             (
                 "configmap",
@@ -129,7 +129,7 @@ impl Story<'_> {
             (
                 "secret",
                 r#"{"stringData":{"password":"changed"}}"#,
-                Want::secret(LOGIN, State::Holds("password", CHANGED)),
+                Want::secret(LOGIN, CopyState::Holds("password", CHANGED)),
             ),
         ];
         for (resource, patch, want) in edits {
@@ -141,7 +141,7 @@ impl Story<'_> {
                     &["-n", NAMESPACE, "patch", resource, want.name, "-p", patch],
                 )
                 .await?;
-            let State::Holds(key, value) = want.state else {
+            let CopyState::Holds(key, value) = want.state else {
                 continue;
             };
             let edited = |seen: &Observation| {
@@ -186,8 +186,8 @@ impl Story<'_> {
             .sees("the namespace", marks[last], SOON, made)
             .await?;
         let wanted = [
-            Want::config_map(SETTINGS, State::There),
-            Want::secret(LOGIN, State::There),
+            Want::config_map(SETTINGS, CopyState::There),
+            Want::secret(LOGIN, CopyState::There),
         ];
         self.arrives((last, marks[last]), begin, &wanted, &[LATE], "has {}")
             .await?;
@@ -212,7 +212,7 @@ impl Story<'_> {
         let (at, begin) = self.members[0]
             .sees("the edited copy", marks[0], SOON, edited)
             .await?;
-        let right = Want::config_map(SETTINGS, State::Holds("greeting", "good morning"));
+        let right = Want::config_map(SETTINGS, CopyState::Holds("greeting", "good morning"));
         self.arrives(
             (0, at),
             begin,
@@ -230,7 +230,7 @@ impl Story<'_> {
         let (at, begin) = self.members[last]
             .sees("the deletion of the copy", mark, SOON, deleted)
             .await?;
-        let back = Want::secret(LOGIN, State::Holds("password", CHANGED));
+        let back = Want::secret(LOGIN, CopyState::Holds("password", CHANGED));
         self.arrives((last, at), begin, &[back], &[DEFAULT], "has {} again")
             .await
             .map(|_| ())
@@ -272,7 +272,7 @@ impl Story<'_> {
             .hub
             .sees("the labeled source", mark, SOON, labeled)
             .await?;
-        let new = [Want::config_map(LIMITS, State::Holds("cpu", "2"))];
+        let new = [Want::config_map(LIMITS, CopyState::Holds("cpu", "2"))];
         for (number, since) in marks.into_iter().enumerate() {
             let namespaces = if number == last {
                 &BOTH[1..]
@@ -315,7 +315,7 @@ impl Story<'_> {
         let (at, begin) = self.members[last]
             .sees("the deletion of the object", mark, SOON, deleted)
             .await?;
-        let new = [Want::config_map(LIMITS, State::Holds("cpu", "2"))];
+        let new = [Want::config_map(LIMITS, CopyState::Holds("cpu", "2"))];
         self.arrives((last, at), begin, &new, &[DEFAULT], "has {}")
             .await?;
         self.ready(6 * self.members.len()).await?;
@@ -336,7 +336,7 @@ impl Story<'_> {
             .hub
             .sees("the deletion of the source", mark, SOON, deleted)
             .await?;
-        let gone = [Want::secret(LOGIN, State::Gone)];
+        let gone = [Want::secret(LOGIN, CopyState::Gone)];
         self.arrives_everywhere(&marks, begin, &gone, &BOTH, "has no {} any more")
             .await?;
         self.ready(4 * self.members.len()).await?;
@@ -359,8 +359,8 @@ impl Story<'_> {
             .sees("the deletion of the rule", mark, SOON, deleted)
             .await?;
         let gone = [
-            Want::config_map(SETTINGS, State::Gone),
-            Want::config_map(LIMITS, State::Gone),
+            Want::config_map(SETTINGS, CopyState::Gone),
+            Want::config_map(LIMITS, CopyState::Gone),
         ];
         self.arrives_everywhere(&marks, begin, &gone, &BOTH, "has no {} any more")
             .await?;

@@ -77,13 +77,13 @@ pub fn site(cluster: &Cluster, folder: &Path) -> Result<Site> {
 
 /// A hub and the agents of its members, as processes of this machine; dropping it ends them.
 #[derive(Debug)]
-pub struct Stage {
+pub struct DemoStage {
     // Dropped in this order.
     agents: Vec<Agent>,
     hub: Hub,
 }
 
-impl Stage {
+impl DemoStage {
     /// Installs the charts, starts the hub, joins every member, and returns when all are connected.
     ///
     /// # Errors

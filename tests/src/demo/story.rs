@@ -31,7 +31,7 @@ pub const SOON: Duration = Duration::from_secs(45);
 
 /// The expected state of a copy.
 #[derive(Clone, Copy, Debug)]
-pub enum State {
+pub enum CopyState {
     /// The copy exists.
     There,
     /// The copy does not exist.
@@ -48,13 +48,13 @@ pub struct Want {
     /// Its name.
     pub name: &'static str,
     /// The expected state.
-    pub state: State,
+    pub state: CopyState,
 }
 
 impl Want {
     /// A ConfigMap.
     #[must_use]
-    pub fn config_map(name: &'static str, state: State) -> Self {
+    pub fn config_map(name: &'static str, state: CopyState) -> Self {
         Self {
             kind: "ConfigMap",
             name,
@@ -64,7 +64,7 @@ impl Want {
 
     /// A Secret.
     #[must_use]
-    pub fn secret(name: &'static str, state: State) -> Self {
+    pub fn secret(name: &'static str, state: CopyState) -> Self {
         Self {
             kind: "Secret",
             name,
@@ -75,16 +75,16 @@ impl Want {
     fn is_met_by(&self, namespace: &str, seen: &Observation) -> bool {
         seen.is(self.kind, namespace, self.name)
             && match self.state {
-                State::There => seen.data.is_some(),
-                State::Gone => seen.data.is_none(),
-                State::Holds(key, value) => seen.holds(key, value),
+                CopyState::There => seen.data.is_some(),
+                CopyState::Gone => seen.data.is_none(),
+                CopyState::Holds(key, value) => seen.holds(key, value),
             }
     }
 }
 
 /// The running demo: the clusters, and the observations in them.
 #[derive(Debug)]
-pub struct Story<'a> {
+pub struct DemoStory<'a> {
     /// Prints it.
     pub narrator: &'a mut Narrator,
     /// The clusters.
@@ -97,7 +97,7 @@ pub struct Story<'a> {
     pub edits: Vec<Duration>,
 }
 
-impl<'a> Story<'a> {
+impl<'a> DemoStory<'a> {
     /// Begins to watch all clusters.
     ///
     /// # Errors

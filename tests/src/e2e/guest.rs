@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 
-use super::stage::Stage;
+use super::stage::E2eStage;
 use super::story::{COPIES, CRDS, RULE, SOURCES, TARGETS};
 use crate::demo::cluster::Cluster;
 use crate::fleet::NAMESPACE;
@@ -11,7 +11,7 @@ use crate::fleet::NAMESPACE;
 ///
 /// # Errors
 /// When there is any, or a cluster does not answer.
-pub async fn untouched(stage: &Stage) -> Result<()> {
+pub async fn untouched(stage: &E2eStage) -> Result<()> {
     let crds = [&["crd"], &CRDS[..]].concat();
     nothing(&stage.hub, &crds).await?;
     nothing(&stage.hub, &["namespace", SOURCES, NAMESPACE]).await?;
@@ -43,7 +43,7 @@ async fn nothing(cluster: &Cluster, objects: &[&str]) -> Result<()> {
 ///
 /// # Errors
 /// The first one; everything else is removed all the same.
-pub async fn tidy(stage: &Stage) -> Result<()> {
+pub async fn tidy(stage: &E2eStage) -> Result<()> {
     let mut ends = Vec::new();
     for member in &stage.members {
         ends.push(tidy_member(stage, member).await);
@@ -54,7 +54,7 @@ pub async fn tidy(stage: &Stage) -> Result<()> {
         .context("not everything could be removed from your clusters")
 }
 
-async fn tidy_member(stage: &Stage, member: &Cluster) -> Result<()> {
+async fn tidy_member(stage: &E2eStage, member: &Cluster) -> Result<()> {
     uninstall(stage, member, "runnel-agent").await?;
     // First the namespace of the agent, which would bring the copies back.
     delete(member, &["namespace", NAMESPACE]).await?;
@@ -62,7 +62,7 @@ async fn tidy_member(stage: &Stage, member: &Cluster) -> Result<()> {
     delete(member, &[&["-n", TARGETS[0]], &COPIES[..]].concat()).await
 }
 
-async fn tidy_hub(stage: &Stage) -> Result<()> {
+async fn tidy_hub(stage: &E2eStage) -> Result<()> {
     let hub = &stage.hub;
     uninstall(stage, hub, "runnel-hub").await?;
     delete(hub, &["namespace", NAMESPACE]).await?;
@@ -94,7 +94,7 @@ async fn tidy_hub(stage: &Stage) -> Result<()> {
     delete(hub, &[&["crd"], &CRDS[..]].concat()).await
 }
 
-async fn uninstall(stage: &Stage, cluster: &Cluster, release: &str) -> Result<()> {
+async fn uninstall(stage: &E2eStage, cluster: &Cluster, release: &str) -> Result<()> {
     let arguments = [
         "uninstall",
         release,

@@ -27,7 +27,7 @@ const INTERRUPTED: u8 = 130;
 /// and runc in namespaces of their own, without Docker. Debian's packages that are missing are installed.
 #[derive(Debug, Parser)]
 #[command(name = "cargo e2e", bin_name = "cargo e2e")]
-pub struct Arguments {
+pub struct E2eArguments {
     /// Uses a cluster of yours as the hub, instead of starting one.
     #[arg(long, value_name = "KUBECONFIG", requires_all = ["member", "hub_address"])]
     hub: Option<PathBuf>,
@@ -63,7 +63,7 @@ fn member(text: &str) -> Result<(String, PathBuf), String> {
 /// Runs it with the arguments of this process, and returns its exit code: 0 for success or a
 /// requested skip, 1 if something failed or the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match E2eArguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
@@ -89,7 +89,7 @@ pub fn main() -> ExitCode {
     code
 }
 
-async fn run(arguments: &Arguments) -> ExitCode {
+async fn run(arguments: &E2eArguments) -> ExitCode {
     let begin = Instant::now();
     if arguments.hub.is_none()
         && let Err(why) = packages::prepare()
@@ -118,7 +118,7 @@ async fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn impossible(arguments: &Arguments, why: &anyhow::Error) -> ExitCode {
+fn impossible(arguments: &E2eArguments, why: &anyhow::Error) -> ExitCode {
     if arguments.skip_if_impossible {
         println!("skipped: {why:#}");
         return ExitCode::SUCCESS;
@@ -128,7 +128,7 @@ fn impossible(arguments: &Arguments, why: &anyhow::Error) -> ExitCode {
 }
 
 /// None when it was interrupted.
-async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<Option<()>> {
+async fn observed(arguments: &E2eArguments, narrator: &mut Narrator) -> Result<Option<()>> {
     let Some(stage) = unless_interrupted(stage(arguments, narrator)).await? else {
         return Ok(None);
     };
@@ -147,7 +147,7 @@ async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<Opti
 }
 
 /// The access to the clusters, and the parameters of the steps.
-fn invitation(stage: &stage::Stage) -> String {
+fn invitation(stage: &stage::E2eStage) -> String {
     let all = std::iter::once(&stage.hub).chain(&stage.members);
     let lines = all.map(|cluster| {
         format!(
@@ -169,7 +169,7 @@ fn invitation(stage: &stage::Stage) -> String {
     )
 }
 
-async fn stage(arguments: &Arguments, narrator: &mut Narrator) -> Result<stage::Stage> {
+async fn stage(arguments: &E2eArguments, narrator: &mut Narrator) -> Result<stage::E2eStage> {
     match (&arguments.hub, &arguments.hub_address) {
         (Some(_), _) if !arguments.yes => bail!(
             "on your clusters this installs the charts in the namespace runnel-system, makes the namespaces ns-codis-test \

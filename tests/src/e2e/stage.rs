@@ -23,7 +23,7 @@ pub const NODE_PORT: u16 = 30843;
 
 /// A hub cluster, its members, and what installs Runnel there.
 #[derive(Debug)]
-pub struct Stage {
+pub struct E2eStage {
     /// The hub's cluster.
     pub hub: Cluster,
     /// The members' clusters.
@@ -40,7 +40,7 @@ pub struct Stage {
     _network: Option<Network>,
 }
 
-impl Stage {
+impl E2eStage {
     /// The machine of a member, from 0, if it is one of ours.
     #[must_use]
     pub fn machine_of(&self, member: usize) -> Option<&Machine> {
@@ -58,7 +58,7 @@ impl Stage {
 ///
 /// # Errors
 /// When a part of that fails; with the end of its log.
-pub async fn local(narrator: &mut Narrator) -> Result<Stage> {
+pub async fn local(narrator: &mut Narrator) -> Result<E2eStage> {
     narrator.step("Images of hub and agent, and three clusters with a real node each");
     let begin = Instant::now();
     let archives = tokio::task::spawn_blocking(images).await??;
@@ -89,7 +89,7 @@ pub async fn local(narrator: &mut Narrator) -> Result<Stage> {
             &folder.path().join("cache"),
         )
     };
-    Ok(Stage {
+    Ok(E2eStage {
         hub: cluster(&machines[0]),
         members: machines[1..].iter().map(cluster).collect(),
         address: format!("{}:{NODE_PORT}", machines[0].address()),
@@ -110,14 +110,14 @@ pub async fn given(
     members: &[(String, PathBuf)],
     address: &str,
     registry: &str,
-) -> Result<Stage> {
+) -> Result<E2eStage> {
     let helm = Helm::find().await?;
     let kubectl = tokio::task::spawn_blocking(Assets::find).await??.kubectl();
     let folder = Scratch::new("e2e")?;
     let cache = folder.path().join("cache");
     let member =
         |(name, kubeconfig): &(String, PathBuf)| Cluster::new(name, kubeconfig, &kubectl, &cache);
-    Ok(Stage {
+    Ok(E2eStage {
         hub: Cluster::new("hub", hub, &kubectl, &cache),
         members: members.iter().map(member).collect(),
         address: address.to_owned(),

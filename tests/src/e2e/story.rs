@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use super::stage::{NODE_PORT, Stage};
+use super::stage::{E2eStage, NODE_PORT};
 use super::waits::{LATER, SOON, condition, get, holds};
 use crate::assets::Assets;
 use crate::binaries::{self, Binaries};
@@ -31,8 +31,8 @@ pub(super) const CRDS: [&str; 5] = [
     "memberclusters.runnel.dev",
 ];
 
-struct Story<'a> {
-    stage: &'a Stage,
+struct E2eStory<'a> {
+    stage: &'a E2eStage,
     narrator: &'a mut Narrator,
     binaries: Binaries,
     greetings: usize,
@@ -42,9 +42,9 @@ struct Story<'a> {
 ///
 /// # Errors
 /// When a step fails.
-pub async fn run_steps(stage: &Stage, narrator: &mut Narrator) -> Result<()> {
+pub async fn run_steps(stage: &E2eStage, narrator: &mut Narrator) -> Result<()> {
     let binaries = tokio::task::spawn_blocking(binaries::build).await??;
-    let mut story = Story {
+    let mut story = E2eStory {
         stage,
         narrator,
         binaries,
@@ -61,7 +61,7 @@ pub async fn run_steps(stage: &Stage, narrator: &mut Narrator) -> Result<()> {
     story.uninstall().await
 }
 
-impl Story<'_> {
+impl E2eStory<'_> {
     async fn install_hub(&mut self) -> Result<()> {
         self.narrator
             .step("The hub, by its chart: two replicas of the image");

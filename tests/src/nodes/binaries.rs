@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::{system, text};
-use crate::assets::{KUBERNETES_VERSION, Places, fingerprint, run_go, wait_for_turn};
+use crate::assets::{AssetFolders, KUBERNETES_VERSION, fingerprint, run_go, wait_for_turn};
 use crate::scratch::Scratch;
 
 const NAME: &str = "node";
@@ -17,7 +17,7 @@ pub(super) const PAUSE_IMAGE: &str = "runnel.test/pause:1";
 
 /// The binaries of a node.
 #[derive(Clone, Debug)]
-pub struct Binaries {
+pub struct NodeBinaries {
     /// The control plane, kubelet, kube-proxy, kube-scheduler and kubectl, by the first argument.
     pub node: PathBuf,
     /// The archive of the sandbox image.
@@ -28,12 +28,12 @@ pub struct Binaries {
 ///
 /// # Errors
 /// A sentence with what is missing and a hint.
-pub fn find() -> Result<Binaries> {
-    let places = Places::from_environment()?;
+pub fn find() -> Result<NodeBinaries> {
+    let places = AssetFolders::from_environment()?;
     let folder = places
         .cache
         .join(format!("{NAME}-{}", fingerprint(&FILES)?));
-    let binaries = Binaries {
+    let binaries = NodeBinaries {
         node: folder.join(NAME),
         pause: folder.join("pause.tar"),
     };

@@ -10,13 +10,13 @@ use rcgen::KeyPair;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::binaries::PAUSE_IMAGE;
-use super::network::Place;
+use super::network::MachineAddresses;
 use super::packages::NETWORK_PLUGINS;
 use super::text;
 use crate::control_plane::front_proxy;
 
 /// Writes all of them into the folder of a machine.
-pub(super) fn write(folder: &Path, place: Place) -> Result<()> {
+pub(super) fn write(folder: &Path, place: MachineAddresses) -> Result<()> {
     let mut token = [0; 16];
     SystemRandom::new()
         .fill(&mut token)
@@ -50,7 +50,7 @@ pub(super) fn write(folder: &Path, place: Place) -> Result<()> {
     Ok(())
 }
 
-fn kubeconfig(folder: &str, place: Place, token: &str) -> String {
+fn kubeconfig(folder: &str, place: MachineAddresses, token: &str) -> String {
     let address = place.address();
     format!(
         r#"apiVersion: v1
@@ -63,7 +63,7 @@ current-context: it
     )
 }
 
-fn network(folder: &str, place: Place) -> String {
+fn network(folder: &str, place: MachineAddresses) -> String {
     let pods = place.pods();
     format!(
         r#"{{"cniVersion": "0.4.0", "name": "runnel", "plugins": [
@@ -94,7 +94,7 @@ state = "{folder}/containerd-state"
     )
 }
 
-fn kubelet(folder: &str, place: Place) -> String {
+fn kubelet(folder: &str, place: MachineAddresses) -> String {
     let (group, services) = (place.group(), place.services());
     format!(
         r#"apiVersion: kubelet.config.k8s.io/v1beta1
@@ -117,7 +117,7 @@ volumePluginDir: {folder}/volume-plugins
     )
 }
 
-fn kube_proxy(folder: &str, place: Place) -> String {
+fn kube_proxy(folder: &str, place: MachineAddresses) -> String {
     let pods = place.pods();
     // The limits of connection tracking are the host's, and not to be changed from here.
     format!(

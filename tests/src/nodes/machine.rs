@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use parking_lot::Mutex;
 
-use super::binaries::Binaries;
-use super::network::Place;
+use super::binaries::NodeBinaries;
+use super::network::MachineAddresses;
 use super::{config, text};
 use crate::control_plane::client_of;
 use crate::guard::{Guarded, Program, last_lines};
@@ -31,8 +31,8 @@ pub struct Machine {
     // Process 1 of its namespace, as this machine calls it.
     first: Mutex<u32>,
     name: String,
-    place: Place,
-    binaries: Binaries,
+    place: MachineAddresses,
+    binaries: NodeBinaries,
     archives: Vec<PathBuf>,
     folder: Scratch,
 }
@@ -46,11 +46,11 @@ impl Machine {
     pub async fn start(
         name: &str,
         number: u8,
-        binaries: &Binaries,
+        binaries: &NodeBinaries,
         archives: &[PathBuf],
     ) -> Result<Self> {
         let folder = Scratch::new(&format!("node-{name}"))?;
-        let place = Place(number);
+        let place = MachineAddresses(number);
         config::write(folder.path(), place)?;
         let archives = [std::slice::from_ref(&binaries.pause), archives].concat();
         let machine = Self {

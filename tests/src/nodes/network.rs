@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use super::system;
-use crate::assets::{Places, wait_for_turn};
+use crate::assets::{AssetFolders, wait_for_turn};
 
 const BRIDGE: &str = "runnel0";
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -15,9 +15,9 @@ const MOST: u8 = 9;
 
 /// The addresses of one machine, derived from its number, from 1 to 9.
 #[derive(Clone, Copy, Debug)]
-pub struct Place(pub(super) u8);
+pub struct MachineAddresses(pub(super) u8);
 
-impl Place {
+impl MachineAddresses {
     /// The address of its node, at which its API server and its node ports are.
     #[must_use]
     pub fn address(self) -> String {
@@ -121,7 +121,7 @@ impl Network {
     /// # Errors
     /// When the system refuses.
     pub fn make() -> Result<Self> {
-        let places = Places::from_environment()?;
+        let places = AssetFolders::from_environment()?;
         fs::create_dir_all(&places.cache)
             .with_context(|| format!("cannot create {}", places.cache.display()))?;
         let turn = wait_for_turn(&places.cache, "nodes", "clusters with real nodes")?;
@@ -140,7 +140,7 @@ impl Drop for Network {
 }
 
 fn sweep() {
-    for place in (1..=MOST).map(Place) {
+    for place in (1..=MOST).map(MachineAddresses) {
         let _ = system("ip", &["link", "delete", &place.link()]);
         place.remove_groups();
     }

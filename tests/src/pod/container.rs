@@ -65,9 +65,9 @@ pub(super) fn environment(
 
 /// The local folders of the container's folders.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Places(Vec<(String, PathBuf)>);
+pub(super) struct ContainerFolders(Vec<(String, PathBuf)>);
 
-impl Places {
+impl ContainerFolders {
     /// Longer paths count before those in which they lie.
     pub fn new(mut places: Vec<(String, PathBuf)>) -> Self {
         places.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
@@ -166,7 +166,7 @@ mod tests {
             ("/etc/runnel/policy", "/y"),
             ("/tmp", "/z"),
         ];
-        let places = Places::new(
+        let places = ContainerFolders::new(
             places
                 .map(|(path, here)| (path.to_owned(), PathBuf::from(here)))
                 .into(),

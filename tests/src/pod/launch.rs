@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use kube::config::Kubeconfig;
 use kube::{Api, Client};
 
-use super::container::{Places, Value, environment, expand};
+use super::container::{ContainerFolders, Value, environment, expand};
 use super::{Pod, account_of, container_of, mounts, spec_of};
 use crate::guard::Program;
 use crate::memory::{MemoryLimit, parse_quantity};
@@ -180,7 +180,7 @@ impl Pod {
         })
     }
 
-    fn places(&self, spec: &PodSpec) -> Result<Places> {
+    fn places(&self, spec: &PodSpec) -> Result<ContainerFolders> {
         let mut places = Vec::new();
         for volume in spec.volumes.iter().flatten() {
             places.extend(
@@ -189,7 +189,7 @@ impl Pod {
                     .map(|mount| (mount.clone(), self.place(&mount))),
             );
         }
-        Ok(Places::new(places))
+        Ok(ContainerFolders::new(places))
     }
 }
 

@@ -97,11 +97,11 @@ pub struct Pod {
     wanted: Wanted,
     folder: PathBuf,
     run: Restartable,
-    state: Mutex<State>,
+    state: Mutex<PodState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PodState {
     template: PodTemplateSpec,
     mounted: BTreeMap<String, Files>,
     generation: u64,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
-use super::place::Id;
+use super::cluster::Id;
 
 /// The label with the manager of an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 
-use super::place::{Id, Place, SOON};
+use super::cluster::{Id, SOON, TestCluster};
 use crate::wait::eventually;
 
 /// An Event.
@@ -29,7 +29,7 @@ pub fn is_about_copies(event: &ObservedEvent) -> bool {
     event.kind == "Normal" && event.reason.starts_with("Copies")
 }
 
-impl Place {
+impl TestCluster {
     /// The Events about an object, by `events.k8s.io`.
     ///
     /// # Errors

@@ -2,12 +2,12 @@
 //! read, and the expected state of copies and statuses.
 //! A [`Scene`] is a fleet for one test. Tests that share a fleet use different namespaces.
 
+mod cluster;
 mod copy;
 mod draft;
 mod events;
 mod metrics;
 mod newcomer;
-mod place;
 mod recorder;
 mod rule;
 
@@ -16,22 +16,22 @@ use futures::future::try_join_all;
 use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
+pub use cluster::{Id, SOON, TestCluster};
 pub use copy::{HUB_LABEL, MANAGED_BY, MARKS, RETAINED, RULE, SEAL, SOURCE, is_copy_of, is_marked};
 pub use draft::{Draft, RuleDraft};
 pub use events::{ObservedEvent, is_about_copies};
 pub use metrics::Metrics;
 pub use newcomer::Newcomer;
-pub use place::{Id, Place, SOON};
-pub use recorder::{Change, Record, Recorder};
+pub use recorder::{Change, RecordedEvent, Recorder};
 pub use rule::{condition, entry_of};
 
 /// A fleet for one test, with clients for that test's runtime.
 #[derive(Debug)]
 pub struct Scene {
     /// The hub's cluster.
-    pub hub: Place,
+    pub hub: TestCluster,
     /// The members' clusters, in their order.
-    pub members: Vec<Place>,
+    pub members: Vec<TestCluster>,
 }
 
 impl Scene {
@@ -40,9 +40,9 @@ impl Scene {
     /// # Errors
     /// When a kubeconfig cannot be used.
     pub async fn of(fleet: &Fleet) -> Result<Self> {
-        let hub = Place::new("hub", fleet.hub().client().await?);
+        let hub = TestCluster::new("hub", fleet.hub().client().await?);
         let members = (1..=fleet.size()).map(|number| async move {
-            anyhow::Ok(Place::new(
+            anyhow::Ok(TestCluster::new(
                 fleet.member_name(number),
                 fleet.member(number).client().await?,
             ))
@@ -55,7 +55,7 @@ impl Scene {
 
     /// A member, from 1.
     #[must_use]
-    pub fn member(&self, number: usize) -> &Place {
+    pub fn member(&self, number: usize) -> &TestCluster {
         &self.members[number - 1]
     }
 
@@ -122,7 +122,7 @@ impl Scene {
     }
 }
 
-async fn make_namespaces(place: &Place, names: &[&str]) -> Result<()> {
+async fn make_namespaces(place: &TestCluster, names: &[&str]) -> Result<()> {
     for name in names {
         place
             .make(&Draft::namespace(name).json())

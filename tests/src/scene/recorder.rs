@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::place::{Id, Place};
+use super::cluster::{Id, TestCluster};
 
 /// Shorter than the client's patience.
 const WATCH_SECONDS: u32 = 20;
@@ -31,7 +31,7 @@ pub enum Change {
 
 /// A watch event.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct RecordedEvent {
     /// When it was received.
     pub at: Instant,
     /// The change.
@@ -42,7 +42,7 @@ pub struct Record {
 
 #[derive(Default)]
 struct Log {
-    records: Vec<Record>,
+    records: Vec<RecordedEvent>,
     broken: Option<String>,
 }
 
@@ -66,7 +66,7 @@ impl Recorder {
     ///
     /// # Errors
     /// If they cannot be listed.
-    pub async fn start(place: &Place, like: &Id) -> Result<Self> {
+    pub async fn start(place: &TestCluster, like: &Id) -> Result<Self> {
         let api = place.api(like);
         let list = api.list(&ListParams::default()).await?;
         let version = list.metadata.resource_version.clone().unwrap_or_default();
@@ -90,7 +90,7 @@ impl Recorder {
     ///
     /// # Errors
     /// If the watch broke, so that events may be missing.
-    pub fn so_far(&self) -> Result<Vec<Record>> {
+    pub fn so_far(&self) -> Result<Vec<RecordedEvent>> {
         let log = self.log.lock();
         if let Some(why) = &log.broken {
             bail!("the record of {} has a gap: {why}", self.what);
@@ -129,7 +129,7 @@ impl Recorder {
     ///
     /// # Errors
     /// If events may be missing.
-    pub fn about(&self, namespace: &str, name: &str) -> Result<Vec<Record>> {
+    pub fn about(&self, namespace: &str, name: &str) -> Result<Vec<RecordedEvent>> {
         Ok(self
             .so_far()?
             .into_iter()
@@ -138,7 +138,7 @@ impl Recorder {
     }
 }
 
-fn is_about(record: &Record, namespace: &str, name: &str) -> bool {
+fn is_about(record: &RecordedEvent, namespace: &str, name: &str) -> bool {
     let metadata = &record.object["metadata"];
     metadata["name"] == name && metadata["namespace"].as_str().unwrap_or_default() == namespace
 }
@@ -177,7 +177,9 @@ async fn record(api: Api<DynamicObject>, mut version: String, log: Arc<Mutex<Log
             };
             version = object.metadata.resource_version.clone().unwrap_or_default();
             let object = serde_json::to_value(object).unwrap_or_default();
-            log.lock().records.push(Record { at, change, object });
+            log.lock()
+                .records
+                .push(RecordedEvent { at, change, object });
         }
     }
 }

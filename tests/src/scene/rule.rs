@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::place::{Id, Place};
+use super::cluster::{Id, TestCluster};
 
 /// The condition of this type; an error where it is absent.
 ///
@@ -33,7 +33,7 @@ pub fn entry_of<'a>(rule: &'a Value, cluster: &str) -> Result<&'a Value> {
     found.with_context(|| format!("{cluster} is not listed; the status is {}", rule["status"]))
 }
 
-impl Place {
+impl TestCluster {
     /// Waits until the status is about the newest spec and `Ready` has this status and reason;
     /// returns the rule.
     /// A status from before an edit of a source is still right for a moment: wait for the copies

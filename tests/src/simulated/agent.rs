@@ -11,8 +11,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use super::line::hello;
-use super::{Credentials, Holdings, Line, Record};
+use super::stream::hello;
+use super::{AgentStream, Credentials, Holdings, Record};
 use crate::wait::eventually;
 
 /// How long an agent waits before it connects again.
@@ -22,7 +22,7 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// The intents and observations of an agent.
 #[derive(Clone, Default)]
-pub struct State {
+pub struct AgentState {
     /// The desired set.
     pub holdings: Holdings,
     /// Everything that the hub sent.
@@ -35,7 +35,7 @@ pub struct State {
 /// stopped or the hub refuses it.
 pub struct SimulatedAgent {
     credentials: Credentials,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<AgentState>>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -44,9 +44,9 @@ impl SimulatedAgent {
     /// Starts an agent with these intents.
     #[must_use]
     pub fn start(credentials: &Credentials, holdings: Holdings) -> Self {
-        let state = Arc::new(Mutex::new(State {
+        let state = Arc::new(Mutex::new(AgentState {
             holdings,
-            ..State::default()
+            ..AgentState::default()
         }));
         let stop = CancellationToken::new();
         let running = run(credentials.clone(), state.clone());
@@ -81,7 +81,7 @@ impl SimulatedAgent {
     ///
     /// # Errors
     /// When it is not within 30 s, or the hub broke the protocol; with what came so far.
-    pub async fn until(&self, what: &str, reached: impl Fn(&State) -> bool) -> Result<()> {
+    pub async fn until(&self, what: &str, reached: impl Fn(&AgentState) -> bool) -> Result<()> {
         let what = format!("{what} at {}", self.credentials.cluster);
         let seen = eventually(&what, SOON, async || {
             let state = self.state.lock();
@@ -110,7 +110,7 @@ impl SimulatedAgent {
 
     /// Returns the agent's state.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> AgentState {
         self.state.lock().clone()
     }
 
@@ -121,12 +121,12 @@ impl SimulatedAgent {
     }
 
     /// Calls a function with the state, without copying it.
-    pub fn look<V>(&self, look: impl FnOnce(&State) -> V) -> V {
+    pub fn look<V>(&self, look: impl FnOnce(&AgentState) -> V) -> V {
         look(&self.state.lock())
     }
 
     /// Ends the agent as a lost connection would, and returns what it has and has seen.
-    pub async fn stop(mut self) -> State {
+    pub async fn stop(mut self) -> AgentState {
         self.stop.cancel();
         let _ = (&mut self.task).await;
         self.state()
@@ -139,9 +139,9 @@ impl Drop for SimulatedAgent {
     }
 }
 
-async fn run(credentials: Credentials, state: Arc<Mutex<State>>) {
+async fn run(credentials: Credentials, state: Arc<Mutex<AgentState>>) {
     loop {
-        let end = match Line::open(&credentials).await {
+        let end = match AgentStream::open(&credentials).await {
             Ok(line) => session(line, &credentials, &state).await,
             Err(status) => {
                 state
@@ -163,7 +163,11 @@ async fn run(credentials: Credentials, state: Arc<Mutex<State>>) {
     }
 }
 
-async fn session(mut line: Line, credentials: &Credentials, state: &Mutex<State>) -> Code {
+async fn session(
+    mut line: AgentStream,
+    credentials: &Credentials,
+    state: &Mutex<AgentState>,
+) -> Code {
     line.send(&AgentFrame::Hello(hello(&credentials.cluster)));
     let copies_there = state.lock().holdings.states();
     send_all(&line, AgentFrame::AckedRules(copies_there, true));
@@ -186,7 +190,7 @@ async fn session(mut line: Line, credentials: &Credentials, state: &Mutex<State>
     }
 }
 
-fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
+fn answers(state: &mut AgentState, frame: &HubFrame) -> Vec<AgentFrame> {
     match frame {
         HubFrame::DetailRequest(uids) => uids
             .iter()
@@ -226,7 +230,7 @@ fn answers(state: &mut State, frame: &HubFrame) -> Vec<AgentFrame> {
 }
 
 /// At the end of a snapshot both sides must agree.
-fn compare(state: &mut State, end: &SnapshotEnd) {
+fn compare(state: &mut AgentState, end: &SnapshotEnd) {
     let (intents, digest) = state.holdings.account();
     if (intents, digest) != (end.intents, end.digest) {
         let complaint = format!(
@@ -237,7 +241,7 @@ fn compare(state: &mut State, end: &SnapshotEnd) {
     }
 }
 
-fn send_all(line: &Line, frame: AgentFrame) {
+fn send_all(line: &AgentStream, frame: AgentFrame) {
     for frame in split(frame) {
         line.send(&frame);
     }

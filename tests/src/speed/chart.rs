@@ -13,12 +13,12 @@ const TOP: f64 = 40.0;
 const RIGHT: f64 = 20.0;
 
 /// One place on a chart: a size, Runnel's cost, the bare program's.
-type Point = (f64, f64, Option<f64>);
+type ChartPoint = (f64, f64, Option<f64>);
 
 /// A chart below the other for each line that was measured at two sizes or more; `None` where there is none.
 #[must_use]
 pub fn chart(judged: &[Judged]) -> Option<String> {
-    let mut lines: BTreeMap<(u8, &str), (String, Vec<Point>)> = BTreeMap::new();
+    let mut lines: BTreeMap<(u8, &str), (String, Vec<ChartPoint>)> = BTreeMap::new();
     for Judged { row, line, found } in judged {
         let Ok(reading) = found else { continue };
         let title = format!("row {}: {}, {}", row, line.what, line.unit);
@@ -44,7 +44,7 @@ pub fn chart(judged: &[Judged]) -> Option<String> {
     Some(svg)
 }
 
-fn one(svg: &mut String, offset: f64, title: &str, points: &[Point]) {
+fn one(svg: &mut String, offset: f64, title: &str, points: &[ChartPoint]) {
     let most = |values: &mut dyn Iterator<Item = f64>| values.fold(f64::MIN_POSITIVE, f64::max);
     let widest = most(&mut points.iter().map(|point| point.0));
     let highest = most(
@@ -120,11 +120,11 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verdict::{Line, Reading};
+    use super::super::verdict::{Metric, Reading};
     use super::*;
 
     fn judged(row: u8, size: f64, runnel: f64, bare: Option<f64>) -> Judged {
-        let line = Line {
+        let line = Metric {
             what: "edit -> last ack",
             unit: "ms",
             gate: None,

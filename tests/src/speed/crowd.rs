@@ -16,7 +16,7 @@ use super::counted::{self, Bytes};
 use super::goal::{Goal, Way};
 use super::states::{fail, made_up};
 use crate::scratch::keep_everything;
-use crate::simulated::{Credentials, Holdings, Line, digest_of, hello};
+use crate::simulated::{AgentStream, Credentials, Holdings, digest_of, hello};
 
 /// Handshakes at once: each end has its own work with one, and they share the machine.
 const OPENING: usize = 64;
@@ -28,7 +28,7 @@ const COMPLAINTS: usize = 5;
 
 /// The progress of all agents.
 #[derive(Default)]
-struct Seen {
+struct CrowdProgress {
     bytes: Arc<Bytes>,
     /// Connected agents whose snapshot has ended.
     up_to_date: AtomicUsize,
@@ -47,7 +47,7 @@ struct Seen {
 
 /// Connected agents; dropping them cuts their connections.
 pub struct Crowd {
-    seen: Arc<Seen>,
+    seen: Arc<CrowdProgress>,
     opening: Arc<Semaphore>,
     reports: broadcast::Sender<u32>,
     bare: bool,
@@ -88,7 +88,7 @@ impl Crowd {
     /// Starts an agent for each of these.
     pub fn add(&mut self, credentials: impl IntoIterator<Item = Credentials>) {
         for credentials in credentials {
-            let agent = Agent {
+            let agent = CrowdAgent {
                 credentials,
                 seen: self.seen.clone(),
                 opening: self.opening.clone(),
@@ -260,16 +260,16 @@ impl Crowd {
     }
 }
 
-struct Agent {
+struct CrowdAgent {
     credentials: Credentials,
-    seen: Arc<Seen>,
+    seen: Arc<CrowdProgress>,
     opening: Arc<Semaphore>,
     bare: bool,
     holdings: Holdings,
     way: Way,
 }
 
-impl Agent {
+impl CrowdAgent {
     async fn run(mut self, mut reports: broadcast::Receiver<u32>) {
         loop {
             match self.open().await {
@@ -291,7 +291,7 @@ impl Agent {
 
     /// An agent without a hub keeps its slot while it waits. Otherwise ten thousand agents would
     /// use the processors that the starting hub needs.
-    async fn open(&self) -> Result<Line> {
+    async fn open(&self) -> Result<AgentStream> {
         let _turn = self.opening.acquire().await?;
         let line = self.try_to_open().await;
         if line.is_err() {
@@ -300,9 +300,9 @@ impl Agent {
         line
     }
 
-    async fn try_to_open(&self) -> Result<Line> {
+    async fn try_to_open(&self) -> Result<AgentStream> {
         let channel = counted::channel(&self.credentials, &self.seen.bytes).await?;
-        let line = Line::over(channel).await?;
+        let line = AgentStream::over(channel).await?;
         send(&line, AgentFrame::Hello(hello(&self.credentials.cluster)));
         send(&line, AgentFrame::AckedRules(self.holdings.states(), true));
         Ok(line)
@@ -311,7 +311,7 @@ impl Agent {
     /// Returns how it ended.
     async fn session(
         &mut self,
-        mut line: Line,
+        mut line: AgentStream,
         reports: &mut broadcast::Receiver<u32>,
         up_to_date: &mut bool,
     ) -> String {
@@ -380,7 +380,7 @@ impl Agent {
         }
     }
 
-    fn apply_batch(&mut self, line: &Line, mut batch: Batch) {
+    fn apply_batch(&mut self, line: &AgentStream, mut batch: Batch) {
         let intents = batch
             .rules
             .iter()
@@ -400,7 +400,7 @@ impl Agent {
         self.seen.took(intents, &mut self.way);
     }
 
-    fn report(&self, line: &Line, number: u32) {
+    fn report(&self, line: &AgentStream, number: u32) {
         let mut states = self.holdings.states();
         if states.is_empty() {
             // A bare hub has no rules; it reads and counts a report of the same length.
@@ -417,7 +417,7 @@ impl Agent {
     }
 }
 
-impl Seen {
+impl CrowdProgress {
     fn took(&self, intents: u64, way: &mut Way) {
         self.intents.fetch_add(intents, Ordering::AcqRel);
         let mut goal = self.goal.lock();
@@ -428,7 +428,7 @@ impl Seen {
     }
 }
 
-fn send(line: &Line, frame: AgentFrame) {
+fn send(line: &AgentStream, frame: AgentFrame) {
     for frame in split(frame) {
         line.send(&frame);
     }

@@ -53,12 +53,12 @@ fn spread(samples: &[Vec<f64>; 2]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verdict::{Bound, Line, Reading};
+    use super::super::verdict::{Bound, Metric, Reading};
     use super::*;
 
     #[test]
     fn unmeasured_row_states_the_reason() {
-        let line = Line {
+        let line = Metric {
             what: "bytes",
             unit: "B",
             gate: Some(Bound::AtMost(3.0)),
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn json_has_everything_of_the_table() {
-        let line = Line {
+        let line = Metric {
             what: "bytes",
             unit: "B",
             gate: Some(Bound::AtMost(3.0)),

@@ -39,7 +39,7 @@ const QUICK: Duration = Duration::from_secs(300);
 /// Measures Runnel beside bare programs that do only the unavoidable work, and prints a table of ratios.
 #[derive(Debug, Parser)]
 #[command(name = "cargo speed", bin_name = "cargo speed", after_help = rows_help())]
-pub struct Arguments {
+pub struct SpeedArguments {
     /// The rows to measure, by number or name; all of them otherwise.
     #[arg(value_name = "ROW", value_parser = row)]
     rows: Vec<&'static Row>,
@@ -84,7 +84,7 @@ fn rows_help() -> String {
 /// Measures with the arguments of this process, and returns its exit code: 0 when every gate holds, 1 when one does not or
 /// something could not be measured, 2 when the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = SpeedArguments::parse();
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -103,7 +103,7 @@ pub fn main() -> ExitCode {
     code
 }
 
-async fn run(arguments: Arguments) -> Result<ExitCode> {
+async fn run(arguments: SpeedArguments) -> Result<ExitCode> {
     if let Some(folder) = &arguments.bare_hub {
         return bare::serve(folder).await.map(|()| ExitCode::SUCCESS);
     }
@@ -169,7 +169,7 @@ fn raise_files() {
     );
 }
 
-fn wants(arguments: &Arguments, row: &Row) -> bool {
+fn wants(arguments: &SpeedArguments, row: &Row) -> bool {
     if arguments.rows.is_empty() {
         !(arguments.quick && row.is_long())
     } else {
@@ -215,8 +215,9 @@ mod tests {
 
     #[test]
     fn arguments_name_rows_and_the_help_lists_them() {
-        Arguments::command().debug_assert();
-        let arguments = Arguments::try_parse_from(["speed", "4", "idle-memory", "--quick"]).ok();
+        SpeedArguments::command().debug_assert();
+        let arguments =
+            SpeedArguments::try_parse_from(["speed", "4", "idle-memory", "--quick"]).ok();
         let rows = arguments.map(|arguments| {
             arguments
                 .rows
@@ -225,7 +226,7 @@ mod tests {
                 .collect::<Vec<_>>()
         });
         assert_eq!(rows, Some(vec![4, 7]));
-        assert!(Arguments::try_parse_from(["speed", "nothing"]).is_err());
+        assert!(SpeedArguments::try_parse_from(["speed", "nothing"]).is_err());
         assert!(rows_help().contains("fan-out"));
     }
 
@@ -244,7 +245,7 @@ mod tests {
     #[test]
     fn all_rows_are_chosen_by_default_and_quick_skips_long_ones() {
         let wanted = |given: &[&str]| -> Vec<u8> {
-            let arguments = Arguments::try_parse_from([&["speed"], given].concat()).ok();
+            let arguments = SpeedArguments::try_parse_from([&["speed"], given].concat()).ok();
             let all = ROWS.iter().filter(|row| {
                 arguments
                     .as_ref()

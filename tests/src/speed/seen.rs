@@ -27,12 +27,12 @@ pub struct Sight {
 
 /// All events of one member's watch, in order.
 #[derive(Clone, Default)]
-pub struct Seen {
+pub struct WatchedEvents {
     sights: Arc<Mutex<Vec<Sight>>>,
     more: Arc<Notify>,
 }
 
-impl Seen {
+impl WatchedEvents {
     /// Watches the ConfigMaps of a cluster as long as `tasks` are.
     pub fn of(client: Client, tasks: &mut JoinSet<()>) -> Self {
         let seen = Self::default();
@@ -87,7 +87,7 @@ impl Seen {
     }
 }
 
-async fn record(client: Client, seen: Seen) {
+async fn record(client: Client, seen: WatchedEvents) {
     let api: Api<ConfigMap> = Api::all(client);
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {

@@ -93,7 +93,7 @@ pub fn word(judged: &Judged) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verdict::{Line, Reading};
+    use super::super::verdict::{Metric, Reading};
     use super::*;
 
     fn judged(runnel: f64, bare: Option<f64>) -> Judged {
@@ -101,7 +101,7 @@ mod tests {
             Some(Bound::RatioAtMost(2.0)),
             Some(Bound::RatioAtMost(1.25)),
         );
-        let line = Line {
+        let line = Metric {
             what: "edit to last ack",
             unit: "ms",
             gate,

@@ -41,7 +41,7 @@ impl Bound {
 
 /// A metric of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Line {
+pub struct Metric {
     /// The metric's description.
     pub what: &'static str,
     /// The unit.
@@ -108,7 +108,7 @@ pub struct Judged {
     /// The row's number.
     pub row: u8,
     /// The metric.
-    pub line: Line,
+    pub line: Metric,
     /// The reading, or the reason why there is none.
     pub found: Result<Reading, String>,
 }
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     fn judged(runnel: f64, bare: Option<f64>, gate: Bound, aim: Bound) -> Judged {
-        let line = Line {
+        let line = Metric {
             what: "time",
             unit: "ms",
             gate: Some(gate),
@@ -313,7 +313,7 @@ mod tests {
         };
         assert!(!missing.passes() && !missing.reaches_its_aim());
         let without_gate = Judged {
-            line: Line {
+            line: Metric {
                 gate: None,
                 ..missing.line
             },

@@ -10,7 +10,7 @@ use runnel_agent::run::{Settings, boot};
 use runnel_proto::model::*;
 use runnel_tests::control_plane::{self, ControlPlane};
 use runnel_tests::fleet::{AGENT, account};
-use runnel_tests::scene::{Draft, Id, Place};
+use runnel_tests::scene::{Draft, Id, TestCluster};
 use runnel_transport::ops::{LogFormat, Readiness, WatchTimes, registry};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -30,7 +30,7 @@ pub async fn plane() -> Result<&'static ControlPlane> {
 /// A cluster with an agent in a separate namespace, joined to a separate hub.
 pub struct Alone {
     pub plane: &'static ControlPlane,
-    pub place: Place,
+    pub place: TestCluster,
     pub hub: FakeHub,
     /// The agent's namespace; the names of the others begin with it.
     pub name: String,
@@ -73,7 +73,7 @@ impl Alone {
         namespaces: &[&str],
         values: &Value,
     ) -> Result<Self> {
-        let place = Place::new("alone", plane.client().await?);
+        let place = TestCluster::new("alone", plane.client().await?);
         let hub = FakeHub::start(life).await?;
         // The agent's own policy decides what may be overwritten: its admission policy does not
         // refuse it here.

@@ -1,7 +1,9 @@
 //! Objects that are not Runnel's.
 
 use anyhow::{Context, Result, ensure};
-use runnel_tests::scene::{Draft, HUB_LABEL, Id, Place, RuleDraft, SEAL, condition, entry_of};
+use runnel_tests::scene::{
+    Draft, HUB_LABEL, Id, RuleDraft, SEAL, TestCluster, condition, entry_of,
+};
 use serde_json::{Value, json};
 
 use super::{fleet, scene_with};
@@ -130,7 +132,12 @@ fn clone_of(object: &Value, namespace: &str, name: &str) -> Result<Value> {
     Ok(clone)
 }
 
-async fn has_clone(member: &Place, copy: &Value, namespace: &str, name: &str) -> Result<Value> {
+async fn has_clone(
+    member: &TestCluster,
+    copy: &Value,
+    namespace: &str,
+    name: &str,
+) -> Result<Value> {
     let clone = member.make(&clone_of(copy, namespace, name)?).await?;
     ensure!(
         !clone["metadata"]["annotations"][SEAL].is_null()

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
-use runnel_tests::scene::{Draft, Id, Place, is_about_copies};
+use runnel_tests::scene::{Draft, Id, TestCluster, is_about_copies};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -65,7 +65,7 @@ fn copied(source: &Value, namespace: &str) -> Value {
     copy
 }
 
-async fn copies(place: &Place, home: &str) -> Result<Copies> {
+async fn copies(place: &TestCluster, home: &str) -> Result<Copies> {
     let mut all = Copies::new();
     for namespace in [format!("{home}-a"), format!("{home}-b")] {
         for like in [Id::secret(&namespace, ""), Id::config_map(&namespace, "")] {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
-use runnel_tests::scene::{Draft, Id, Place, Recorder, RuleDraft, SOON, condition, entry_of};
+use runnel_tests::scene::{Draft, Id, Recorder, RuleDraft, SOON, TestCluster, condition, entry_of};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
 use super::{scene, scene_with};
 
 /// Waits until a rule made now is younger than `rule`: ages count in whole seconds.
-async fn grow_older(hub: &Place, rule: &Id) -> Result<()> {
+async fn grow_older(hub: &TestCluster, rule: &Id) -> Result<()> {
     let created = hub.get(rule).await?["metadata"]["creationTimestamp"]
         .as_str()
         .unwrap_or_default()
@@ -24,7 +24,7 @@ async fn grow_older(hub: &Place, rule: &Id) -> Result<()> {
 }
 
 /// Waits until `loser` reports in these words that `winner` has the copy.
-async fn gives_way(hub: &Place, loser: &Id, winner: &Id, words: &str) -> Result<Value> {
+async fn gives_way(hub: &TestCluster, loser: &Id, winner: &Id, words: &str) -> Result<Value> {
     let observed = hub.wait_ready(loser, "False", "Superseded").await?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()

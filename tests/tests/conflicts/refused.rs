@@ -1,7 +1,7 @@
 //! Objects that a member's API server refuses.
 
 use anyhow::{Result, ensure};
-use runnel_tests::scene::{Draft, Id, Place, RuleDraft, SOON, condition, entry_of};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, TestCluster, condition, entry_of};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
@@ -11,7 +11,12 @@ use super::scene_with;
 const CANARY: &str = "c4n4ry-value-that-nobody-may-repeat";
 
 /// The texts of a status and the Events of rule and copy about it, without the canary.
-async fn message_is_not_repeated(hub: &Place, rule: &Id, member: &Place, copy: &Id) -> Result<()> {
+async fn message_is_not_repeated(
+    hub: &TestCluster,
+    rule: &Id,
+    member: &TestCluster,
+    copy: &Id,
+) -> Result<()> {
     let status = hub.get(rule).await?["status"].to_string();
     let events = format!(
         "{:?} {:?}",
@@ -26,7 +31,7 @@ async fn message_is_not_repeated(hub: &Place, rule: &Id, member: &Place, copy: &
 }
 
 /// Refuses ConfigMaps called `forbidden` in one namespace, repeating their content in the message.
-async fn policy(member: &Place, namespace: &str) -> Result<Id> {
+async fn policy(member: &TestCluster, namespace: &str) -> Result<Id> {
     let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}]);
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
@@ -168,7 +173,7 @@ async fn exhausted_quota_is_reported_and_passes() -> Result<()> {
     hub.all_applied(&rule, 2).await.map(|_| ())
 }
 
-async fn set_status(member: &Place, id: &Id, status: &Value) -> Result<()> {
+async fn set_status(member: &TestCluster, id: &Id, status: &Value) -> Result<()> {
     use k8s_openapi::api::core::v1::ResourceQuota;
     let namespace = id.own_namespace().unwrap_or_default();
     let api: kube::Api<ResourceQuota> = kube::Api::namespaced(member.client(), namespace);

@@ -5,7 +5,7 @@ use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::fleet::{Fleet, FleetOptions, HUB, NAMESPACE};
 use runnel_tests::memory::Enforcement;
 use runnel_tests::pod::{Pod, Site, Wanted};
-use runnel_tests::scene::{Draft, Id, Metrics, Place, RuleDraft, SOON, Scene};
+use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, SOON, Scene, TestCluster};
 use runnel_tests::wait::eventually;
 use serde_json::json;
 
@@ -76,7 +76,7 @@ async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
 
     // The first is away for a while: the second may not make use of it.
     fleet.hub_process().kill()?;
-    let twin_hub = Place::new("twin", twin.client().await?);
+    let twin_hub = TestCluster::new("twin", twin.client().await?);
     let message = says(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
     ensure!(message.contains("second hub"), "{message}");
     twin_hub

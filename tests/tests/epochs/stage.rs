@@ -9,7 +9,7 @@ use kube::{Api, Client};
 use runnel_hub::lease::LEASE;
 use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::NAMESPACE;
-use runnel_tests::scene::{Id, Place, SOON, condition};
+use runnel_tests::scene::{Id, SOON, TestCluster, condition};
 use runnel_tests::wait::eventually;
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ pub async fn remembered(client: &Client) -> Result<Option<Vec<u8>>> {
 }
 
 /// Waits until an agent has stored something else than this.
-pub async fn remembers_more(member: &Place, than: &Option<Vec<u8>>) -> Result<()> {
+pub async fn remembers_more(member: &TestCluster, than: &Option<Vec<u8>>) -> Result<()> {
     // Agents store a new token once a minute.
     eventually(
         "the agent to remember what it was told",
@@ -52,7 +52,7 @@ pub async fn renewed(hub: &Client) -> Result<()> {
 }
 
 /// Waits until a MemberCluster has this condition for this reason; returns its message.
-pub async fn says(hub: &Place, member: &str, kind: &str, reason: &str) -> Result<String> {
+pub async fn says(hub: &TestCluster, member: &str, kind: &str, reason: &str) -> Result<String> {
     let object = hub
         .sees(
             &format!("{kind}, {reason}"),
@@ -75,7 +75,7 @@ pub async fn says(hub: &Place, member: &str, kind: &str, reason: &str) -> Result
 }
 
 /// Waits until a MemberCluster has no condition of this kind.
-pub async fn wait_without_condition(hub: &Place, member: &str, kind: &str) -> Result<Value> {
+pub async fn wait_without_condition(hub: &TestCluster, member: &str, kind: &str) -> Result<Value> {
     hub.sees(&format!("no {kind}"), &Id::member(member), |object| {
         ensure!(
             condition(object, kind).is_err(),

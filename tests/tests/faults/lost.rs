@@ -209,7 +209,7 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
     let helm = Helm::find().await?;
     let impostor =
         Hub::install(&helm, &Site::from(&other), stage.fleet.binaries(), &options).await?;
-    let place = runnel_tests::scene::Place::new("other hub", other.client().await?);
+    let place = runnel_tests::scene::TestCluster::new("other hub", other.client().await?);
     let identity = stage
         .scene
         .hub

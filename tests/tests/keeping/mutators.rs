@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use runnel_tests::scene::{Draft, Id, Place, RuleDraft, SOON, entry_of, is_copy_of};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, TestCluster, entry_of, is_copy_of};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ const RELABELS: &str = r#"Object{metadata: Object.metadata{labels: {"team": "for
 
 /// An admission policy that changes the objects of a namespace on every write.
 async fn mutates(
-    member: &Place,
+    member: &TestCluster,
     name: &str,
     namespace: &str,
     only: &str,

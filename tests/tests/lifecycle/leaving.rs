@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, Place, RuleDraft, Scene, condition, is_marked};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, TestCluster, condition, is_marked};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
@@ -44,7 +44,7 @@ async fn stage(agent_values: Value) -> Result<(Fleet, Scene, FleetOptions)> {
     Ok((fleet, scene, options))
 }
 
-async fn says(hub: &Place, kind: &str, status: &str, text: &str) -> Result<String> {
+async fn says(hub: &TestCluster, kind: &str, status: &str, text: &str) -> Result<String> {
     let what = format!("{kind}={status}, {text}");
     let shown = eventually(&what, LONG, async || {
         let member = hub.get(&Id::member(MEMBER)).await?;
@@ -59,7 +59,7 @@ async fn says(hub: &Place, kind: &str, status: &str, text: &str) -> Result<Strin
     shown.await
 }
 
-async fn leave(hub: &Place) -> Result<()> {
+async fn leave(hub: &TestCluster) -> Result<()> {
     hub.change(&Id::member(MEMBER), json!({"spec": {"leaving": true}}))
         .await
         .map(drop)

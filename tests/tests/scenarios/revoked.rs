@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{
-    Draft, Id, Metrics, Place, RuleDraft, SOON, Scene, condition, is_marked,
+    Draft, Id, Metrics, RuleDraft, SOON, Scene, TestCluster, condition, is_marked,
 };
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ async fn fleet() -> Result<&'static Fleet> {
 }
 
 async fn member_says(
-    hub: &Place,
+    hub: &TestCluster,
     name: &str,
     kind: &str,
     status: &str,
@@ -194,7 +194,7 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
 }
 
 /// When the newest certificate of a member expires, and what the agent has stored.
-async fn expiry(hub: &Place, name: &str) -> Result<Timestamp> {
+async fn expiry(hub: &TestCluster, name: &str) -> Result<Timestamp> {
     let member = hub.get(&Id::member(name)).await?;
     let keys = member["status"]["identity"]["keys"]
         .as_array()

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use data_encoding::BASE64;
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
-use runnel_tests::scene::{Draft, Id, Place, RuleDraft, Scene};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, TestCluster};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -181,7 +181,7 @@ async fn look_everywhere(fleet: &Fleet, scene: &Scene, canary: &Canary) -> Resul
 }
 
 /// Runnel's own Secrets contain no content.
-async fn own_secrets(place: &Place, canary: &Canary) -> Result<()> {
+async fn own_secrets(place: &TestCluster, canary: &Canary) -> Result<()> {
     for secret in place.list(&Id::secret(NAMESPACE, "any")).await? {
         let what = format!("{} in {}", secret["metadata"]["name"], place.name());
         for (key, value) in secret["data"].as_object().into_iter().flatten() {
@@ -302,7 +302,7 @@ async fn secret_value_is_only_in_the_secret_and_its_copies() -> Result<()> {
 }
 
 /// A policy takes effect a few seconds after it was made.
-async fn is_in_force(member: &Place) -> Result<()> {
+async fn is_in_force(member: &TestCluster) -> Result<()> {
     let probe = Draft::secret("default", "refused")
         .data("value", "probe")
         .json();

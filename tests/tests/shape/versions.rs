@@ -6,14 +6,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use runnel_tests::audit::Mark;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Change, Draft, Id, Place, Recorder, RuleDraft, SOON, SOURCE, Scene};
+use runnel_tests::scene::{
+    Change, Draft, Id, Recorder, RuleDraft, SOON, SOURCE, Scene, TestCluster,
+};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
 use super::scene;
 
 /// The versions of a copy in a namespace: which number, whether labeled as the newest, and the value of the key `k`.
-async fn versions(member: &Place, namespace: &str) -> Result<Vec<(u64, bool, String)>> {
+async fn versions(member: &TestCluster, namespace: &str) -> Result<Vec<(u64, bool, String)>> {
     let found = member.list(&Id::config_map(namespace, "")).await?;
     let mut versions = vec![];
     for object in found
@@ -45,7 +47,7 @@ async fn versions(member: &Place, namespace: &str) -> Result<Vec<(u64, bool, Str
 }
 
 /// Waits until there are these versions, the newest of them last.
-async fn has_versions(member: &Place, namespace: &str, values: &[&str]) -> Result<()> {
+async fn has_versions(member: &TestCluster, namespace: &str, values: &[&str]) -> Result<()> {
     let mut last = vec![];
     let waited = eventually("these versions", SOON, async || {
         last = versions(member, namespace).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
+use runnel_tests::simulated::{AgentStream, Holdings, SimulatedAgent};
 use runnel_tests::wait::{eventually, steadily};
 
 use super::stage::{self, SOON, forget};
@@ -26,7 +26,7 @@ async fn paused_leader_beyond_its_lease_sends_nothing() -> Result<()> {
     stage.calm(&rule).await?;
     // The same member as `faithful`, without frames since it received the source.
     let holdings = faithful.stop().await.holdings;
-    let mut line = Line::greeted(&copies_there, holdings.states()).await?;
+    let mut line = AgentStream::greeted(&copies_there, holdings.states()).await?;
     while !matches!(
         line.must().await?,
         runnel_proto::model::HubFrame::SnapshotEnd(_)

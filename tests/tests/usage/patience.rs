@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{AGENT, HUB, NAMESPACE, account};
 use runnel_tests::ports;
-use runnel_tests::scene::{Draft, Id, Place, RuleDraft, condition};
+use runnel_tests::scene::{Draft, Id, RuleDraft, TestCluster, condition};
 use serde_json::{Value, json};
 
 use super::stage::{Stage, Which};
@@ -53,7 +53,7 @@ fn agent_arguments(kubeconfig: &Path, join: &Path) -> Vec<String> {
 #[tokio::test]
 async fn hub_and_agent_survive_what_passes_without_restart() -> Result<()> {
     let stage = Stage::new("patience").await?;
-    let place = Place::new("patience", stage.cluster.client().await?);
+    let place = TestCluster::new("patience", stage.cluster.client().await?);
     stage
         .cluster
         .kubectl(&["create", "namespace", "runnel-system"])

@@ -8,7 +8,7 @@ use data_encoding::BASE64;
 use futures::future::try_join_all;
 use ring::rand::{SecureRandom, SystemRandom};
 use runnel_proto::model::{AgentFrame, HubFrame, SourceRef};
-use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
+use runnel_tests::simulated::{AgentStream, Holdings, SimulatedAgent};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::json;
 
@@ -109,7 +109,7 @@ async fn slow_agent_skips_to_the_newest_and_delays_no_other() -> Result<()> {
     let other =
         SimulatedAgent::up_to_date(&stage.join("slow-other").await?, Holdings::default()).await?;
     // It has opened its stream, and reads nothing any more.
-    let mut slow = Line::greeted(&stage.join("slow-one").await?, Vec::new()).await?;
+    let mut slow = AgentStream::greeted(&stage.join("slow-one").await?, Vec::new()).await?;
     let mut newest = String::new();
     for round in 0..ROUNDS {
         newest = format!("{round} {}", noise(300_000)?);

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use futures::future::try_join_all;
 use kube::api::DeleteParams;
 use runnel_tests::scene::Metrics;
-use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
+use runnel_tests::simulated::{AgentStream, Holdings, SimulatedAgent};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::json;
 
@@ -61,7 +61,7 @@ async fn edit_counts_once_when_the_last_member_has_it() -> Result<()> {
     };
     arrives("first").await?;
     // It is connected and applies nothing.
-    let slow = Line::greeted(&joined[2], Vec::new()).await?;
+    let slow = AgentStream::greeted(&joined[2], Vec::new()).await?;
     ensure!(
         observed(&stage).await?.0 == 0.0,
         "what was written before the rule is no edit"

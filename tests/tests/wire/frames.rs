@@ -7,7 +7,7 @@ use bytes::Bytes;
 use runnel_proto::model::{AgentFrame, Hello, HubFrame, RuleState, RuleUid, SourceRef};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN, wire};
 use runnel_tests::scene::Metrics;
-use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
+use runnel_tests::simulated::{AgentStream, Holdings, SimulatedAgent};
 use runnel_transport::tls::{Connector, Route};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -101,7 +101,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
         [&begin[..], &[hello()]].concat(),
     ];
     for (number, frames) in cases.iter().enumerate() {
-        let mut line = Line::open(&credentials).await?;
+        let mut line = AgentStream::open(&credentials).await?;
         frames.iter().for_each(|frame| line.send(frame));
         let end = line
             .end(REFUSED)
@@ -119,7 +119,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
     }
 
     // Not a range of protocol versions of this hub.
-    let mut line = Line::open(&credentials).await?;
+    let mut line = AgentStream::open(&credentials).await?;
     let AgentFrame::Hello(first) = hello() else {
         anyhow::bail!("a Hello")
     };
@@ -143,7 +143,7 @@ async fn frames_out_of_order_are_refused() -> Result<()> {
 
     // Frames that an agent cannot avoid are no violation: discovered copies, repeated acks,
     // unrequested pairs, requests for nothing.
-    let mut line = Line::greeted(&credentials, vec![state("never-heard-of")]).await?;
+    let mut line = AgentStream::greeted(&credentials, vec![state("never-heard-of")]).await?;
     for frame in [
         AgentFrame::AckedRules(vec![state("found-later")], true),
         AgentFrame::Ack(900, Vec::new()),
@@ -200,7 +200,7 @@ async fn malformed_frame_is_refused() -> Result<()> {
         ),
     ];
     for (what, bytes) in cases {
-        let mut line = Line::open(&credentials).await?;
+        let mut line = AgentStream::open(&credentials).await?;
         line.send_bytes(bytes);
         let end = line.end(REFUSED).await.with_context(|| what.to_owned())?;
         ensure!(
@@ -209,7 +209,7 @@ async fn malformed_frame_is_refused() -> Result<()> {
         );
     }
     // After the greeting, an agent loses unreadable items only.
-    let mut line = Line::greeted(&credentials, vec![long_name, state("readable")]).await?;
+    let mut line = AgentStream::greeted(&credentials, vec![long_name, state("readable")]).await?;
     line.send_bytes(Bytes::from_static(&[0xfa, 0x7f, 0x02, 0x08, 0x01]));
     let known = |frame: &HubFrame| matches!(frame, HubFrame::Batch(batch) if batch.rules.iter().any(|rule| rule.orphaned));
     while !known(&line.must().await?) {}
@@ -243,7 +243,7 @@ async fn malformed_frame_is_refused() -> Result<()> {
         .await?
         .sum("runnel_hub_sessions")?;
     ensure!(sessions >= 1.0, "{sessions} sessions");
-    drop(Line::greeted(&credentials, Vec::new()).await?);
+    drop(AgentStream::greeted(&credentials, Vec::new()).await?);
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use runnel_proto::model::{
 };
 use runnel_proto::wire;
 use runnel_tests::scene::Metrics;
-use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
+use runnel_tests::simulated::{AgentStream, Holdings, SimulatedAgent};
 use runnel_tests::wait::eventually;
 use serde_json::json;
 
@@ -101,7 +101,7 @@ async fn member_with_many_streams_and_connections_is_bounded() -> Result<()> {
     let mut lines = Vec::new();
     let long = "m".repeat(MESSAGE_LIMIT);
     for hello in 0..40 {
-        let line = Line::open(&credentials).await?;
+        let line = AgentStream::open(&credentials).await?;
         line.send(&super::frames::hello(&credentials.cluster));
         let (count, message) = if hello % 2 == 0 {
             (3000, long.as_str())
@@ -148,7 +148,7 @@ async fn revoked_member_costs_one_read_a_second() -> Result<()> {
         .patch_member("refused-a", json!({"spec": {"accepted": false}}))
         .await?;
     eventually("the revocation", SOON, async || {
-        Ok(Line::open(&credentials).await.is_err().then_some(()))
+        Ok(AgentStream::open(&credentials).await.is_err().then_some(()))
     })
     .await?;
     let before = limited(&stage, "Calls").await?;
@@ -156,7 +156,7 @@ async fn revoked_member_costs_one_read_a_second() -> Result<()> {
     let tries = 300;
     for _ in 0..tries {
         ensure!(
-            Line::over(channel.clone()).await.is_err(),
+            AgentStream::over(channel.clone()).await.is_err(),
             "a revoked member was let in"
         );
     }
@@ -188,7 +188,7 @@ async fn refusals_of_a_session_are_logged_ten_times() -> Result<()> {
     let stage = shared("refusals").await?;
     let honest = Honest::new(&stage).await?;
     let credentials = stage.join("refusals-a").await?;
-    let line = Line::greeted(&credentials, Vec::new()).await?;
+    let line = AgentStream::greeted(&credentials, Vec::new()).await?;
     let refusal = Refusal {
         rule: RuleUid::from("r"),
         source: SourceRef::new("configmaps", "a", "b"),
@@ -227,7 +227,7 @@ async fn agent_with_more_rules_than_the_limit_is_let_in() -> Result<()> {
     let states: Vec<_> = (0..RULES_LIMIT + 5)
         .map(|number| RuleState::new(format!("r{number}").into()))
         .collect();
-    let mut line = Line::open(&credentials).await?;
+    let mut line = AgentStream::open(&credentials).await?;
     line.send(&super::frames::hello(&credentials.cluster));
     split(AgentFrame::AckedRules(states, true))
         .iter()
@@ -262,7 +262,7 @@ async fn hostile_names_and_messages_reach_no_status() -> Result<()> {
         )
         .await?;
     let credentials = stage.join("texts-a").await?;
-    let mut line = Line::greeted(&credentials, Vec::new()).await?;
+    let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
     let mut copies_there = Holdings::default();
     while value(&copies_there, &source).is_none() {
         if let HubFrame::Batch(batch) = line.must().await? {

@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use runnel_api::MemberCluster;
 use runnel_proto::REASON_METADATA;
 use runnel_proto::model::{AgentFrame, HubFrame, SourceRef};
-use runnel_tests::scene::{Id, Place};
-use runnel_tests::simulated::{Credentials, Holdings, Line};
+use runnel_tests::scene::{Id, TestCluster};
+use runnel_tests::simulated::{AgentStream, Credentials, Holdings};
 use runnel_tests::wait::{eventually, steadily};
 use runnel_transport::identity::{MemberKey, PeerCertificate};
 use serde_json::json;
@@ -84,7 +84,7 @@ fn condition(member: &MemberCluster, kind: &str) -> Option<(String, String, Stri
 
 /// Receives batches until a source has this value.
 async fn takes_until(
-    line: &mut Line,
+    line: &mut AgentStream,
     copies_there: &mut Holdings,
     source: &SourceRef,
     text: &str,
@@ -115,7 +115,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
         )
         .await?;
     let mut credentials = stage.join(cluster).await?;
-    let mut line = Line::greeted(&credentials, Vec::new()).await?;
+    let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
     let (mut copies_there, mut sent) = (Holdings::default(), Vec::new());
     takes_until(&mut line, &mut copies_there, &source, "0").await?;
     let connected = eventually("Connected", SOON, async || {
@@ -147,7 +147,7 @@ async fn stream_is_handed_over_without_gap_or_repetition() -> Result<()> {
             "something follows: {}",
             line.record().sketch()
         );
-        let mut next = Line::greeted(&credentials, copies_there.states()).await?;
+        let mut next = AgentStream::greeted(&credentials, copies_there.states()).await?;
         let end = line.end(Duration::from_secs(5)).await?;
         ensure!(end.message().contains("took over"), "{end:?}");
         ensure!(
@@ -239,14 +239,14 @@ fn payloads(rule: &runnel_proto::model::RuleDelta) -> Vec<String> {
 async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     let (stage, cluster) = (shared("stolen").await?, "stolen-a");
     let old = stage.join(cluster).await?;
-    drop(Line::greeted(&old, Vec::new()).await?);
+    drop(AgentStream::greeted(&old, Vec::new()).await?);
     // An agent that stopped before it stored the new key reconnects with the old one, which is
     // still valid.
     let lost = renewed(&old).await?;
-    drop(Line::greeted(&old, Vec::new()).await?);
+    drop(AgentStream::greeted(&old, Vec::new()).await?);
     let new = renewed(&old).await?;
     until_keys(&stage, cluster, (&[&old, &lost, &new], &[])).await?;
-    let _line = Line::greeted(&new, Vec::new()).await?;
+    let _line = AgentStream::greeted(&new, Vec::new()).await?;
     until_keys(&stage, cluster, (&[&new], &[&old, &lost])).await?;
     let calm = stage.members().get(cluster).await?;
     ensure!(
@@ -255,7 +255,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
         calm.status
     );
 
-    let refused = Line::open(&old)
+    let refused = AgentStream::open(&old)
         .await
         .err()
         .context("let in with a retired key")?;
@@ -271,7 +271,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
         kind == "True" && words.contains(&fingerprint(&old)?) && words.contains("token create"),
         "{kind} {words}"
     );
-    let hub = Place::new("hub", stage.client.clone());
+    let hub = TestCluster::new("hub", stage.client.clone());
     let observed = hub
         .has_event(&Id::member(cluster), "PossibleKeyTheft")
         .await?;
@@ -281,7 +281,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     );
     // Neither repeats nor a renewal with it, nor the other key, cause a second report.
     ensure!(
-        Line::open(&old).await.is_err()
+        AgentStream::open(&old).await.is_err()
             && renewed(&old).await.is_err()
             && renewed(&lost).await.is_err()
     );
@@ -305,7 +305,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
 
     // A client that was never a member did not return.
     let again = stage.join(cluster).await?;
-    drop(Line::greeted(&again, Vec::new()).await?);
+    drop(AgentStream::greeted(&again, Vec::new()).await?);
     let cleared = eventually("the condition to go with a new join", SOON, async || {
         let member = stage.members().get(cluster).await?;
         Ok(condition(&member, "PossibleKeyTheft")
@@ -320,7 +320,7 @@ async fn rotated_key_is_rejected_and_its_use_reported() -> Result<()> {
     );
     until_keys(&stage, cluster, (&[&again], &[])).await?;
     for gone in [&old, &new] {
-        let refused = Line::open(gone)
+        let refused = AgentStream::open(gone)
             .await
             .err()
             .context("let in with the key of another join")?;

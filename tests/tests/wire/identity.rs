@@ -8,7 +8,7 @@ use kube::ResourceExt;
 use kube::api::DeleteParams;
 use rcgen::{CertificateParams, KeyPair, SanType};
 use runnel_proto::REASON_METADATA;
-use runnel_tests::simulated::{Credentials, Forgery, Line, SimulatedAgent, channel, sketch};
+use runnel_tests::simulated::{AgentStream, Credentials, Forgery, SimulatedAgent, channel, sketch};
 use runnel_tests::wait::eventually;
 use runnel_transport::identity::{Authority, MemberKey, PeerCertificate, SpiffeId};
 use runnel_transport::tls::join_config;
@@ -21,7 +21,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 async fn refusal(credentials: &Credentials) -> Result<Status> {
     // The certificate is refused in the handshake, or the session by its answer, or by its first frame.
-    match Line::open(credentials).await {
+    match AgentStream::open(credentials).await {
         Err(status) => Ok(status),
         Ok(mut line) => line.end(Duration::from_secs(10)).await,
     }
@@ -66,12 +66,12 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
         made: now,
         life: DAY,
     };
-    drop(Line::greeted(&good, Vec::new()).await?);
+    drop(AgentStream::greeted(&good, Vec::new()).await?);
 
     // No certificate.
     let pin = own.pin();
     let anonymous = channel(&good.address, join_config(pin, &good.hub)?).await?;
-    let status = Line::over(anonymous)
+    let status = AgentStream::over(anonymous)
         .await
         .err()
         .context("let in without a certificate")?;
@@ -143,7 +143,7 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
     }
 
     // The member is not affected.
-    drop(Line::greeted(&good, Vec::new()).await?);
+    drop(AgentStream::greeted(&good, Vec::new()).await?);
     Ok(())
 }
 
@@ -151,7 +151,7 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
 async fn a_cluster_that_was_made_again_is_another_one() -> Result<()> {
     let stage = shared("reborn").await?;
     let old = stage.join("reborn-a").await?;
-    drop(Line::greeted(&old, Vec::new()).await?);
+    drop(AgentStream::greeted(&old, Vec::new()).await?);
     stage
         .members()
         .delete("reborn-a", &DeleteParams::default())
@@ -180,7 +180,7 @@ async fn a_cluster_that_was_made_again_is_another_one() -> Result<()> {
         .err()
         .context("renewed")?;
     ensure!(renewal.code() == Code::Unauthenticated, "{renewal:?}");
-    drop(Line::greeted(&new, Vec::new()).await?);
+    drop(AgentStream::greeted(&new, Vec::new()).await?);
     Ok(())
 }
 
@@ -205,7 +205,7 @@ async fn unaccepting_or_deleting_cuts_the_stream_in_a_second() -> Result<()> {
             .await?
             .stop()
             .await;
-        let mut line = Line::greeted(&credentials, Vec::new()).await?;
+        let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
         while !line
             .record()
             .upserts()
@@ -233,7 +233,7 @@ async fn unaccepting_or_deleting_cuts_the_stream_in_a_second() -> Result<()> {
             line.record().sketch()
         );
         stage.write("settings", &format!("after {cluster}")).await?;
-        let again = Line::open(&credentials)
+        let again = AgentStream::open(&credentials)
             .await
             .err()
             .context("let in again")?;
@@ -309,7 +309,7 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
             "{status:?}"
         );
         newest = renew(&old).await??;
-        drop(Line::greeted(&newest, Vec::new()).await?);
+        drop(AgentStream::greeted(&newest, Vec::new()).await?);
     }
     // After a longer time only a new join string helps, and the member's status reports that.
     let old = made(&newest, 32)?;
@@ -367,7 +367,7 @@ async fn a_session_ends_with_its_certificate() -> Result<()> {
         life,
     };
     let short = good.forge(&stage.authority().await?, short)?;
-    let mut line = Line::greeted(&short, Vec::new()).await?;
+    let mut line = AgentStream::greeted(&short, Vec::new()).await?;
     let end = line.end(Duration::from_secs(10)).await?;
     ensure!(end.code() == Code::Unauthenticated, "{end:?}");
     ensure!(
@@ -408,8 +408,8 @@ async fn renewal_follows_the_hub_not_the_request() -> Result<()> {
     };
     ensure!(cluster == "renewed-a", "{cluster}");
     // Both are valid: the stream of the old one continues while the new one is tried.
-    let _old = Line::greeted(&own, Vec::new()).await?;
-    drop(Line::greeted(&renewed, Vec::new()).await?);
+    let _old = AgentStream::greeted(&own, Vec::new()).await?;
+    drop(AgentStream::greeted(&renewed, Vec::new()).await?);
     let anonymous = channel(
         &own.address,
         join_config(stage.authority().await?.pin(), &own.hub)?,
@@ -432,8 +432,8 @@ async fn renewal_follows_the_hub_not_the_request() -> Result<()> {
 async fn a_second_session_of_a_cluster_takes_over() -> Result<()> {
     let stage = shared("twice").await?;
     let credentials = stage.join("twice-a").await?;
-    let mut first = Line::greeted(&credentials, Vec::new()).await?;
-    let _second = Line::greeted(&credentials, Vec::new()).await?;
+    let mut first = AgentStream::greeted(&credentials, Vec::new()).await?;
+    let _second = AgentStream::greeted(&credentials, Vec::new()).await?;
     let end = first.end(Duration::from_secs(5)).await?;
     ensure!(
         end.code() == Code::Aborted && end.message().contains("took over"),

@@ -5,7 +5,7 @@ use runnel_proto::model::{
     AckedIntent, AgentFrame, Hello, HubFrame, Refusal, Revision, RuleState, RuleUid, SetDigest,
     SourceRef, TermsDigest,
 };
-use runnel_tests::simulated::{Credentials, Holdings, Line, Record, SimulatedAgent};
+use runnel_tests::simulated::{AgentStream, Credentials, Holdings, Record, SimulatedAgent};
 use serde_json::json;
 
 use super::stage::{Stage, shared};
@@ -125,7 +125,7 @@ impl Scene {
 
     /// A new stream with this report, on which every false claim is made.
     async fn lie(&self, copies_there: Vec<RuleState>, round: usize) -> Result<Record> {
-        let mut line = Line::open(&self.mine).await?;
+        let mut line = AgentStream::open(&self.mine).await?;
         line.send(&AgentFrame::Hello(Hello {
             protocol_min: 1,
             protocol_max: 1,

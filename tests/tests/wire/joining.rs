@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use runnel_tests::fleet::{AGENT, account};
 use runnel_tests::guard::Program;
 use runnel_tests::ports::local;
-use runnel_tests::simulated::{Credentials, Line};
+use runnel_tests::simulated::{AgentStream, Credentials};
 use runnel_tests::wait::eventually;
 use runnel_transport::identity::{Authority, JoinString, MemberKey, Token};
 use runnel_transport::tls::{ServerTls, handshake};
@@ -43,7 +43,7 @@ async fn wrong_spent_or_expired_token_gets_a_hint() -> Result<()> {
     // Valid for one key, and repeatable for that key if the answer is lost.
     for _ in 0..2 {
         let joined = Credentials::join_with(&join, key.clone()).await?;
-        drop(Line::greeted(&joined, Vec::new()).await?);
+        drop(AgentStream::greeted(&joined, Vec::new()).await?);
     }
     let status = Credentials::join(&join)
         .await

@@ -3,14 +3,14 @@
 use anyhow::{Context, Result, bail, ensure};
 use runnel_proto::model::{AgentFrame, HubFrame, Proof, RuleState};
 use runnel_tests::scene::Metrics;
-use runnel_tests::simulated::{Holdings, Line, SimulatedAgent};
+use runnel_tests::simulated::{AgentStream, Holdings, SimulatedAgent};
 use runnel_tests::wait::eventually;
 use serde_json::json;
 
 use super::stage::{SOON, Stage, alone};
 
 /// Receives frames up to the next batch; returns the states to report.
-async fn takes_in(line: &mut Line, copies_there: &mut Holdings) -> Result<Vec<RuleState>> {
+async fn takes_in(line: &mut AgentStream, copies_there: &mut Holdings) -> Result<Vec<RuleState>> {
     loop {
         if let HubFrame::Batch(batch) = line.must().await? {
             line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
@@ -65,7 +65,7 @@ async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
     let honest =
         SimulatedAgent::up_to_date(&stage.join(names[0]).await?, Holdings::default()).await?;
     let credentials = stage.join(names[1]).await?;
-    let mut line = Line::greeted(&credentials, Vec::new()).await?;
+    let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
     let mut copies_there = Holdings::default();
     let Some(HubFrame::SnapshotBegin(begin)) = line.record().frames.first() else {
         bail!("no begin")
@@ -85,7 +85,7 @@ async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
     ensure!(differing(&stage).await? == 1.0);
     // It reconnects and reports the same from the beginning.
     drop(line);
-    let mut line = Line::greeted(&credentials, vec![with(Some(Proof([7; 16])))]).await?;
+    let mut line = AgentStream::greeted(&credentials, vec![with(Some(Proof([7; 16])))]).await?;
     while !matches!(line.must().await?, HubFrame::SnapshotEnd(_)) {}
     ensure!(differing(&stage).await? == 1.0);
     // A report without a proof is accepted, and proves nothing.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use kube::api::DeleteParams;
 use runnel_proto::model::{AgentFrame, HubFrame};
-use runnel_tests::simulated::{Credentials, Holdings, Line, SimulatedAgent, sketch};
+use runnel_tests::simulated::{AgentStream, Credentials, Holdings, SimulatedAgent, sketch};
 use runnel_tests::wait::eventually;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -44,7 +44,7 @@ async fn planned(stage: &Stage, cluster: &str) -> Result<Credentials> {
 }
 
 /// Reads until an intent came, and acknowledges what brought it.
-async fn first_batch(line: &mut Line) -> Result<()> {
+async fn first_batch(line: &mut AgentStream) -> Result<()> {
     while line.record().upserts().is_empty() {
         if let HubFrame::Batch(batch) = line.must().await? {
             line.send(&AgentFrame::Ack(batch.nonce, Vec::new()));
@@ -78,7 +78,7 @@ async fn a_revocation_in_the_middle_of_a_snapshot_ends_it_there() -> Result<()> 
         ("halfway-b", true, "gone"),
     ] {
         let credentials = planned(&stage, cluster).await?;
-        let mut line = Line::greeted(&credentials, Vec::new()).await?;
+        let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
         first_batch(&mut line).await?;
         // It reads no more for now, so that the rest of the snapshot is still to be sent.
         let since = Instant::now();
@@ -107,7 +107,9 @@ async fn a_revocation_in_the_middle_of_a_snapshot_ends_it_there() -> Result<()> 
         );
         // Missed frames are not sent later, by the same connection or another.
         ensure!(
-            Line::greeted(&credentials, Vec::new()).await.is_err(),
+            AgentStream::greeted(&credentials, Vec::new())
+                .await
+                .is_err(),
             "{cluster} was let in again"
         );
     }
@@ -131,7 +133,7 @@ async fn peer_that_reads_nothing_is_cut_off() -> Result<()> {
         ended(1).await
     })
     .await?;
-    let mut line = Line::greeted(&credentials, Vec::new()).await?;
+    let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
     first_batch(&mut line).await?;
     // The rest of the snapshot waits for a window that does not open: the session is not polled for
     // frames.
@@ -173,7 +175,7 @@ struct Times {
 async fn last_success(
     path: Path,
     credentials: &Credentials,
-    line: Option<Line>,
+    line: Option<AgentStream>,
     times: &Times,
 ) -> Result<Instant> {
     let (mut last, mut successes) = (Instant::now(), 0);
@@ -211,7 +213,7 @@ async fn last_success(
                     .await
                     .is_ok()
             }
-            _ => Line::greeted(credentials, Vec::new()).await.is_ok(),
+            _ => AgentStream::greeted(credentials, Vec::new()).await.is_ok(),
         };
         if !allowed {
             return Ok(last);
@@ -241,9 +243,9 @@ async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
         let line = match path {
             Path::Renewing | Path::Reconnecting => None,
             Path::Live | Path::MidSnapshot => {
-                let mut line = Line::greeted(&credentials, Vec::new()).await?;
+                let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
                 first_batch(&mut line).await?;
-                let has_all = |line: &Line| {
+                let has_all = |line: &AgentStream| {
                     line.record()
                         .frames
                         .iter()

@@ -4,15 +4,15 @@ use anyhow::{Result, ensure};
 use runnel_api::MemberCluster;
 use runnel_proto::model::{AgentFrame, Hello, HubFrame};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
-use runnel_tests::scene::{Id, Place};
-use runnel_tests::simulated::{Credentials, Line};
+use runnel_tests::scene::{Id, TestCluster};
+use runnel_tests::simulated::{AgentStream, Credentials};
 use runnel_tests::wait::eventually;
 
 use super::stage::{SOON, Stage, shared};
 
 /// A session of the agent's process with this boot id.
-async fn connects(credentials: &Credentials, boot_id: &str) -> Result<Line> {
-    let mut line = Line::open(credentials).await?;
+async fn connects(credentials: &Credentials, boot_id: &str) -> Result<AgentStream> {
+    let mut line = AgentStream::open(credentials).await?;
     line.send(&AgentFrame::Hello(Hello {
         protocol_min: PROTOCOL_MIN,
         protocol_max: PROTOCOL_MAX,
@@ -100,7 +100,7 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
         status == "True" && message.contains("spec.accepted") && message.contains("token create"),
         "{message}"
     );
-    let hub = Place::new("hub", stage.client.clone());
+    let hub = TestCluster::new("hub", stage.client.clone());
     let event = hub.has_event(&Id::member(cluster), "KeyShared").await?;
     ensure!(
         event.kind == "Warning" && event.note == message,

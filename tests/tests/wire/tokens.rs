@@ -12,7 +12,7 @@ use runnel_api::{Join, MemberCluster};
 use runnel_hub::token::{self, DeclaredJoin, TokenRequest};
 use runnel_proto::wire::JoinRequest;
 use runnel_tests::fleet::NAMESPACE;
-use runnel_tests::simulated::{Credentials, Line, channel};
+use runnel_tests::simulated::{AgentStream, Credentials, channel};
 use runnel_tests::wait::eventually;
 use runnel_transport::grpc::runnel_client::RunnelClient;
 use runnel_transport::identity::{JoinString, MemberKey, Token};
@@ -114,7 +114,7 @@ async fn one_of_a_thousand_parallel_redemptions_wins_and_may_repeat() -> Result<
     ensure!(
         identity.keys.len() == 1 && Some(&identity.keys[0].fingerprint) == fingerprint.as_ref()
     );
-    drop(Line::greeted(&Credentials::join_with(&join, winner).await?, Vec::new()).await?);
+    drop(AgentStream::greeted(&Credentials::join_with(&join, winner).await?, Vec::new()).await?);
 
     // Git brings the join back after a newer one was used: it stays spent.
     let before = member(&stage, "race").await?.spec.join.context("a join")?;
@@ -168,7 +168,7 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
             .is_empty()
     );
     // And does not exclude the holder of the right one at the same address.
-    drop(Line::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
+    drop(AgentStream::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
 
     let join = stage.join_string("burnt").await?;
     let guesses = (0..5).map(|_| guess(&join)).collect::<Result<Vec<_>>>()?;
@@ -227,7 +227,7 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
     ensure!(log.contains("a wrong secret of a token") && !log.contains(join.token.expose()));
 
     // The fix.
-    drop(Line::greeted(&stage.join("burnt").await?, Vec::new()).await?);
+    drop(AgentStream::greeted(&stage.join("burnt").await?, Vec::new()).await?);
     Ok(())
 }
 
@@ -314,6 +314,6 @@ async fn a_join_is_declared_in_git_without_a_write_to_the_hub() -> Result<()> {
         anyhow::bail!("no join in {manifest}")
     };
     ensure!(token_id.as_deref() == Some(join.token.id()));
-    drop(Line::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
+    drop(AgentStream::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
     Ok(())
 }

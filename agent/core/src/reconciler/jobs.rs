@@ -30,7 +30,7 @@ use crate::records::{Observed, Records, Usage};
 const DECISIONS_LIMIT: usize = 4096;
 
 /// The decision about a queued copy.
-pub(super) struct Decided {
+pub(super) struct QueuedDecision {
     pub(super) desired: DesiredCopy,
     pub(super) action: Action,
     /// The number of the last wide event before the decision.
@@ -93,7 +93,7 @@ pub(super) struct Jobs {
     /// Whether this agent is the active one of its cluster.
     pub(super) active: bool,
     /// The decisions about queued copies, unless an event has concerned the copy since.
-    decisions: BTreeMap<SourceRef, Decided>,
+    decisions: BTreeMap<SourceRef, QueuedDecision>,
     /// The number of wide events: events that may concern any copy.
     pub(super) epoch: u64,
 }
@@ -133,7 +133,7 @@ impl Jobs {
         let key = Key::Copy(copy.clone());
         if self.decisions.len() < DECISIONS_LIMIT && self.queue.contains(&key) {
             let epoch = self.epoch;
-            let decided = Decided {
+            let decided = QueuedDecision {
                 desired: want,
                 action,
                 epoch,
@@ -143,7 +143,7 @@ impl Jobs {
     }
 
     /// Takes the decision about a copy, if it still holds.
-    pub(super) fn take_decision(&mut self, copy: &SourceRef) -> Option<Decided> {
+    pub(super) fn take_decision(&mut self, copy: &SourceRef) -> Option<QueuedDecision> {
         self.decisions
             .remove(copy)
             .filter(|decided| decided.epoch == self.epoch)
@@ -399,14 +399,14 @@ struct Run {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct QueueEntry {
     state: State,
     failures: u32,
     /// The desired state changed during the run, so that its failure does not delay the next run.
     fresh: bool,
 }
 
-impl Entry {
+impl QueueEntry {
     fn new(state: State) -> Self {
         Self {
             state,
@@ -419,7 +419,7 @@ impl Entry {
 /// A queue of distinct keys.
 #[derive(Default)]
 pub struct Queue {
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<Key, QueueEntry>,
     ready: VecDeque<Key>,
     delayed: BTreeSet<(Instant, Key)>,
     runs: BTreeMap<Key, Run>,
@@ -438,7 +438,8 @@ impl Queue {
     pub fn add(&mut self, key: &Key) {
         match self.entries.get_mut(key) {
             None => {
-                self.entries.insert(key.clone(), Entry::new(State::Ready));
+                self.entries
+                    .insert(key.clone(), QueueEntry::new(State::Ready));
                 self.ready.push_back(key.clone());
             }
             Some(entry) => {
@@ -490,7 +491,7 @@ impl Queue {
         match self.entries.get_mut(key) {
             None => {
                 self.entries
-                    .insert(key.clone(), Entry::new(State::Delayed(at)));
+                    .insert(key.clone(), QueueEntry::new(State::Delayed(at)));
                 self.delayed.insert((at, key.clone()));
             }
             Some(entry) => {
@@ -662,7 +663,7 @@ impl Queue {
             return;
         };
         if again {
-            *entry = Entry::new(State::Ready);
+            *entry = QueueEntry::new(State::Ready);
             self.ready.push_back(key.clone());
         } else {
             self.entries.remove(key);
@@ -688,10 +689,10 @@ impl Queue {
             return;
         }
         if entry.fresh {
-            *entry = Entry::new(State::Ready);
+            *entry = QueueEntry::new(State::Ready);
             self.ready.push_back(key.clone());
         } else {
-            *entry = Entry {
+            *entry = QueueEntry {
                 state: State::Delayed(next),
                 failures: entry.failures.saturating_add(1),
                 fresh: false,

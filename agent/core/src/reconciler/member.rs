@@ -10,7 +10,7 @@ use runnel_proto::model::{Reason, SourceRef};
 
 use super::decider::{Computed, Decider, Visibility};
 use super::history::CopyHistory;
-use super::jobs::{Decided, Jobs};
+use super::jobs::{Jobs, QueuedDecision};
 use super::payloads::Payloads;
 use super::prunes::PruneApprovals;
 use super::store::Store;
@@ -298,11 +298,11 @@ impl Member {
     /// used up the quota since.
     pub(super) fn decision(&mut self, copy: &SourceRef) -> (DesiredCopy, Decision, bool) {
         let decided = self.jobs.take_decision(copy);
-        let fits = |decided: &Decided| match &decided.desired {
+        let fits = |decided: &QueuedDecision| match &decided.desired {
             DesiredCopy::Copy(wanted) => self.decider().exceeded_quota(copy, wanted).is_none(),
             _ => true,
         };
-        if let Some(Decided {
+        if let Some(QueuedDecision {
             desired: want,
             action,
             ..

@@ -136,7 +136,7 @@ impl Payloads {
 /// The default bound of a [`PayloadCache`], in bytes.
 pub const CACHE_BYTES: usize = 64 * 1024 * 1024;
 
-struct Entry {
+struct CachedPayload {
     revision: Revision,
     payload: Payload,
     used: u64,
@@ -147,7 +147,7 @@ pub struct PayloadCache {
     limit: usize,
     bytes: usize,
     clock: u64,
-    entries: BTreeMap<IntentKey, Entry>,
+    entries: BTreeMap<IntentKey, CachedPayload>,
     by_use: BTreeMap<u64, IntentKey>,
 }
 
@@ -172,7 +172,7 @@ impl PayloadCache {
         self.by_use.insert(self.clock, key.clone());
         self.entries.insert(
             key,
-            Entry {
+            CachedPayload {
                 revision,
                 payload: payload.detached(),
                 used: self.clock,

@@ -14,8 +14,8 @@ use super::decider::Decider;
 use super::member::Member;
 use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{
-    Action, ContentSource, Decided, Decision, DesiredCopy, DesiredObject, Item, Open, PreviewInput,
-    PreviewJob, Recreate, TargetNamespace, WantedCopy, decide, is_sealed_for,
+    Action, ContentSource, Decision, DesiredCopy, DesiredObject, Item, Open, PreviewDecision,
+    PreviewInput, PreviewJob, Recreate, TargetNamespace, WantedCopy, decide, is_sealed_for,
 };
 use crate::live::{Live, Ownership};
 use crate::preview::preview;
@@ -139,7 +139,7 @@ impl Preview<'_> {
         } = self.decider;
         let (asked, uid) = (self.asked, &self.asked.uid);
         let blocked = records.live(&copy).and_then(|live| sealed_for(live, uid));
-        let outcome = |source: SourceRef, outcome: Decided| {
+        let outcome = |source: SourceRef, outcome: PreviewDecision| {
             Some((source, PreviewInput::Decided(outcome), vec![]))
         };
         let want = self.decider.desired_copy(&copy);

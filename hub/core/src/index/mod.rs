@@ -69,7 +69,7 @@ use crate::rollout::Gate;
 pub use clusters::{Cluster, Clusters};
 pub use grants::HubNamespace;
 pub use planner::Planner;
-pub use render_jobs::{RenderJob, Rendered};
+pub use render_jobs::{RenderJob, RenderResult};
 use rendering::RenderBacklog;
 use rollouts::RolloutTarget;
 pub use rollouts::{CompletedStates, RollbackPlan, StoredState};

@@ -15,7 +15,7 @@ use super::targets::Targets;
 use super::watch_scopes::WatchScopes;
 use super::{Effect, Index, RuleEntry};
 use crate::plan::{NamedTerms, Rule, RulePlan};
-pub use job::{RenderJob, Rendered};
+pub use job::{RenderJob, RenderResult};
 use job::{RenderedPart, Work};
 
 impl RuleEntry {
@@ -164,7 +164,7 @@ impl Planner {
     fn catch_up(
         &self,
         rule: Rule,
-        rendered: &mut Rendered,
+        rendered: &mut RenderResult,
         now: &RulePlan,
         clusters: &Clusters,
     ) -> PlannedRule {
@@ -229,7 +229,7 @@ impl Planner {
     /// Installs rendered changes. Returns also the sources that the rule does not select any more.
     fn take_changes(
         &mut self,
-        rendered: &mut Rendered,
+        rendered: &mut RenderResult,
         sources: &BTreeSet<SourceRef>,
         clusters: &[ClusterName],
         targets: &Targets,
@@ -319,7 +319,7 @@ impl Planner {
     }
 
     /// Ends a job: the rule is rendered again if something else waits, and former plans are dropped outside the lock.
-    fn end_job(&mut self, rendered: &mut Rendered, effect: &mut Effect) {
+    fn end_job(&mut self, rendered: &mut RenderResult, effect: &mut Effect) {
         let uid = &rendered.rule.uid;
         if self.rendering.is_awaited(uid) || self.rules.get(uid).is_some_and(RuleEntry::waits) {
             effect.render.insert(uid.clone());
@@ -349,7 +349,7 @@ impl Index {
     }
 
     /// Installs a render result, if the rule has not changed meanwhile.
-    pub fn take_rendered(&mut self, rendered: &mut Rendered) -> Effect {
+    pub fn take_rendered(&mut self, rendered: &mut RenderResult) -> Effect {
         let mut effect = match std::mem::replace(&mut rendered.part, RenderedPart::Whole(0)) {
             RenderedPart::Whole(serial) => self.apply_rendered_rule(rendered, serial),
             RenderedPart::Changes(sources, clusters) => {
@@ -364,7 +364,7 @@ impl Index {
         effect
     }
 
-    fn apply_rendered_rule(&mut self, rendered: &mut Rendered, serial: u64) -> Effect {
+    fn apply_rendered_rule(&mut self, rendered: &mut RenderResult, serial: u64) -> Effect {
         let uid = rendered.rule.uid.clone();
         let Some(rule) = self.planner.rendering.take_awaited(&uid, serial) else {
             return Effect::default();

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use runnel_proto::model::{ClusterName, Content, Payload, RevisionKey, RuleUid, SourceRef};
 use serde_json::{Value, json};
 
-use super::{Cluster, Directive, Effect, Index, RenderJob, Rendered, ScopeState};
+use super::{Cluster, Directive, Effect, Index, RenderJob, RenderResult, ScopeState};
 use crate::plan::{RenderErrorKind, RevisionHasher, Rule, SourceContent, SourceState, WatchScope};
 
 const GRACE: Duration = Duration::from_secs(5);
@@ -358,7 +358,7 @@ proptest! {
                 follow(index, effect, &mut render);
             }
         }
-        let mut rendered: Option<Rendered> = job.map(RenderJob::run);
+        let mut rendered: Option<RenderResult> = job.map(RenderJob::run);
         for _ in 0..20 {
             if let Some(mut rendered) = rendered.take() {
                 let effect = aside.take_rendered(&mut rendered);

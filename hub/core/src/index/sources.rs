@@ -29,7 +29,7 @@ pub fn version_number(version: Option<&str>) -> u64 {
 }
 
 /// What follows from a version that a watch delivered.
-enum Observation {
+enum VersionEffect {
     /// The version is older than a known one: no effect.
     Old,
     /// The object is to be read before its labels change in the plans.
@@ -147,14 +147,14 @@ impl Sources {
         version: u64,
         labels: BTreeMap<String, String>,
         is_selected: impl FnOnce(&BTreeMap<String, String>) -> bool,
-    ) -> Observation {
+    ) -> VersionEffect {
         let is_stale = self
             .versions
             .get(source)
             .is_some_and(|observed| observed.is_stale);
         let before = self.versions.get(source).map(|observed| observed.version);
         if !is_stale && before.is_some_and(|before| before > version) {
-            return Observation::Old;
+            return VersionEffect::Old;
         }
         // Records that the object exists.
         self.deleted.remove(source);
@@ -174,7 +174,7 @@ impl Sources {
                     is_stale: false,
                 },
             );
-            return Observation::Labels(labels);
+            return VersionEffect::Labels(labels);
         }
         let reads = known.is_some() && !is_read && is_selected(&labels);
         let awaited = reads.then(|| labels.clone());
@@ -187,9 +187,9 @@ impl Sources {
             },
         );
         if reads {
-            Observation::ToRead
+            VersionEffect::ToRead
         } else {
-            Observation::Labels(labels)
+            VersionEffect::Labels(labels)
         }
     }
 
@@ -364,12 +364,12 @@ impl Index {
         let labels = self.planner.selection.stored_labels(source, labels);
         let is_needed = |labels: &_| self.planner.needs(source, labels);
         match self.sources.observe(source, version, labels, is_needed) {
-            Observation::Old => Effect::default(),
-            Observation::ToRead => Effect {
+            VersionEffect::Old => Effect::default(),
+            VersionEffect::ToRead => Effect {
                 read: [source.clone()].into(),
                 ..Effect::default()
             },
-            Observation::Labels(labels) => self.set_source(source.clone(), labels, None),
+            VersionEffect::Labels(labels) => self.set_source(source.clone(), labels, None),
         }
     }
 

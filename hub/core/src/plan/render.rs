@@ -70,14 +70,14 @@ struct SourceContents {
     /// The positions of the named keys that it has.
     keys: Vec<usize>,
     /// Rendered contents by those properties.
-    rendered: BTreeMap<Box<str>, Rendered>,
+    rendered: BTreeMap<Box<str>, CachedRendering>,
     /// Equal ones are one.
     contents: BTreeMap<[u8; 16], Weak<SourceContent>>,
     bytes: u64,
 }
 
 #[derive(Clone)]
-enum Rendered {
+enum CachedRendering {
     /// The content of the source, unchanged.
     AsSource,
     Content(Weak<SourceContent>),
@@ -96,8 +96,8 @@ impl Contents {
         for of in self.sources.values_mut() {
             of.contents.retain(|_, content| content.strong_count() > 0);
             of.rendered.retain(|_, rendered| match rendered {
-                Rendered::Content(content) => content.strong_count() > 0,
-                Rendered::AsSource | Rendered::Failed(_) => true,
+                CachedRendering::Content(content) => content.strong_count() > 0,
+                CachedRendering::AsSource | CachedRendering::Failed(_) => true,
             });
             let sizes = of
                 .contents
@@ -236,9 +236,9 @@ impl<'a> Renderer<'a> {
         let read = self.rule.shape.read(&of.reads, about);
         let known = of.rendered.get(read.as_str()).cloned();
         let rendered = match known {
-            Some(Rendered::AsSource) => Ok(content.clone()),
-            Some(Rendered::Failed(why)) => Err(ShapeError::Failed(why)),
-            Some(Rendered::Content(known)) => match known.upgrade() {
+            Some(CachedRendering::AsSource) => Ok(content.clone()),
+            Some(CachedRendering::Failed(why)) => Err(ShapeError::Failed(why)),
+            Some(CachedRendering::Content(known)) => match known.upgrade() {
                 Some(content) => Ok(content),
                 None => self.render(content, (of, bytes), read, about),
             },
@@ -304,7 +304,7 @@ impl<'a> Renderer<'a> {
                 .shape
                 .content(plain.clone(), denied, about, &self.secret_refs)
             {
-                Ok(shaped) if shaped == *plain => (Rendered::AsSource, Ok(content.clone())),
+                Ok(shaped) if shaped == *plain => (CachedRendering::AsSource, Ok(content.clone())),
                 Ok(shaped) => {
                     let canonical = shaped.to_bytes();
                     let revision = self
@@ -318,12 +318,16 @@ impl<'a> Renderer<'a> {
                         *bytes = bytes.saturating_add(weight(&content));
                         content
                     });
-                    (Rendered::Content(Arc::downgrade(&content)), Ok(content))
+                    (
+                        CachedRendering::Content(Arc::downgrade(&content)),
+                        Ok(content),
+                    )
                 }
                 Err(ShapeError::Awaited) => return Err(ShapeError::Awaited),
-                Err(ShapeError::Failed(why)) => {
-                    (Rendered::Failed(why.clone()), Err(ShapeError::Failed(why)))
-                }
+                Err(ShapeError::Failed(why)) => (
+                    CachedRendering::Failed(why.clone()),
+                    Err(ShapeError::Failed(why)),
+                ),
             };
         of.rendered.insert(read.into(), rendered);
         result

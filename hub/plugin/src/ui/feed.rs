@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use jiff::Timestamp;
 use tokio::sync::broadcast;
 
-use super::state::{About, State, Update};
+use super::state::{About, PageState, Update};
 
 /// The number of updates that a page may lag behind. A slower one begins again with a snapshot.
 const BACKLOG: usize = 256;
@@ -14,7 +14,7 @@ pub(super) type Frame = Arc<str>;
 
 /// The state, and its updates.
 pub(super) struct Feed {
-    state: Mutex<State>,
+    state: Mutex<PageState>,
     updates: broadcast::Sender<Frame>,
 }
 
@@ -22,7 +22,7 @@ impl Feed {
     /// Creates a feed without objects.
     pub(super) fn new(about: About) -> Self {
         Self {
-            state: Mutex::new(State::new(about)),
+            state: Mutex::new(PageState::new(about)),
             updates: broadcast::Sender::new(BACKLOG),
         }
     }
@@ -30,7 +30,7 @@ impl Feed {
     /// Changes the state, and sends the updates to all pages.
     pub(super) fn change<U: IntoIterator<Item = Update>>(
         &self,
-        change: impl FnOnce(&mut State, Timestamp) -> U,
+        change: impl FnOnce(&mut PageState, Timestamp) -> U,
     ) {
         let mut state = self.lock();
         // Under the lock, so that a new page gets each update once.
@@ -52,7 +52,7 @@ impl Feed {
         (frames, self.updates.subscribe())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PageState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::super::hints::{self, Endpoint};
 use super::feed::Feed;
 use super::resource::{Resource, Scope};
-use super::state::{DeliveryRow, Origin, key};
+use super::state::{Origin, WatchedDelivery, key};
 
 /// The time limit of one page of a list.
 const PAGE_LIMIT: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ const BATCH: usize = 1024;
 /// A page of a list or a table, or the table of a watch event.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Page {
+struct TablePage {
     metadata: ListMeta,
     items: Vec<Value>,
     column_definitions: Vec<Column>,
@@ -52,12 +52,12 @@ struct Row {
     cells: Vec<Value>,
 }
 
-impl Page {
-    fn rows(&self) -> Vec<DeliveryRow> {
+impl TablePage {
+    fn rows(&self) -> Vec<WatchedDelivery> {
         let columns = self.column_definitions.iter();
         let columns: Vec<_> = columns.map(|column| column.name.clone()).collect();
         let rows = self.rows.iter();
-        rows.filter_map(|row| DeliveryRow::read(&columns, &row.cells))
+        rows.filter_map(|row| WatchedDelivery::read(&columns, &row.cells))
             .collect()
     }
 }
@@ -201,7 +201,7 @@ impl Follower<'_> {
                 .append_pair("limit", &resource.page().to_string())
                 .append_pair("continue", &token)
                 .finish();
-            let answer = self.client.request::<Page>(self.request(&query)?);
+            let answer = self.client.request::<TablePage>(self.request(&query)?);
             let page = tokio::time::timeout(PAGE_LIMIT, answer)
                 .await
                 .map_err(|_| FollowError::Timeout)??;
@@ -318,8 +318,8 @@ impl Follower<'_> {
 }
 
 /// Reads the rows of the tables of watch events.
-fn table_rows(objects: Vec<Value>) -> Vec<DeliveryRow> {
-    let tables = objects.into_iter().map(serde_json::from_value::<Page>);
+fn table_rows(objects: Vec<Value>) -> Vec<WatchedDelivery> {
+    let tables = objects.into_iter().map(serde_json::from_value::<TablePage>);
     tables.flatten().flat_map(|table| table.rows()).collect()
 }
 

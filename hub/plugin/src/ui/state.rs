@@ -69,7 +69,7 @@ pub(super) enum Update {
 
 /// One row of a table of deliveries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DeliveryRow {
+pub(super) struct WatchedDelivery {
     /// `namespace/name`, or `name` of a cluster rule.
     pub(super) rule: String,
     pub(super) cluster: String,
@@ -84,7 +84,7 @@ const DIGESTED: [&str; 8] = [
     "State", "Applied", "Failed", "Waiting", "Reason", "Drifted", "Proof", "Message",
 ];
 
-impl DeliveryRow {
+impl WatchedDelivery {
     /// Reads one row of a table; `None` if a column is missing.
     pub(super) fn read(columns: &[String], cells: &[Value]) -> Option<Self> {
         let cell = |name: &str| cells.get(columns.iter().position(|column| column == name)?);
@@ -133,14 +133,14 @@ fn letter(state: &str) -> &'static str {
 
 /// One delivery.
 #[derive(Debug)]
-struct Cell {
+struct DeliveryCell {
     text: String,
     digest: u64,
     /// The list that had it.
     list: u32,
 }
 
-impl Cell {
+impl DeliveryCell {
     /// Whether an edit is on its way to the cluster. A failed or unreachable one is not waited for.
     fn is_outdated(&self) -> bool {
         self.text
@@ -154,10 +154,10 @@ struct Object {
 }
 
 /// Everything that pages show.
-pub(super) struct State {
+pub(super) struct PageState {
     about: About,
     objects: BTreeMap<Resource, BTreeMap<String, Object>>,
-    cells: BTreeMap<String, BTreeMap<String, Cell>>,
+    cells: BTreeMap<String, BTreeMap<String, DeliveryCell>>,
     sources: BTreeMap<Resource, SourceState>,
     times: DeliveryTimes,
     /// The number of the newest list of each resource.
@@ -171,7 +171,7 @@ pub(super) enum Origin {
     Watch,
 }
 
-impl State {
+impl PageState {
     /// Creates a state without objects.
     pub(super) fn new(about: About) -> Self {
         Self {
@@ -299,7 +299,7 @@ impl State {
     pub(super) fn put_rows(
         &mut self,
         resource: Resource,
-        rows: Vec<DeliveryRow>,
+        rows: Vec<WatchedDelivery>,
         origin: Origin,
         now: Timestamp,
     ) -> Vec<Update> {
@@ -307,7 +307,7 @@ impl State {
         let mut put: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
         let mut turned = BTreeMap::new();
         for row in rows {
-            let cell = Cell {
+            let cell = DeliveryCell {
                 text: row.text.clone(),
                 digest: row.digest,
                 list,
@@ -315,7 +315,7 @@ impl State {
             let is_outdated = cell.is_outdated();
             let clusters = self.cells.entry(row.rule.clone()).or_default();
             let before = clusters.insert(row.cluster.clone(), cell);
-            let was_outdated = before.as_ref().is_some_and(Cell::is_outdated);
+            let was_outdated = before.as_ref().is_some_and(DeliveryCell::is_outdated);
             count(&mut turned, &row.rule, was_outdated, is_outdated);
             if before.is_none_or(|before| before.digest != row.digest) {
                 put.entry(row.rule)
@@ -488,8 +488,8 @@ mod tests {
         Timestamp::from_millisecond(millisecond).unwrap()
     }
 
-    fn state() -> State {
-        State::new(About {
+    fn state() -> PageState {
+        PageState::new(About {
             version: "0",
             context: "hub".to_owned(),
             server: "https://hub".to_owned(),
@@ -498,8 +498,8 @@ mod tests {
         })
     }
 
-    fn row(rule: &str, cluster: &str, text: &str, digest: u64) -> DeliveryRow {
-        DeliveryRow {
+    fn row(rule: &str, cluster: &str, text: &str, digest: u64) -> WatchedDelivery {
+        WatchedDelivery {
             rule: rule.to_owned(),
             cluster: cluster.to_owned(),
             text: text.to_owned(),
@@ -526,7 +526,7 @@ mod tests {
         let columns = columns.map(str::to_owned);
         let read = |state: &str, reason: &str, newest: bool, age: &str, namespace: &str| {
             let cells = json!(["r", "eu-1", state, "1/1", reason, newest, age, namespace]);
-            DeliveryRow::read(&columns, cells.as_array().unwrap()).unwrap()
+            WatchedDelivery::read(&columns, cells.as_array().unwrap()).unwrap()
         };
         let ready = read("Ready", "AllApplied", true, "1s", "shop");
         assert_eq!((&*ready.rule, &*ready.text), ("shop/r", "R"));
@@ -537,7 +537,7 @@ mod tests {
         let aged = read("Ready", "AllApplied", true, "2s", "shop");
         assert_eq!(aged.digest, ready.digest);
         assert_ne!(older.digest, ready.digest);
-        assert_eq!(DeliveryRow::read(&columns[1..], &[json!("eu-1")]), None);
+        assert_eq!(WatchedDelivery::read(&columns[1..], &[json!("eu-1")]), None);
     }
 
     #[test]

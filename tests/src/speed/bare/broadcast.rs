@@ -41,12 +41,12 @@ pub const READY: &str = "ready";
 /// The id in its certificate.
 pub const HUB_ID: &str = "00000000-0000-4000-8000-000000000000";
 
-type Answer = Result<HubFrame, Status>;
+type FrameResult = Result<HubFrame, Status>;
 
 /// The state that all streams share.
 #[derive(Default)]
-struct Bare {
-    streams: Mutex<Vec<mpsc::Sender<Answer>>>,
+struct BroadcastState {
+    streams: Mutex<Vec<mpsc::Sender<FrameResult>>>,
     nonce: AtomicU64,
     acks: AtomicUsize,
     acked: Notify,
@@ -125,11 +125,11 @@ fn frame(frame: Frame) -> HubFrame {
 /// The service, and each of its streams.
 #[derive(Clone, Default)]
 struct Server {
-    bare: Arc<Bare>,
+    bare: Arc<BroadcastState>,
 }
 
 impl Server {
-    async fn listen(self, mut output: Streaming<wire::AgentFrame>, out: mpsc::Sender<Answer>) {
+    async fn listen(self, mut output: Streaming<wire::AgentFrame>, out: mpsc::Sender<FrameResult>) {
         while let Some(Ok(one)) = output.next().await {
             match one.frame {
                 Some(Output::AckedRules(_)) => {
@@ -150,7 +150,7 @@ impl Server {
     }
 }
 
-impl Bare {
+impl BroadcastState {
     /// Sends the payload on every stream, and returns when each has acked.
     async fn broadcast(&self, payload: Bytes) {
         let streams = self.streams.lock().clone();
@@ -188,7 +188,7 @@ impl Bare {
     }
 }
 
-type Session = Pin<Box<dyn futures::Stream<Item = Answer> + Send>>;
+type Session = Pin<Box<dyn futures::Stream<Item = FrameResult> + Send>>;
 
 #[tonic::async_trait]
 impl Runnel for Server {

@@ -19,7 +19,7 @@ use crate::scratch::Scratch;
 use crate::speed::bar::Bar;
 use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
 use crate::speed::process::{at_rest, computed, resident};
-use crate::speed::seen::Seen;
+use crate::speed::seen::WatchedEvents;
 use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 use crate::wait::eventually;
@@ -61,7 +61,7 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
     make_namespace(&member, SOURCES).await?;
     // Before there is a copy: every event of a copy is a change.
     let mut watches = JoinSet::new();
-    let seen = Seen::of(member, &mut watches);
+    let seen = WatchedEvents::of(member, &mut watches);
     let watch = BareWatch::start(&lab.fleet).await?;
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
         .await?;
@@ -213,7 +213,12 @@ async fn hub_restarted(lab: &Lab, size: usize, time: Duration) -> Result<Reading
 
 /// Row 14: the number of applies at the API server, the number of changes in a watch, and the
 /// agent's own count.
-async fn without_change(lab: &Lab, seen: &Seen, size: usize, before: f64) -> Result<Vec<Reading>> {
+async fn without_change(
+    lab: &Lab,
+    seen: &WatchedEvents,
+    size: usize,
+    before: f64,
+) -> Result<Vec<Reading>> {
     let (verbs, metrics) = (
         ["create", "update", "patch"],
         Metrics::of(&lab.fleet.agent_ops_url(1)).await?,

@@ -15,7 +15,7 @@ use crate::control_plane::{ControlPlane, Options};
 use crate::fleet::{AGENT, Fleet, FleetOptions, HUB};
 use crate::speed::bar::Bar;
 use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
-use crate::speed::seen::Seen;
+use crate::speed::seen::WatchedEvents;
 use crate::speed::verdict::Reading;
 
 pub(super) const ROWS: &[u8] = &[23, 24];
@@ -74,7 +74,7 @@ fn asked(cluster: &ControlPlane, mark: Mark, who: &str) -> Result<Vec<Write>> {
 /// One source is edited again and again: the agent's writes per edit, its own Secrets and Events included.
 async fn edited(lab: &Lab, member: Client, edits: usize) -> Result<f64> {
     let mut watches = JoinSet::new();
-    let seen = Seen::of(member, &mut watches);
+    let seen = WatchedEvents::of(member, &mut watches);
     let sources: Api<ConfigMap> = Api::namespaced(lab.client.clone(), SOURCES);
     lab.rule(RULE, &[RULE], json!({"all": true})).await?;
     let edit = async |value: String| {

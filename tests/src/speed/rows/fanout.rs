@@ -60,7 +60,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         let (mut runnel, mut bare) = (Series::default(), Series::default());
         if fits(2 * size) {
             gather(&mut crowd, &mut lab, size).await?;
-            let mut other = Bare::start(size).await?;
+            let mut other = BareFanout::start(size).await?;
             at_rest(lab.pid()?).await?;
             let mark = lab.fleet.hub().mark();
             let bar = Bar::of(edits, "edits, in turns on the hub and on the bare one");
@@ -75,7 +75,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             // bare one's.
             crowd = Crowd::new(false);
             let bar = Bar::of(3, "edits on the bare hub, on the hub, and on the bare one");
-            Bare::start(size)
+            BareFanout::start(size)
                 .await?
                 .edits(edits.div_ceil(2), &mut bare)
                 .await?;
@@ -86,7 +86,10 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
             bar.step();
             runnel.writes = writes_since(&lab, mark).await?;
             crowd = Crowd::new(false);
-            Bare::start(size).await?.edits(edits / 2, &mut bare).await?;
+            BareFanout::start(size)
+                .await?
+                .edits(edits / 2, &mut bare)
+                .await?;
         }
         readings.extend(read(size, edits, &runnel, &bare));
     }
@@ -168,13 +171,13 @@ async fn hub_edits(
 }
 
 /// A bare hub with agents.
-struct Bare {
+struct BareFanout {
     hub: BareHub,
     crowd: Crowd,
     voice: RunnelClient<Channel>,
 }
 
-impl Bare {
+impl BareFanout {
     async fn start(size: usize) -> Result<Self> {
         let hub = BareHub::start().await?;
         let crowd = gather_at_bare(&hub, size).await?;

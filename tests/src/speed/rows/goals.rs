@@ -1,6 +1,6 @@
 //! The rows of the table: metrics, gates and goals.
 
-use crate::speed::verdict::{Bound, Line};
+use crate::speed::verdict::{Bound, Metric};
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
@@ -12,7 +12,7 @@ pub struct Row {
     /// Its explanation.
     pub meaning: &'static str,
     /// The metrics.
-    pub lines: &'static [Line],
+    pub lines: &'static [Metric],
 }
 
 impl Row {
@@ -32,8 +32,8 @@ pub(super) const fn line(
     unit: &'static str,
     gate: Option<Bound>,
     aim: Option<Bound>,
-) -> Line {
-    Line {
+) -> Metric {
+    Metric {
         what,
         unit,
         gate,
@@ -56,7 +56,7 @@ const fn bounded(
     what: &'static str,
     unit: &'static str,
     bounds: (Option<Bound>, Option<Bound>),
-) -> Line {
+) -> Metric {
     line(what, unit, bounds.0, bounds.1)
 }
 

@@ -6,7 +6,7 @@ use runnel_proto::model::{AgentFrame, HubFrame};
 use serde_json::json;
 
 use super::{MIB, reading};
-use crate::simulated::{Credentials, Line, hello};
+use crate::simulated::{AgentStream, Credentials, hello};
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{Lab, PATIENCE};
@@ -90,9 +90,9 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 }
 
 /// Members that request everything and read nothing.
-async fn stalled(members: &[Credentials]) -> Result<Vec<Line>> {
+async fn stalled(members: &[Credentials]) -> Result<Vec<AgentStream>> {
     let open = members.iter().map(|member| async move {
-        let line = Line::open(member).await?;
+        let line = AgentStream::open(member).await?;
         line.send(&AgentFrame::Hello(hello(&member.cluster)));
         line.send(&AgentFrame::AckedRules(Vec::new(), true));
         anyhow::Ok(line)

@@ -12,7 +12,7 @@ use runnel_transport::identity::MemberKey;
 
 use super::reading;
 use crate::fleet::NAMESPACE;
-use crate::simulated::Line;
+use crate::simulated::AgentStream;
 use crate::speed::bar::Bar;
 use crate::speed::crowd::Crowd;
 use crate::speed::lab::{BareHub, Lab, PATIENCE};
@@ -127,7 +127,7 @@ async fn renewals(lab: &mut Lab, agents: usize, time: Duration) -> Result<Readin
     let members = lab.members(agents + RENEWALS).await?.split_off(agents);
     let mut lines = Vec::new();
     for member in &members {
-        lines.push(Line::greeted(member, Vec::new()).await?);
+        lines.push(AgentStream::greeted(member, Vec::new()).await?);
     }
     calm(lab, time).await?;
     let mark = lab.fleet.hub().mark();
@@ -135,7 +135,7 @@ async fn renewals(lab: &mut Lab, agents: usize, time: Duration) -> Result<Readin
         let key = Arc::new(MemberKey::generate()?);
         let request = key.certificate_request()?;
         let renewed = member.renew(key, request).await?;
-        *line = Line::greeted(&renewed, Vec::new()).await?;
+        *line = AgentStream::greeted(&renewed, Vec::new()).await?;
     }
     calm(lab, time).await?;
     let writes = lab.hub_writes(mark)? as f64 / members.len() as f64;

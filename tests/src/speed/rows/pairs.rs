@@ -27,7 +27,7 @@ const RULE: &str = "pairs";
 const HUNDRED: usize = 100;
 
 /// The costs of one hub for a number of clusters with all objects.
-struct Point {
+struct PairsCost {
     pairs: usize,
     memory: f64,
     /// Bytes that each agent received for them.
@@ -81,7 +81,7 @@ async fn deliver(
     crowd: &Crowd,
     objects: usize,
     (clusters, of): (usize, usize),
-) -> Result<Point> {
+) -> Result<PairsCost> {
     crowd.expect(objects, 1);
     lab.rule(RULE, &["text-*"], json!({"names": ["simulated-00000"]}))
         .await?;
@@ -109,7 +109,7 @@ async fn deliver(
         .iter()
         .filter(|write| write.user_agent.starts_with("runnel-hub") && write.resource != "fleets");
     let (statuses, others): (Vec<&Write>, Vec<&Write>) = all.partition(|write| is_status(write));
-    Ok(Point {
+    Ok(PairsCost {
         pairs: clusters * objects,
         memory: resident(lab.pid()?)?,
         received,
@@ -165,7 +165,7 @@ pub(super) fn size_of(status: &RuleStatus, clusters: usize, what: &'static str) 
 fn readings(
     agents: usize,
     texts: &[String],
-    points: &[Point],
+    points: &[PairsCost],
     statuses: [&RuleStatus; 2],
 ) -> Result<Vec<Reading>> {
     let (first, last) = points
@@ -212,7 +212,7 @@ fn readings(
         ),
         reading(8, "memory per pair", (pairs, "pairs"), slope, None),
     ];
-    let memory = |point: &Point| {
+    let memory = |point: &PairsCost| {
         reading(
             8,
             "memory in all",

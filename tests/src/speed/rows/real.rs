@@ -17,7 +17,7 @@ use crate::speed::bar::Bar;
 use crate::speed::bare;
 use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
 use crate::speed::process::at_rest;
-use crate::speed::seen::{Seen, Sight};
+use crate::speed::seen::{Sight, WatchedEvents};
 use crate::speed::text::noise;
 use crate::speed::verdict::{Reading, percentile};
 
@@ -31,7 +31,7 @@ const RULE: &str = "many";
 const AT_ONCE: usize = runnel_agent_core::reconciler::PARALLEL;
 
 pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
-    let stage = Stage::start().await?;
+    let stage = RealStage::start().await?;
     let mut readings = Vec::new();
     if rows.contains(&1) || rows.contains(&3) {
         readings.extend(stage.edits(if quick { 12 } else { 100 }).await?);
@@ -46,14 +46,14 @@ pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
     Ok(readings)
 }
 
-struct Stage {
+struct RealStage {
     lab: Lab,
     members: Vec<Client>,
-    seen: Vec<Seen>,
+    seen: Vec<WatchedEvents>,
     _watches: JoinSet<()>,
 }
 
-impl Stage {
+impl RealStage {
     async fn start() -> Result<Self> {
         let options = FleetOptions {
             members: MEMBERS,
@@ -71,7 +71,7 @@ impl Stage {
         let mut watches = JoinSet::new();
         let seen = members
             .iter()
-            .map(|member| Seen::of(member.clone(), &mut watches))
+            .map(|member| WatchedEvents::of(member.clone(), &mut watches))
             .collect();
         Ok(Self {
             lab,
@@ -82,7 +82,7 @@ impl Stage {
     }
 
     fn marks(&self) -> Vec<usize> {
-        self.seen.iter().map(Seen::mark).collect()
+        self.seen.iter().map(WatchedEvents::mark).collect()
     }
 
     /// The time at which the last member has shown this many objects of the namespace with this

@@ -47,7 +47,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (mut hub, mut bare) = (Restarts::default(), Restarts::default());
     if fits(2 * agents) {
         let crowd = gather(&mut lab, agents).await?;
-        let mut other = Bare::start(agents).await?;
+        let mut other = BareRestart::start(agents).await?;
         for round in 0..rounds {
             // The order alternates.
             if round % 2 == 1 {
@@ -60,13 +60,13 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         }
     } else {
         // Fewer connections at once: the hub's restarts are measured between those of the bare one.
-        Bare::start(agents).await?.restart(&mut bare).await?;
+        BareRestart::start(agents).await?.restart(&mut bare).await?;
         let crowd = gather(&mut lab, agents).await?;
         for _ in 0..rounds {
             restart(&lab, &crowd, watched, &mut hub).await?;
         }
         drop(crowd);
-        let mut other = Bare::start(agents).await?;
+        let mut other = BareRestart::start(agents).await?;
         for _ in 1..rounds {
             other.restart(&mut bare).await?;
         }
@@ -132,12 +132,12 @@ async fn in_sync(crowd: &Crowd, begin: Instant, received: u64, into: &mut Restar
 }
 
 /// A bare hub with agents.
-struct Bare {
+struct BareRestart {
     hub: BareHub,
     crowd: Crowd,
 }
 
-impl Bare {
+impl BareRestart {
     async fn start(agents: usize) -> Result<Self> {
         let hub = BareHub::start().await?;
         let crowd = gather_at_bare(&hub, agents).await?;

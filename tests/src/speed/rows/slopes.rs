@@ -26,7 +26,7 @@ const AT_ONCE: usize = 16;
 
 /// The costs of a hub with a number of objects or rules.
 #[derive(Clone, Copy)]
-struct Point {
+struct SizeCost {
     size: usize,
     memory: f64,
     computed: Duration,
@@ -55,7 +55,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 }
 
 /// A fresh hub with agents; one rule selects ever more objects.
-async fn at_objects(sizes: &[usize]) -> Result<Vec<Point>> {
+async fn at_objects(sizes: &[usize]) -> Result<Vec<SizeCost>> {
     let (lab, _crowd) = start().await?;
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
         .await?;
@@ -89,7 +89,7 @@ async fn at_objects(sizes: &[usize]) -> Result<Vec<Point>> {
 }
 
 /// A fresh hub with agents; there are ever more rules with an object each.
-async fn at_rules(sizes: &[usize]) -> Result<Vec<Point>> {
+async fn at_rules(sizes: &[usize]) -> Result<Vec<SizeCost>> {
     let (lab, _crowd) = start().await?;
     let (mut points, mut before) = (Vec::new(), 0);
     for &size in sizes {
@@ -127,17 +127,21 @@ async fn start() -> Result<(Lab, Crowd)> {
     Ok((lab, crowd))
 }
 
-async fn point(lab: &Lab, size: usize) -> Result<Point> {
+async fn point(lab: &Lab, size: usize) -> Result<SizeCost> {
     let pid = lab.pid()?;
     let computed = at_rest(pid).await?;
-    Ok(Point {
+    Ok(SizeCost {
         size,
         memory: resident(pid)?,
         computed,
     })
 }
 
-fn in_all(points: &[Point], what: &'static str, of: &'static str) -> impl Iterator<Item = Reading> {
+fn in_all(
+    points: &[SizeCost],
+    what: &'static str,
+    of: &'static str,
+) -> impl Iterator<Item = Reading> {
     points
         .iter()
         .map(move |point| reading(22, what, (point.size, of), point.memory / MIB, None))
@@ -145,11 +149,11 @@ fn in_all(points: &[Point], what: &'static str, of: &'static str) -> impl Iterat
 
 /// Returns the marginal cost of each step, compared with the first one.
 fn steps(
-    points: &[Point],
+    points: &[SizeCost],
     [memory, processor]: [&'static str; 2],
     of: &'static str,
 ) -> Vec<Reading> {
-    let step = |pair: &[Point]| match pair {
+    let step = |pair: &[SizeCost]| match pair {
         [few, many] => {
             let more = many.size.saturating_sub(few.size) as f64;
             let spent = many.computed.saturating_sub(few.computed).as_secs_f64() * 1000.0;
@@ -180,7 +184,7 @@ mod tests {
 
     #[test]
     fn last_step_is_compared_with_the_first() {
-        let point = |size: usize, kibibytes: usize, milliseconds: u64| Point {
+        let point = |size: usize, kibibytes: usize, milliseconds: u64| SizeCost {
             size,
             memory: kibibytes as f64 * 1024.0,
             computed: Duration::from_millis(milliseconds),

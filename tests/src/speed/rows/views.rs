@@ -397,22 +397,22 @@ impl Seen {
 struct Event {
     #[serde(rename = "type")]
     kind: String,
-    object: Object,
+    object: ListedDelivery,
 }
 
 #[derive(Deserialize)]
-struct Object {
-    spec: Option<Spec>,
-    status: Option<Status>,
+struct ListedDelivery {
+    spec: Option<ListedSpec>,
+    status: Option<ListedStatus>,
 }
 
 #[derive(Deserialize)]
-struct Spec {
+struct ListedSpec {
     cluster: String,
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct ListedStatus {
     applied: i64,
 }
 

@@ -33,7 +33,7 @@ pub(super) enum Work {
 }
 
 /// The result of a render job. Drop it outside the lock after it was installed.
-pub struct Rendered {
+pub struct RenderResult {
     pub(super) rule: Rule,
     pub(super) number: u64,
     pub(super) plan: Arc<RulePlan>,
@@ -51,7 +51,7 @@ pub(super) enum RenderedPart {
 
 impl RenderJob {
     /// Renders. May take long.
-    pub fn run(self) -> Rendered {
+    pub fn run(self) -> RenderResult {
         let Self {
             rule,
             number,
@@ -116,7 +116,7 @@ impl RenderJob {
                 (plan, cluster_plans, RenderedPart::Changes(changed, names))
             }
         };
-        Rendered {
+        RenderResult {
             rule,
             number,
             plan,
@@ -127,7 +127,7 @@ impl RenderJob {
     }
 }
 
-impl Rendered {
+impl RenderResult {
     /// The rule.
     pub fn uid(&self) -> &RuleUid {
         &self.rule.uid

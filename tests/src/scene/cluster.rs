@@ -106,7 +106,7 @@ impl Id {
         }
     }
 
-    /// An object of the same kind without namespace: [`Place::list`] reads all namespaces with it.
+    /// An object of the same kind without namespace: [`TestCluster::list`] reads all namespaces with it.
     #[must_use]
     pub fn everywhere(&self) -> Self {
         Self {
@@ -160,18 +160,18 @@ impl std::fmt::Display for Id {
 
 /// A cluster in which a test creates, changes and reads objects as an administrator.
 #[derive(Clone)]
-pub struct Place {
+pub struct TestCluster {
     name: String,
     client: Client,
 }
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for TestCluster {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(&self.name)
     }
 }
 
-impl Place {
+impl TestCluster {
     /// The cluster that `client` talks to, called `name` in messages.
     #[must_use]
     pub fn new(name: &str, client: Client) -> Self {

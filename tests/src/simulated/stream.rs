@@ -22,15 +22,15 @@ const SESSION: &str = "/runnel.v1.Runnel/Session";
 /// How long a test waits for a frame that must come.
 const FRAME: Duration = Duration::from_secs(30);
 
-/// An open stream. Frames of the hub stay in the connection until [`Line::next`].
-pub struct Line {
+/// An open stream. Frames of the hub stay in the connection until [`AgentStream::next`].
+pub struct AgentStream {
     out: Option<UnboundedSender<Bytes>>,
     inbound: Streaming<Bytes>,
     record: Record,
     lead: Option<(String, u64)>,
 }
 
-impl Line {
+impl AgentStream {
     /// Opens a stream without a first frame.
     ///
     /// # Errors
