@@ -65,13 +65,13 @@ impl WriteRight {
 
     /// Waits until this agent holds the Lease.
     pub async fn acquired(&mut self) {
-        self.reaches(|standing| matches!(standing, LeaseState::Active(_)))
+        self.reaches(|lease_state| matches!(lease_state, LeaseState::Active(_)))
             .await;
     }
 
     /// Waits until another agent holds the Lease.
     pub async fn wait_until_standby(&mut self) {
-        self.reaches(|standing| *standing == LeaseState::Standby)
+        self.reaches(|lease_state| *lease_state == LeaseState::Standby)
             .await;
     }
 
@@ -140,7 +140,7 @@ impl Election {
             me.clone(),
             TIMING,
         );
-        let (standing, right) = watch::channel(LeaseState::Starting);
+        let (lease_state, right) = watch::channel(LeaseState::Starting);
         let leases = Api::namespaced(client, namespace);
         (
             Self {
@@ -149,7 +149,7 @@ impl Election {
                 me,
                 candidate,
                 led: None,
-                state: standing,
+                state: lease_state,
                 metric: Gauge::default(),
             },
             WriteRight(right),
@@ -373,8 +373,8 @@ fn has_other_holder(led: &Lead, me: &Holder, lease: &Lease) -> bool {
     holder(lease) != Some(me.identity().as_str()) && is_later
 }
 
-fn log(standing: &LeaseState, candidate: &Candidate) {
-    match standing {
+fn log(lease_state: &LeaseState, candidate: &Candidate) {
+    match lease_state {
         LeaseState::Starting => {}
         LeaseState::Active(_) => {
             tracing::info!("this agent holds the Lease {LEASE}: it is the active one")
@@ -489,8 +489,8 @@ mod tests {
             watch::channel(LeaseState::Active(Instant::now() + Duration::from_secs(60)));
         let right = WriteRight(right);
         assert!(right.may_write());
-        sender.send_if_modified(|standing| {
-            *standing = LeaseState::Active(Instant::now());
+        sender.send_if_modified(|lease_state| {
+            *lease_state = LeaseState::Active(Instant::now());
             false
         });
         assert!(!right.may_write());

@@ -146,18 +146,18 @@ async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result
             );
         }
     }
-    let mut standing = answers(&clusters.hub, standing_on_hub(&clusters.hub)).await?;
+    let mut existing = answers(&clusters.hub, standing_on_hub(&clusters.hub)).await?;
     for member in &clusters.members {
-        standing.extend(answers(member, standing_on_member(member)).await?);
+        existing.extend(answers(member, standing_on_member(member)).await?);
     }
     let helm = Helm::find().await?;
     for (index, cluster) in clusters.all().enumerate() {
-        standing.extend(installed(&helm, cluster, if index == 0 { HUB } else { AGENT }).await?);
+        existing.extend(installed(&helm, cluster, if index == 0 { HUB } else { AGENT }).await?);
     }
-    if !standing.is_empty() {
+    if !existing.is_empty() {
         bail!(
             "the demo would make what is already there, so it does nothing: {}",
-            standing.join(", ")
+            existing.join(", ")
         );
     }
     Ok(clusters)
@@ -182,41 +182,41 @@ async fn uid(cluster: &Cluster) -> Result<String> {
 }
 
 async fn standing_on_hub(hub: &Cluster) -> Result<Vec<String>> {
-    let mut standing = namespaces(hub, &[SYSTEM, NAMESPACE]).await?;
+    let mut existing = namespaces(hub, &[SYSTEM, NAMESPACE]).await?;
     let known: Api<CustomResourceDefinition> = Api::all(hub.client().await?);
     for name in crd_names() {
         if known.get_opt(&name).await?.is_some() {
-            standing.push(format!("the CRD {name} in {}", hub.name));
+            existing.push(format!("the CRD {name} in {}", hub.name));
         }
     }
-    Ok(standing)
+    Ok(existing)
 }
 
 async fn standing_on_member(member: &Cluster) -> Result<Vec<String>> {
-    let mut standing = namespaces(member, &[SYSTEM, LATE]).await?;
+    let mut existing = namespaces(member, &[SYSTEM, LATE]).await?;
     let client = member.client().await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), DEFAULT);
     let secrets: Api<Secret> = Api::namespaced(client, DEFAULT);
     for name in [SETTINGS, LIMITS] {
         if config_maps.get_metadata_opt(name).await?.is_some() {
-            standing.push(format!("the ConfigMap {DEFAULT}/{name} in {}", member.name));
+            existing.push(format!("the ConfigMap {DEFAULT}/{name} in {}", member.name));
         }
     }
     if secrets.get_metadata_opt(LOGIN).await?.is_some() {
-        standing.push(format!("the Secret {DEFAULT}/{LOGIN} in {}", member.name));
+        existing.push(format!("the Secret {DEFAULT}/{LOGIN} in {}", member.name));
     }
-    Ok(standing)
+    Ok(existing)
 }
 
 async fn namespaces(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
     let api: Api<Namespace> = Api::all(cluster.client().await?);
-    let mut standing = Vec::new();
+    let mut existing = Vec::new();
     for name in names {
         if api.get_opt(name).await?.is_some() {
-            standing.push(format!("the namespace {name} in {}", cluster.name));
+            existing.push(format!("the namespace {name} in {}", cluster.name));
         }
     }
-    Ok(standing)
+    Ok(existing)
 }
 
 /// Returns the existing objects of a chart. Namespaces and CRDs are checked separately.

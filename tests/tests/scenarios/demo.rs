@@ -50,8 +50,8 @@ impl Clusters {
     }
 
     /// The objects in both clusters that the demo could have left.
-    async fn standing(&self) -> Result<String> {
-        let mut standing = String::new();
+    async fn existing(&self) -> Result<String> {
+        let mut existing = String::new();
         for cluster in [&self.hub, &self.member] {
             for what in [
                 "namespaces",
@@ -60,17 +60,17 @@ impl Clusters {
                 "secrets",
                 "clusterroles",
             ] {
-                standing += &cluster.kubectl(&["get", what, "-A", "-o", "name"]).await?;
+                existing += &cluster.kubectl(&["get", what, "-A", "-o", "name"]).await?;
             }
         }
-        Ok(standing)
+        Ok(existing)
     }
 }
 
 #[tokio::test]
 async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     let clusters = Clusters::start().await?;
-    let before = clusters.standing().await?;
+    let before = clusters.existing().await?;
 
     let (asked, printed) = clusters.observed(&[]).await?;
     ensure!(
@@ -78,7 +78,7 @@ async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
         "{printed}"
     );
     ensure!(
-        clusters.standing().await? == before,
+        clusters.existing().await? == before,
         "it made something before it was allowed to"
     );
 
@@ -93,13 +93,13 @@ async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
         .collect();
     ensure!(too_wide.is_empty(), "wider than 110 columns: {too_wide:#?}");
     ensure!(
-        clusters.standing().await? == before,
+        clusters.existing().await? == before,
         "it left something behind"
     );
 
     interrupted(&clusters).await?;
     ensure!(
-        clusters.standing().await? == before,
+        clusters.existing().await? == before,
         "it left something behind when it was interrupted"
     );
 

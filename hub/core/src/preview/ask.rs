@@ -82,11 +82,11 @@ impl PreviewIndex {
             .iter()
             .filter(|(name, cluster)| concerned(name, cluster));
         let ask = |(name, cluster): (&ClusterName, &Cluster)| {
-            let (standing, message) = self.eligibility(entry, name, cluster);
+            let (eligibility, message) = self.eligibility(entry, name, cluster);
             let wave = waves.get(name).copied().unwrap_or_default();
             ClusterQuestion {
                 cluster: name.clone(),
-                eligibility: standing,
+                eligibility,
                 message: message.to_owned(),
                 wave,
             }

@@ -66,20 +66,20 @@ pub fn detail(
 }
 
 fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterDetail {
-    let (standing, account) = (state_of(view, cluster, now), cluster.account);
+    let (cluster_state, account) = (state_of(view, cluster, now), cluster.account);
     ClusterDetail {
         name: cluster.name.clone(),
-        state: standing.state,
-        copies: standing.copies,
-        applied: standing.applied,
-        failed: standing.failed,
-        waiting: standing.waiting,
-        drifted: standing.drifted,
-        to_create: standing.to_create,
-        to_update: standing.to_update,
-        to_delete: standing.to_delete,
-        reason: standing.reason,
-        message: standing.message,
+        state: cluster_state.state,
+        copies: cluster_state.copies,
+        applied: cluster_state.applied,
+        failed: cluster_state.failed,
+        waiting: cluster_state.waiting,
+        drifted: cluster_state.drifted,
+        to_create: cluster_state.to_create,
+        to_update: cluster_state.to_update,
+        to_delete: cluster_state.to_delete,
+        reason: cluster_state.reason,
+        message: cluster_state.message,
         failures: account
             .map(|account| account.failures.clone())
             .unwrap_or_default(),

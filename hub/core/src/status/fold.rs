@@ -54,20 +54,23 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
 
 fn summarize(view: &View<'_>, states: &[(&ClusterName, RuleClusterState)]) -> Summary {
     let sum = |count: fn(&RuleClusterState) -> i64| {
-        states.iter().map(|(_, standing)| count(standing)).sum()
+        states
+            .iter()
+            .map(|(_, cluster_state)| count(cluster_state))
+            .sum()
     };
     Summary {
         sources: i64::try_from(view.plan.sources()).unwrap_or(i64::MAX),
         clusters: i64::try_from(states.len()).unwrap_or(i64::MAX),
-        clusters_ready: sum(|standing| i64::from(standing.state == ClusterState::Ready)),
-        copies: sum(|standing| standing.copies),
-        copies_applied: sum(|standing| standing.applied),
-        copies_failed: sum(|standing| standing.failed),
-        copies_waiting: sum(|standing| standing.waiting),
-        copies_drifted: sum(|standing| standing.drifted),
-        copies_to_create: sum(|standing| standing.to_create),
-        copies_to_update: sum(|standing| standing.to_update),
-        copies_to_delete: sum(|standing| standing.to_delete)
+        clusters_ready: sum(|cluster_state| i64::from(cluster_state.state == ClusterState::Ready)),
+        copies: sum(|cluster_state| cluster_state.copies),
+        copies_applied: sum(|cluster_state| cluster_state.applied),
+        copies_failed: sum(|cluster_state| cluster_state.failed),
+        copies_waiting: sum(|cluster_state| cluster_state.waiting),
+        copies_drifted: sum(|cluster_state| cluster_state.drifted),
+        copies_to_create: sum(|cluster_state| cluster_state.to_create),
+        copies_to_update: sum(|cluster_state| cluster_state.to_update),
+        copies_to_delete: sum(|cluster_state| cluster_state.to_delete)
             .saturating_add(removals_elsewhere(view)),
     }
 }
@@ -162,7 +165,7 @@ fn set_conditions(
     };
     let fresh: Vec<_> = states
         .iter()
-        .filter(|(_, standing)| standing.fresh)
+        .filter(|(_, cluster_state)| cluster_state.fresh)
         .collect();
     let all: Vec<_> = states.iter().collect();
     let applied = verdict(view, &all, None);
@@ -184,7 +187,7 @@ fn set_conditions(
     let progressing = is_reading(view)
         || all
             .iter()
-            .any(|(_, standing)| standing.state == ClusterState::Progressing);
+            .any(|(_, cluster_state)| cluster_state.state == ClusterState::Progressing);
     let text: [(ConditionType, Option<ConditionValue>); 8] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
@@ -264,15 +267,15 @@ fn dry_run(
     let sum = |count: fn(&RuleClusterState) -> i64| {
         states
             .iter()
-            .map(|(_, standing)| count(standing))
+            .map(|(_, cluster_state)| count(cluster_state))
             .sum::<i64>()
     };
     let message = format!(
         "spec.enforcement is DryRun: nothing is written; agents would create {}, update {}, delete {}; {} failed",
-        sum(|standing| standing.to_create),
-        sum(|standing| standing.to_update),
-        sum(|standing| standing.to_delete).saturating_add(removals_elsewhere(view)),
-        sum(|standing| standing.failed),
+        sum(|cluster_state| cluster_state.to_create),
+        sum(|cluster_state| cluster_state.to_update),
+        sum(|cluster_state| cluster_state.to_delete).saturating_add(removals_elsewhere(view)),
+        sum(|cluster_state| cluster_state.failed),
     );
     Some(ConditionValue::new(
         ConditionStatus::True,
@@ -389,13 +392,16 @@ fn verdict(
     let in_state = |state| {
         states
             .iter()
-            .filter(move |(_, standing)| standing.state == state)
+            .filter(move |(_, cluster_state)| cluster_state.state == state)
     };
     let count = |state| i64::try_from(in_state(state).count()).unwrap_or(i64::MAX);
     if let Some((cluster, worst)) =
-        in_state(ClusterState::Failed).min_by_key(|(_, standing)| rank(standing.reason))
+        in_state(ClusterState::Failed).min_by_key(|(_, cluster_state)| rank(cluster_state.reason))
     {
-        let copies: i64 = states.iter().map(|(_, standing)| standing.failed).sum();
+        let copies: i64 = states
+            .iter()
+            .map(|(_, cluster_state)| cluster_state.failed)
+            .sum();
         let clusters = count(ClusterState::Failed);
         let what = match copies {
             0 if worst.reason == Reason::RuleLimit => "the rule is not sent".to_owned(),
@@ -424,7 +430,7 @@ fn verdict(
     }
     if let Some((cluster, worst)) = in_state(ClusterState::Drifted).next() {
         let copies: i64 = in_state(ClusterState::Drifted)
-            .map(|(_, standing)| standing.drifted)
+            .map(|(_, cluster_state)| cluster_state.drifted)
             .sum();
         let (copies, clusters) = (
             counted(copies, "copy", "copies"),
@@ -493,7 +499,7 @@ fn verdict(
     }
     if count(ClusterState::Waiting) > 0 {
         let copies: i64 = in_state(ClusterState::Waiting)
-            .map(|(_, standing)| standing.waiting)
+            .map(|(_, cluster_state)| cluster_state.waiting)
             .sum();
         let clusters = count(ClusterState::Waiting);
         let (copies, clusters) = (
@@ -501,7 +507,7 @@ fn verdict(
             counted(clusters, "cluster", "clusters"),
         );
         let namespaces = absent_namespaces(
-            in_state(ClusterState::Waiting).map(|(_, standing)| &standing.absent),
+            in_state(ClusterState::Waiting).map(|(_, cluster_state)| &cluster_state.absent),
         )
         .unwrap_or_else(|| "the namespaces do not exist".to_owned());
         let message = format!("{copies} waiting in {clusters}: {namespaces} there");
@@ -509,7 +515,7 @@ fn verdict(
     }
     let (absent, away): (Vec<_>, Vec<_>) = in_state(ClusterState::Unreachable)
         .copied()
-        .partition(|(_, standing)| standing.reason == Reason::NeverConnected);
+        .partition(|(_, cluster_state)| cluster_state.reason == Reason::NeverConnected);
     if !away.is_empty() || absent.len() == states.len() {
         return unreachable(states);
     }
@@ -518,7 +524,9 @@ fn verdict(
     {
         return missing;
     }
-    let has_none = states.iter().all(|(_, standing)| standing.copies == 0);
+    let has_none = states
+        .iter()
+        .all(|(_, cluster_state)| cluster_state.copies == 0);
     if has_none && let Some(message) = no_namespaces(view, states.len() - absent.len()) {
         let is_limited =
             granted(view).is_some_and(|granted| granted.reason == Reason::PartiallyGranted);
@@ -544,10 +552,10 @@ fn unreachable(states: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     let all = || {
         states
             .iter()
-            .filter(|(_, standing)| standing.state == ClusterState::Unreachable)
+            .filter(|(_, cluster_state)| cluster_state.state == ClusterState::Unreachable)
     };
     let away: Vec<_> = all()
-        .filter(|(_, standing)| standing.reason != Reason::NeverConnected)
+        .filter(|(_, cluster_state)| cluster_state.reason != Reason::NeverConnected)
         .collect();
     let silent = if away.is_empty() {
         all().collect()
@@ -563,7 +571,7 @@ fn unreachable(states: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     };
     let blind: Vec<_> = silent
         .iter()
-        .filter(|(_, standing)| standing.reason == Reason::MemberAPIUnavailable)
+        .filter(|(_, cluster_state)| cluster_state.reason == Reason::MemberAPIUnavailable)
         .collect();
     if let Some((cluster, worst)) = blind.first().filter(|_| blind.len() == silent.len()) {
         let message = match blind.len() {
@@ -586,7 +594,7 @@ fn unreachable(states: &[&(&ClusterName, RuleClusterState)]) -> ConditionValue {
     }
     let is_absent = silent
         .iter()
-        .all(|(_, standing)| standing.reason == Reason::NeverConnected);
+        .all(|(_, cluster_state)| cluster_state.reason == Reason::NeverConnected);
     let message = match (silent.len(), is_absent) {
         (1, false) => format!("cluster {first} is not connected"),
         (1, true) => format!("cluster {first} has never connected"),
@@ -647,20 +655,22 @@ fn list_clusters(
             .and_then(|known| known.since.clone())
             .unwrap_or_else(|| whole_seconds(now.wall))
     };
-    let entries = states.into_iter().map(|(cluster, standing)| ClusterStatus {
-        name: cluster.as_str().to_owned(),
-        state: standing.state,
-        applied: standing.applied,
-        failed: standing.failed,
-        waiting: standing.waiting,
-        drifted: standing.drifted,
-        to_create: standing.to_create,
-        to_update: standing.to_update,
-        to_delete: standing.to_delete,
-        reason: standing.reason.as_str().to_owned(),
-        message: shortened(&standing.message),
-        since: Some(since(cluster, standing.state)),
-    });
+    let entries = states
+        .into_iter()
+        .map(|(cluster, cluster_state)| ClusterStatus {
+            name: cluster.as_str().to_owned(),
+            state: cluster_state.state,
+            applied: cluster_state.applied,
+            failed: cluster_state.failed,
+            waiting: cluster_state.waiting,
+            drifted: cluster_state.drifted,
+            to_create: cluster_state.to_create,
+            to_update: cluster_state.to_update,
+            to_delete: cluster_state.to_delete,
+            reason: cluster_state.reason.as_str().to_owned(),
+            message: shortened(&cluster_state.message),
+            since: Some(since(cluster, cluster_state.state)),
+        });
     status.clusters = entries.collect();
 }
 

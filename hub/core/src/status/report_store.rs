@@ -146,8 +146,8 @@ impl ReportStore {
 
     /// Whether messages to a connected cluster are restricted until an administrator confirms.
     pub fn waits_for_confirmation(&mut self, cluster: &ClusterName, waits: bool) {
-        if let Some(presence) = self.clusters.get_mut(cluster) {
-            presence.unconfirmed = waits;
+        if let Some(connectivity) = self.clusters.get_mut(cluster) {
+            connectivity.unconfirmed = waits;
         }
     }
 
@@ -160,7 +160,7 @@ impl ReportStore {
     /// Whether a cluster is connected, and needs no confirmation.
     pub fn accepts_edits(&self, cluster: &ClusterName) -> bool {
         self.connectivity(cluster)
-            .is_some_and(|presence| presence.session.is_some() && !presence.unconfirmed)
+            .is_some_and(|connectivity| connectivity.session.is_some() && !connectivity.unconfirmed)
     }
 
     /// An agent has connected and reports everything; its earlier reports are void. `number`
@@ -172,17 +172,17 @@ impl ReportStore {
         facts: SessionFacts,
         states: Vec<RuleState>,
     ) {
-        let presence = self.clusters.entry(cluster.clone()).or_default();
-        presence.session = Some(facts);
-        presence.number = number;
-        let before = std::mem::take(&mut presence.accounts);
-        presence.names.clear();
-        presence.over_limit.clear();
-        presence.bytes = 0;
-        presence.lost_at = None;
-        presence.unconfirmed = false;
+        let connectivity = self.clusters.entry(cluster.clone()).or_default();
+        connectivity.session = Some(facts);
+        connectivity.number = number;
+        let before = std::mem::take(&mut connectivity.accounts);
+        connectivity.names.clear();
+        connectivity.over_limit.clear();
+        connectivity.bytes = 0;
+        connectivity.lost_at = None;
+        connectivity.unconfirmed = false;
         self.lost.remove(cluster);
-        presence.lost_watches.clear();
+        connectivity.lost_watches.clear();
         for state in states {
             let (uid, digests) = (
                 state.uid.clone(),
@@ -194,7 +194,7 @@ impl ReportStore {
             let account = self
                 .clusters
                 .get_mut(cluster)
-                .and_then(|presence| presence.accounts.get_mut(&uid));
+                .and_then(|connectivity| connectivity.accounts.get_mut(&uid));
             if let (Some(account), Some(before)) = (account, before.get(&uid))
                 && (account.counts.copies_in_progress() > 0
                     || (before.intents_digest, before.terms_digest) != digests)
@@ -210,32 +210,32 @@ impl ReportStore {
     /// Handles a new session. It replaces a live session with the same key. Returns whether key
     /// sharing was detected.
     pub fn displaces(&mut self, cluster: &ClusterName, facts: &SessionFacts, now: Instant) -> bool {
-        let Some(presence) = self.clusters.get_mut(cluster) else {
+        let Some(connectivity) = self.clusters.get_mut(cluster) else {
             return false;
         };
-        let Some(old) = presence.session.as_ref() else {
+        let Some(old) = connectivity.session.as_ref() else {
             return false;
         };
         // With a new key of the agent the former one is refused, or reveals another client.
         if old.key != facts.key {
-            presence.key_sharing = KeySharing::default();
+            connectivity.key_sharing = KeySharing::default();
             return false;
         }
-        if presence.lost_at.is_some() {
+        if connectivity.lost_at.is_some() {
             return false;
         }
-        let before = presence.key_sharing.is_seen(now);
-        presence
+        let before = connectivity.key_sharing.is_seen(now);
+        connectivity
             .key_sharing
             .superseded(&old.boot_id, &facts.boot_id, now);
-        !before && presence.key_sharing.is_seen(now)
+        !before && connectivity.key_sharing.is_seen(now)
     }
 
     /// Whether two agents used the key of a cluster alternately, recently.
     pub fn is_key_shared(&self, cluster: &ClusterName, now: Instant) -> bool {
         self.clusters
             .get(cluster)
-            .is_some_and(|presence| presence.key_sharing.is_seen(now))
+            .is_some_and(|connectivity| connectivity.key_sharing.is_seen(now))
     }
 
     /// An agent reports its lost watches. Returns whether that changed.
@@ -245,12 +245,12 @@ impl ReportStore {
         number: u64,
         watches: Vec<LostWatch>,
     ) -> bool {
-        let presence = self
+        let connectivity = self
             .clusters
             .get_mut(cluster)
-            .filter(|presence| presence.number == number);
-        presence.is_some_and(|presence| {
-            std::mem::replace(&mut presence.lost_watches, watches.clone()) != watches
+            .filter(|connectivity| connectivity.number == number);
+        connectivity.is_some_and(|connectivity| {
+            std::mem::replace(&mut connectivity.lost_watches, watches.clone()) != watches
         })
     }
 
@@ -266,12 +266,12 @@ impl ReportStore {
 
     /// An agent's session ended.
     pub fn disconnected(&mut self, cluster: &ClusterName, number: u64, now: Instant) {
-        if let Some(presence) = self
+        if let Some(connectivity) = self
             .clusters
             .get_mut(cluster)
-            .filter(|presence| presence.number == number)
+            .filter(|connectivity| connectivity.number == number)
         {
-            presence.lost_at.get_or_insert(now);
+            connectivity.lost_at.get_or_insert(now);
             self.lost.insert(cluster.clone());
         }
     }
@@ -279,8 +279,11 @@ impl ReportStore {
     /// Returns the clusters that have become unreachable since the last call.
     pub fn take_newly_unreachable(&mut self, now: Instant) -> Vec<ClusterName> {
         let clusters = &self.clusters;
-        let lost_at =
-            |cluster: &ClusterName| clusters.get(cluster).and_then(|presence| presence.lost_at);
+        let lost_at = |cluster: &ClusterName| {
+            clusters
+                .get(cluster)
+                .and_then(|connectivity| connectivity.lost_at)
+        };
         let over = |lost| now.saturating_duration_since(lost) >= SILENCE;
         let silent: Vec<_> = self
             .lost
@@ -300,19 +303,19 @@ impl ReportStore {
         number: u64,
         beyond: BTreeSet<RuleUid>,
     ) -> Vec<RuleUid> {
-        let Some(presence) = self
+        let Some(connectivity) = self
             .clusters
             .get_mut(cluster)
-            .filter(|presence| presence.number == number)
+            .filter(|connectivity| connectivity.number == number)
         else {
             return Vec::new();
         };
-        let changed = presence
+        let changed = connectivity
             .over_limit
             .symmetric_difference(&beyond)
             .cloned()
             .collect();
-        presence.over_limit = beyond;
+        connectivity.over_limit = beyond;
         changed
     }
 
@@ -323,29 +326,29 @@ impl ReportStore {
 
     /// An agent reports on a rule. Returns whether that is news.
     pub fn report(&mut self, cluster: &ClusterName, number: u64, mut state: RuleState) -> bool {
-        let Some(presence) = self
+        let Some(connectivity) = self
             .clusters
             .get_mut(cluster)
-            .filter(|presence| presence.number == number)
+            .filter(|connectivity| connectivity.number == number)
         else {
             return false;
         };
-        let before_bytes = presence
+        let before_bytes = connectivity
             .accounts
             .get(&state.uid)
             .map_or(0, |account| account.bytes);
-        presence.bytes = presence.bytes.saturating_sub(before_bytes);
+        connectivity.bytes = connectivity.bytes.saturating_sub(before_bytes);
         if state.gone {
-            presence.names.remove(&state.uid);
-            return presence.accounts.remove(&state.uid).is_some();
+            connectivity.names.remove(&state.uid);
+            return connectivity.accounts.remove(&state.uid).is_some();
         }
-        if presence.bytes + state_bytes(&state) > REPORT_BYTES && !state.failures.is_empty() {
+        if connectivity.bytes + state_bytes(&state) > REPORT_BYTES && !state.failures.is_empty() {
             state.failures = Vec::new();
             self.shortened += 1;
         }
         let bytes = state_bytes(&state);
-        presence.bytes += bytes;
-        presence.names.insert(state.uid.clone(), state.rule);
+        connectivity.bytes += bytes;
+        connectivity.names.insert(state.uid.clone(), state.rule);
         let account = RuleReport {
             namespace_prunes: state
                 .namespace_prunes
@@ -359,7 +362,7 @@ impl ReportStore {
             proof: state.proof,
             bytes,
         };
-        presence.accounts.insert(state.uid, account.clone()) != Some(account)
+        connectivity.accounts.insert(state.uid, account.clone()) != Some(account)
     }
 
     /// A cluster is revoked or deleted: nothing of it is known any more.
@@ -404,10 +407,10 @@ impl ReportStore {
         &self,
         cluster: &ClusterName,
     ) -> impl Iterator<Item = (&RuleUid, &RuleName, u32)> {
-        let presence = self.clusters.get(cluster);
-        presence.into_iter().flat_map(|presence| {
-            presence.names.iter().map(|(uid, rule)| {
-                let copies = presence
+        let connectivity = self.clusters.get(cluster);
+        connectivity.into_iter().flat_map(|connectivity| {
+            connectivity.names.iter().map(|(uid, rule)| {
+                let copies = connectivity
                     .accounts
                     .get(uid)
                     .map_or(0, |account| account.counts.applied);
@@ -435,7 +438,7 @@ impl ReportStore {
         self.clusters
             .get(cluster)
             .into_iter()
-            .flat_map(|presence| &presence.names)
+            .flat_map(|connectivity| &connectivity.names)
     }
 
     /// When the certificate of the cluster's newest session expires.
@@ -454,7 +457,7 @@ impl ReportStore {
         let accounts = self
             .clusters
             .values()
-            .flat_map(|presence| presence.accounts.values());
+            .flat_map(|connectivity| connectivity.accounts.values());
         accounts.fold(Counts::default(), |mut sum, account| {
             let counts = account.counts;
             sum.copies = sum.copies.saturating_add(counts.copies);

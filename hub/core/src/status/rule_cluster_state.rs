@@ -265,7 +265,7 @@ pub(super) fn state_of(
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
     let fresh = cluster.is_connected(now) && reason != Reason::MemberAPIUnavailable;
-    let standing = RuleClusterState {
+    let cluster_state = RuleClusterState {
         state,
         copies: counts.copies.into(),
         applied: counts.applied.into(),
@@ -303,9 +303,9 @@ pub(super) fn state_of(
             to_create: before.to_create,
             to_update: before.to_update,
             to_delete: before.to_delete,
-            ..standing
+            ..cluster_state
         },
-        None => standing,
+        None => cluster_state,
     }
 }
 
@@ -590,13 +590,14 @@ impl View<'_> {
         name: &'s ClusterName,
         terms: Option<&'s NamedTerms>,
     ) -> ClusterView<'s> {
-        let presence = report_store.connectivity(name);
-        let account = presence.and_then(|presence| presence.rule_report(&self.rule.uid));
+        let connectivity = report_store.connectivity(name);
+        let account =
+            connectivity.and_then(|connectivity| connectivity.rule_report(&self.rule.uid));
         ClusterView {
             name,
             terms,
             sent: self.sent(name),
-            connectivity: presence,
+            connectivity,
             account,
             proof_key: report_store.proof_key.as_ref(),
         }
@@ -626,7 +627,7 @@ impl<'a> ClusterView<'a> {
     /// Whether the rule is not sent to it, because the agent has its maximum of rules.
     pub(super) fn is_over_limit(&self, view: &View<'_>) -> bool {
         self.connectivity
-            .is_some_and(|presence| presence.is_over_limit(&view.rule.uid))
+            .is_some_and(|connectivity| connectivity.is_over_limit(&view.rule.uid))
     }
 
     /// The number of rules that are not sent to it, because the agent has its maximum.

@@ -69,8 +69,8 @@ fn comparisons<'a>(
     rules: impl IntoIterator<Item = &'a ImportedRule>,
 ) -> BTreeMap<CopyComparison, usize> {
     let mut counts = BTreeMap::new();
-    for standing in rules.into_iter().flat_map(|rule| rule.copies.values()) {
-        *counts.entry(*standing).or_insert(0) += 1;
+    for comparison in rules.into_iter().flat_map(|rule| rule.copies.values()) {
+        *counts.entry(*comparison).or_insert(0) += 1;
     }
     counts
 }
@@ -80,7 +80,7 @@ fn head(out: &mut String, import: &ImportReport) {
     let copiers: Vec<&str> = copiers.into_iter().collect();
     let sources: BTreeSet<&Id> = import.rules.iter().flat_map(|rule| &rule.sources).collect();
     let counts = comparisons(&import.rules);
-    let of = |standing| counts.get(&standing).copied().unwrap_or_default();
+    let of = |comparison| counts.get(&comparison).copied().unwrap_or_default();
     comment(
         out,
         &format!(
@@ -235,7 +235,7 @@ fn missing(out: &mut String, around: &ReportContext) {
 
 fn write_rule(out: &mut String, rule: &ImportedRule) {
     let counts = comparisons([rule]);
-    let of = |standing| counts.get(&standing).copied().unwrap_or_default();
+    let of = |comparison| counts.get(&comparison).copied().unwrap_or_default();
     comment(
         out,
         &format!(
@@ -254,7 +254,7 @@ fn write_rule(out: &mut String, rule: &ImportedRule) {
     let different = rule
         .copies
         .iter()
-        .filter(|(_, standing)| **standing == CopyComparison::Differs);
+        .filter(|(_, comparison)| **comparison == CopyComparison::Differs);
     let different: Vec<String> = different.map(|(id, _)| id.to_string()).collect();
     for id in different.iter().take(LISTED) {
         item(out, &format!("{id} has other content than its source"));

@@ -252,8 +252,8 @@ fn one(
             if is_own_place(kind, &copy, aim) {
                 continue;
             }
-            let standing = compare_copy(bodies.get(&request.source), bodies.get(&copy));
-            copies_of.insert(copy, standing);
+            let comparison = compare_copy(bodies.get(&request.source), bodies.get(&copy));
+            copies_of.insert(copy, comparison);
         }
     }
     let name = free_name(kind, taken);

@@ -223,7 +223,7 @@ fn replicate_to_becomes_names_of_sources_and_namespaces() {
         import.rules[0]
             .copies
             .values()
-            .all(|standing| *standing == CopyComparison::Absent)
+            .all(|comparison| *comparison == CopyComparison::Absent)
     );
 }
 

@@ -200,10 +200,10 @@ impl World {
     /// Whether a replica leads. A leader from before the restore that has not detected it leads
     /// briefly, and does not count.
     fn leads(&self, replica: usize) -> bool {
-        let Some(standing) = self.candidate(replica).position(self.election.now) else {
+        let Some(existing) = self.candidate(replica).position(self.election.now) else {
             return false;
         };
-        let newest = standing.line.newest().unwrap();
+        let newest = existing.line.newest().unwrap();
         self.restored.is_none()
             || self
                 .leaders_since
@@ -212,7 +212,7 @@ impl World {
 
     fn connect(&mut self, agent: usize, replica: usize) -> Result<(), TestCaseError> {
         self.agents[agent].session = None;
-        let Some(standing) = self.candidate(replica).position(self.election.now) else {
+        let Some(existing) = self.candidate(replica).position(self.election.now) else {
             return Ok(());
         };
         let session = Some((replica, self.election.processes[replica].life));
@@ -223,8 +223,8 @@ impl World {
         let history_token = HistoryToken::open(sealed, &self.key).unwrap();
         let divergence = judge(
             &Facts {
-                line: &standing.line,
-                since: standing.since,
+                line: &existing.line,
+                since: existing.since,
                 to: to(),
             },
             &history_token,
@@ -256,11 +256,11 @@ impl World {
         else {
             return;
         };
-        let Some(standing) = replica.candidate.position(self.election.now) else {
+        let Some(existing) = replica.candidate.position(self.election.now) else {
             return;
         };
-        let newest = standing.line.newest().unwrap();
-        let history_token = HistoryToken::of(newest, (standing.version, standing.renewed_at), to());
+        let newest = existing.line.newest().unwrap();
+        let history_token = HistoryToken::of(newest, (existing.version, existing.renewed_at), to());
         self.agents[agent].remembered = Some(history_token.seal(&self.key));
     }
 
