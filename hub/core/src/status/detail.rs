@@ -66,7 +66,7 @@ pub fn detail(
 }
 
 fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterDetail {
-    let (cluster_state, account) = (state_of(view, cluster, now), cluster.account);
+    let (cluster_state, rule_report) = (state_of(view, cluster, now), cluster.rule_report);
     ClusterDetail {
         name: cluster.name.clone(),
         state: cluster_state.state,
@@ -80,12 +80,12 @@ fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cluste
         to_delete: cluster_state.to_delete,
         reason: cluster_state.reason,
         message: cluster_state.message,
-        failures: account
-            .map(|account| account.failures.clone())
+        failures: rule_report
+            .map(|rule_report| rule_report.failures.clone())
             .unwrap_or_default(),
-        newest: account.is_some_and(|account| is_newest(view, cluster, account)),
-        proved: account.map_or(ProofState::NotCompared, |account| {
-            proved(view, cluster, account)
+        newest: rule_report.is_some_and(|rule_report| is_newest(view, cluster, rule_report)),
+        proved: rule_report.map_or(ProofState::NotCompared, |rule_report| {
+            proved(view, cluster, rule_report)
         }),
     }
 }

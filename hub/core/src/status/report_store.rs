@@ -54,14 +54,14 @@ pub(super) struct Connectivity {
     /// The current session of the cluster; messages of an older one are void.
     number: u64,
     lost_at: Option<Instant>,
-    accounts: BTreeMap<RuleUid, RuleReport>,
+    rule_reports: BTreeMap<RuleUid, RuleReport>,
     /// Rules of the agent, with their names.
     names: BTreeMap<RuleUid, RuleName>,
     /// Messages to it are restricted until an administrator confirms.
     unconfirmed: bool,
     /// Rules that are not sent to it, because it would have too many.
     over_limit: BTreeSet<RuleUid>,
-    /// About how much its accounts take.
+    /// About how many bytes its rule reports take.
     bytes: usize,
     /// The watches of its API that its agent has lost.
     lost_watches: Vec<LostWatch>,
@@ -113,7 +113,7 @@ impl Connectivity {
 
     /// Returns the agent's last report about a rule.
     pub(super) fn rule_report(&self, rule: &RuleUid) -> Option<&RuleReport> {
-        self.accounts.get(rule)
+        self.rule_reports.get(rule)
     }
 }
 
@@ -175,7 +175,7 @@ impl ReportStore {
         let connectivity = self.clusters.entry(cluster.clone()).or_default();
         connectivity.session = Some(facts);
         connectivity.number = number;
-        let before = std::mem::take(&mut connectivity.accounts);
+        let before = std::mem::take(&mut connectivity.rule_reports);
         connectivity.names.clear();
         connectivity.over_limit.clear();
         connectivity.bytes = 0;
@@ -191,18 +191,18 @@ impl ReportStore {
             self.report(cluster, number, state);
             // An agent that was restarted, or is busy, has not computed its waiting prunes again,
             // and reports them later.
-            let account = self
+            let rule_report = self
                 .clusters
                 .get_mut(cluster)
-                .and_then(|connectivity| connectivity.accounts.get_mut(&uid));
-            if let (Some(account), Some(before)) = (account, before.get(&uid))
-                && (account.counts.copies_in_progress() > 0
+                .and_then(|connectivity| connectivity.rule_reports.get_mut(&uid));
+            if let (Some(rule_report), Some(before)) = (rule_report, before.get(&uid))
+                && (rule_report.counts.copies_in_progress() > 0
                     || (before.intents_digest, before.terms_digest) != digests)
             {
-                account.namespace_prunes = before
+                rule_report.namespace_prunes = before
                     .namespace_prunes
                     .clone()
-                    .or_else(|| account.namespace_prunes.take());
+                    .or_else(|| rule_report.namespace_prunes.take());
             }
         }
     }
@@ -334,13 +334,13 @@ impl ReportStore {
             return false;
         };
         let before_bytes = connectivity
-            .accounts
+            .rule_reports
             .get(&state.uid)
-            .map_or(0, |account| account.bytes);
+            .map_or(0, |rule_report| rule_report.bytes);
         connectivity.bytes = connectivity.bytes.saturating_sub(before_bytes);
         if state.gone {
             connectivity.names.remove(&state.uid);
-            return connectivity.accounts.remove(&state.uid).is_some();
+            return connectivity.rule_reports.remove(&state.uid).is_some();
         }
         if connectivity.bytes + state_bytes(&state) > REPORT_BYTES && !state.failures.is_empty() {
             state.failures = Vec::new();
@@ -349,7 +349,7 @@ impl ReportStore {
         let bytes = state_bytes(&state);
         connectivity.bytes += bytes;
         connectivity.names.insert(state.uid.clone(), state.rule);
-        let account = RuleReport {
+        let rule_report = RuleReport {
             namespace_prunes: state
                 .namespace_prunes
                 .filter(|namespace_prunes| namespace_prunes.copies > 0),
@@ -362,7 +362,10 @@ impl ReportStore {
             proof: state.proof,
             bytes,
         };
-        connectivity.accounts.insert(state.uid, account.clone()) != Some(account)
+        connectivity
+            .rule_reports
+            .insert(state.uid, rule_report.clone())
+            != Some(rule_report)
     }
 
     /// A cluster is revoked or deleted: nothing of it is known any more.
@@ -411,9 +414,9 @@ impl ReportStore {
         connectivity.into_iter().flat_map(|connectivity| {
             connectivity.names.iter().map(|(uid, rule)| {
                 let copies = connectivity
-                    .accounts
+                    .rule_reports
                     .get(uid)
-                    .map_or(0, |account| account.counts.applied);
+                    .map_or(0, |rule_report| rule_report.counts.applied);
                 (uid, rule, copies)
             })
         })
@@ -454,12 +457,12 @@ impl ReportStore {
 
     /// The sum of all copies, as (state, number), for metrics.
     pub fn copies(&self) -> Counts {
-        let accounts = self
+        let rule_reports = self
             .clusters
             .values()
-            .flat_map(|connectivity| connectivity.accounts.values());
-        accounts.fold(Counts::default(), |mut sum, account| {
-            let counts = account.counts;
+            .flat_map(|connectivity| connectivity.rule_reports.values());
+        rule_reports.fold(Counts::default(), |mut sum, rule_report| {
+            let counts = rule_report.counts;
             sum.copies = sum.copies.saturating_add(counts.copies);
             sum.applied = sum.applied.saturating_add(counts.applied);
             sum.failed = sum.failed.saturating_add(counts.failed);
@@ -476,27 +479,27 @@ impl ReportStore {
 
     /// The last report of a cluster about a rule's copies.
     pub fn reported_copies(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<ReportedCopies> {
-        let account = self.rule_report(cluster, rule)?;
-        let prunes = account.namespace_prunes.as_ref();
+        let rule_report = self.rule_report(cluster, rule)?;
+        let prunes = rule_report.namespace_prunes.as_ref();
         let prunes = prunes.map(|message| PruneRequest {
             objects: message.copies,
             digest: message.digest,
         });
         let pruned = prunes.map_or(0, |prunes| prunes.objects);
-        let copies = account.counts.existing().saturating_add(pruned);
+        let copies = rule_report.counts.existing().saturating_add(pruned);
         Some(ReportedCopies {
             copies: copies.into(),
-            intents: account.intents.into(),
+            intents: rule_report.intents.into(),
             prunes,
         })
     }
 
     /// Some of the namespaces from which copies of a rule are to be removed in a cluster.
     pub fn namespaces_of_prunes(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
-        let account = self
+        let rule_report = self
             .rule_report(cluster, rule)
-            .and_then(|account| account.namespace_prunes.as_ref());
-        account
+            .and_then(|rule_report| rule_report.namespace_prunes.as_ref());
+        rule_report
             .map(|namespace_prunes| namespace_prunes.namespaces.as_slice())
             .unwrap_or_default()
     }
@@ -509,7 +512,7 @@ impl ReportStore {
         intents: SetDigest,
     ) -> bool {
         self.rule_report(cluster, rule)
-            .is_some_and(|account| account.intents_digest == intents)
+            .is_some_and(|rule_report| rule_report.intents_digest == intents)
     }
 
     pub(super) fn rule_report(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&RuleReport> {

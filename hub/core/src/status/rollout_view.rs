@@ -100,8 +100,9 @@ impl View<'_> {
         });
         // Clusters that another process admitted are known once they connect.
         let is_new = settling || rolling.gate.is_none();
-        let is_at_work = |cluster: &ClusterView<'_>, account: &RuleReport| {
-            account.counts.copies_in_progress() > 0 && has_applied_plan(self, cluster, account)
+        let is_at_work = |cluster: &ClusterView<'_>, rule_report: &RuleReport| {
+            rule_report.counts.copies_in_progress() > 0
+                && has_applied_plan(self, cluster, rule_report)
         };
         let at_work = if is_new {
             clusters_where(self, report_store, &clusters, is_at_work)
@@ -191,10 +192,10 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
     if is_silent(view, cluster, now) {
         return Health::Unavailable;
     }
-    let account = cluster
-        .account
-        .filter(|account| has_applied_plan(view, cluster, account));
-    let Some(account) = account else {
+    let rule_report = cluster
+        .rule_report
+        .filter(|rule_report| has_applied_plan(view, cluster, rule_report));
+    let Some(rule_report) = rule_report else {
         let takes_nothing =
             view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
         return if takes_nothing {
@@ -203,16 +204,16 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
             Health::Pending
         };
     };
-    let counts = account.counts;
-    if counts.copies_in_progress() > 0 || is_pruning(view, account) {
+    let counts = rule_report.counts;
+    if counts.copies_in_progress() > 0 || is_pruning(view, rule_report) {
         Health::Pending
     } else if !cluster.sent.render_errors.is_empty()
-        || ((account.counts.failed > 0 || counts.removing > 0) && has_failed(account))
+        || ((rule_report.counts.failed > 0 || counts.removing > 0) && has_failed(rule_report))
     {
         Health::Failed
     } else if counts.failed > 0 || counts.removing > 0 {
         Health::Pending
-    } else if proved(view, cluster, account) == ProofState::No {
+    } else if proved(view, cluster, rule_report) == ProofState::No {
         Health::Failed
     } else if is_comparable(view, cluster) {
         Health::Applied
@@ -235,15 +236,15 @@ fn clusters_where(
     let reports_failure = |name: &&ClusterName| {
         let cluster = view.cluster(report_store, name);
         cluster
-            .account
-            .is_some_and(|account| is_so(&cluster, account))
+            .rule_report
+            .is_some_and(|rule_report| is_so(&cluster, rule_report))
     };
     received_of.filter(reports_failure).cloned().collect()
 }
 
 /// Whether a failure needs an action. The worst comes first.
-fn has_failed(account: &RuleReport) -> bool {
-    account
+fn has_failed(rule_report: &RuleReport) -> bool {
+    rule_report
         .failures
         .iter()
         .any(|failure| is_failure(failure) && failure.reason < CopyFailure::NamespaceTerminating)

@@ -91,7 +91,7 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
     if cluster.is_over_limit(view) {
         return ClusterState::Failed;
     }
-    let Some(account) = cluster.account else {
+    let Some(rule_report) = cluster.rule_report else {
         let awaits_turn =
             view.awaits(cluster.name) || view.target_clusters.cordoned.contains(cluster.name);
         return if cluster.is_unconfirmed() || (awaits_turn && !is_reading(view)) {
@@ -100,34 +100,37 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
             ClusterState::Progressing
         };
     };
-    let counts = account.counts;
+    let counts = rule_report.counts;
     // Copies that cannot be removed fail the cluster. The message names the cause.
-    if account.counts.failed > 0 || (counts.removing > 0 && account.failures.iter().any(is_failure))
+    if rule_report.counts.failed > 0
+        || (counts.removing > 0 && rule_report.failures.iter().any(is_failure))
     {
         ClusterState::Failed
     } else if (view.awaits(cluster.name) && !is_reading(view))
         || (view.is_rollback(cluster.name)
-            && has_applied_plan(view, cluster, account)
+            && has_applied_plan(view, cluster, rule_report)
             && counts.is_settled())
     {
         ClusterState::Waiting
     } else if !cluster.sent.render_errors.is_empty() {
         ClusterState::Failed
-    } else if is_behind(view, cluster, account) || is_unconfirmed(view, cluster, account) {
+    } else if is_behind(view, cluster, rule_report) || is_unconfirmed(view, cluster, rule_report) {
         ClusterState::Waiting
     } else if is_reading(view)
-        || is_pruning(view, account)
-        || !has_applied_plan(view, cluster, account)
+        || is_pruning(view, rule_report)
+        || !has_applied_plan(view, cluster, rule_report)
         || !counts.is_settled()
         || counts.failed > 0
     {
         ClusterState::Progressing
-    } else if counts.to_create > 0 || counts.to_update > 0 || to_delete(view, cluster, account) > 0
+    } else if counts.to_create > 0
+        || counts.to_update > 0
+        || to_delete(view, cluster, rule_report) > 0
     {
         ClusterState::DryRun
     } else if counts.drifted > 0 {
         ClusterState::Drifted
-    } else if proved(view, cluster, account) == ProofState::No {
+    } else if proved(view, cluster, rule_report) == ProofState::No {
         ClusterState::Failed
     } else if counts.waiting > 0 {
         ClusterState::Waiting
@@ -138,13 +141,13 @@ fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterSta
 
 /// Returns the number of copies that a dry run would remove: by the agent's report and by order of
 /// the hub.
-fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> i64 {
+fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, rule_report: &RuleReport) -> i64 {
     let ordered = view
         .planned_removals
         .get(cluster.name)
         .copied()
         .unwrap_or_default();
-    i64::try_from(ordered.saturating_add(account.counts.to_delete.into())).unwrap_or(i64::MAX)
+    i64::try_from(ordered.saturating_add(rule_report.counts.to_delete.into())).unwrap_or(i64::MAX)
 }
 
 /// Returns the message about a lost watch, with a fix.
@@ -174,7 +177,7 @@ pub(super) fn state_of(
     cluster: &ClusterView<'_>,
     now: Instant,
 ) -> RuleClusterState {
-    let (account, name) = (cluster.account, cluster.name);
+    let (rule_report, name) = (cluster.rule_report, cluster.name);
     let state = state(view, cluster, now);
     // For an unreachable cluster only.
     let before = || {
@@ -183,15 +186,17 @@ pub(super) fn state_of(
             .iter()
             .find(|known| known.name == name.as_str())
     };
-    let counts = account.map(|account| account.counts).unwrap_or_default();
+    let counts = rule_report
+        .map(|rule_report| rule_report.counts)
+        .unwrap_or_default();
     let (reason, message) = match state {
         ClusterState::Failed if cluster.is_over_limit(view) => (Reason::RuleLimit, over_limit_message(cluster)),
         ClusterState::Failed
-            if account.is_some_and(|all| proved(view, cluster, all) == ProofState::No) =>
+            if rule_report.is_some_and(|all| proved(view, cluster, all) == ProofState::No) =>
         {
             (Reason::DigestMismatch, DIFFERS.to_owned())
         }
-        ClusterState::Failed | ClusterState::Drifted => worst(account)
+        ClusterState::Failed | ClusterState::Drifted => worst(rule_report)
             .or_else(|| from_cluster(cluster.sent))
             .unwrap_or_else(failed),
         ClusterState::Unreachable
@@ -220,8 +225,8 @@ pub(super) fn state_of(
                 .to_owned(),
         ),
         ClusterState::Waiting
-            if account.map_or(cluster.is_unconfirmed(), |account| {
-                is_unconfirmed(view, cluster, account)
+            if rule_report.map_or(cluster.is_unconfirmed(), |rule_report| {
+                is_unconfirmed(view, cluster, rule_report)
             }) =>
         {
             (
@@ -233,7 +238,7 @@ pub(super) fn state_of(
         }
         ClusterState::Waiting
             if view.awaits(name)
-                || account.is_none_or(|account| is_behind(view, cluster, account)) =>
+                || rule_report.is_none_or(|rule_report| is_behind(view, cluster, rule_report)) =>
         {
             (
                 Reason::Cordoned,
@@ -241,7 +246,7 @@ pub(super) fn state_of(
             )
         }
         ClusterState::Waiting => {
-            let namespaces = account.map(|account| absent_namespaces([&account.waiting]));
+            let namespaces = rule_report.map(|rule_report| absent_namespaces([&rule_report.waiting]));
             let message = match (counts.waiting, namespaces.flatten()) {
                 (1, None) => "1 copy waits for a namespace that does not exist".to_owned(),
                 (more, None) => format!("{more} copies wait for namespaces that do not exist"),
@@ -256,7 +261,7 @@ pub(super) fn state_of(
         ),
         ClusterState::Progressing => (Reason::Progressing, "copies are being applied".to_owned()),
         // The first change that is reported, with paths of fields.
-        ClusterState::DryRun => worst(account).unwrap_or_else(|| {
+        ClusterState::DryRun => worst(rule_report).unwrap_or_else(|| {
             (
                 model::Reason::DryRun.into(),
                 "copies would change".to_owned(),
@@ -269,21 +274,23 @@ pub(super) fn state_of(
         state,
         copies: counts.copies.into(),
         applied: counts.applied.into(),
-        failed: account.map_or(0, |account| account.counts.failed).into(),
+        failed: rule_report
+            .map_or(0, |rule_report| rule_report.counts.failed)
+            .into(),
         waiting: counts.waiting.into(),
         drifted: counts.drifted.into(),
         to_create: counts.to_create.into(),
         to_update: counts.to_update.into(),
-        to_delete: account.map_or(0, |account| to_delete(view, cluster, account)),
+        to_delete: rule_report.map_or(0, |rule_report| to_delete(view, cluster, rule_report)),
         reason,
         message,
-        absent: account
-            .map(|account| account.waiting.clone())
+        absent: rule_report
+            .map(|rule_report| rule_report.waiting.clone())
             .unwrap_or_default(),
         fresh,
     };
     // The hub only has a report from before its start.
-    let before = if account.is_none() && state == ClusterState::Unreachable {
+    let before = if rule_report.is_none() && state == ClusterState::Unreachable {
         before()
     } else {
         None
@@ -371,8 +378,8 @@ fn silent(was_connected: bool) -> (Reason, String) {
 
 /// Quotes the text of an agent, which any member can choose, so that it is not mistaken for a text
 /// of the hub.
-fn worst(account: Option<&RuleReport>) -> Option<(Reason, String)> {
-    let worst = account?.failures.first()?;
+fn worst(rule_report: Option<&RuleReport>) -> Option<(Reason, String)> {
+    let worst = rule_report?.failures.first()?;
     Some((
         worst.reason.into(),
         format!("{}: its agent reports: {}", worst.copy, worst.message),
@@ -389,8 +396,8 @@ fn over_limit_message(cluster: &ClusterView<'_>) -> String {
 }
 
 /// Whether copies in former target namespaces are being removed. Blocked ones stay.
-pub(super) fn is_pruning(view: &View<'_>, account: &RuleReport) -> bool {
-    account.namespace_prunes.is_some() && !view.blocks_prunes
+pub(super) fn is_pruning(view: &View<'_>, rule_report: &RuleReport) -> bool {
+    rule_report.namespace_prunes.is_some() && !view.blocks_prunes
 }
 
 fn failed() -> (Reason, String) {
@@ -398,26 +405,30 @@ fn failed() -> (Reason, String) {
 }
 
 /// Whether a cordoned cluster lacks the rule's current state.
-fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
+fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, rule_report: &RuleReport) -> bool {
     view.target_clusters.cordoned.contains(cluster.name)
         && !is_reading(view)
-        && !has_applied_plan(view, cluster, account)
+        && !has_applied_plan(view, cluster, rule_report)
 }
 
 /// Whether a cluster with a send restriction lacks the rule's current state.
-fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
-    cluster.is_unconfirmed() && !is_reading(view) && !has_applied_plan(view, cluster, account)
+fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, rule_report: &RuleReport) -> bool {
+    cluster.is_unconfirmed() && !is_reading(view) && !has_applied_plan(view, cluster, rule_report)
 }
 
 /// Whether a cluster has the newest revision of every source and has applied all of them, except
 /// copies that wait for their namespaces. False for every cluster while the hub cannot determine
 /// the newest revision.
-pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &RuleReport) -> bool {
+pub(super) fn is_newest(
+    view: &View<'_>,
+    cluster: &ClusterView<'_>,
+    rule_report: &RuleReport,
+) -> bool {
     let Some(terms) = cluster.terms else {
         return false;
     };
-    let same = account.intents_digest == digest_on(cluster.sent, terms);
-    let counts = account.counts;
+    let same = rule_report.intents_digest == digest_on(cluster.sent, terms);
+    let counts = rule_report.counts;
     let applied = counts.applied.saturating_add(counts.waiting) == counts.copies
         && !view.is_rollback(cluster.name);
     let applied = applied && cluster.lost_watch(view).is_none();
@@ -428,12 +439,12 @@ pub(super) fn is_newest(view: &View<'_>, cluster: &ClusterView<'_>, account: &Ru
 pub(super) fn proved(
     view: &View<'_>,
     cluster: &ClusterView<'_>,
-    account: &RuleReport,
+    rule_report: &RuleReport,
 ) -> ProofState {
     let Some(terms) = cluster.terms else {
         return ProofState::NotCompared;
     };
-    SentRule::of(view).proved(cluster.sent, terms, cluster.proof_key, account)
+    SentRule::of(view).proved(cluster.sent, terms, cluster.proof_key, rule_report)
 }
 
 /// The sent state of a rule that proofs refer to.
@@ -478,7 +489,7 @@ impl<'a> SentRule<'a> {
 
     /// Whether the agent's last report in its newest session has a different proof.
     pub fn differs_in(&self, report_store: &ReportStore, cluster: &ClusterName) -> bool {
-        let (account, terms) = (
+        let (rule_report, terms) = (
             report_store.rule_report(cluster, &self.plan.uid),
             self.target_clusters.clusters.get(cluster),
         );
@@ -486,8 +497,8 @@ impl<'a> SentRule<'a> {
             .cluster_plans
             .plan_of(cluster)
             .map_or(self.plan, |made| made);
-        account.zip(terms).is_some_and(|(account, terms)| {
-            self.proved(plan, terms, report_store.proof_key.as_ref(), account) == ProofState::No
+        rule_report.zip(terms).is_some_and(|(rule_report, terms)| {
+            self.proved(plan, terms, report_store.proof_key.as_ref(), rule_report) == ProofState::No
         })
     }
 
@@ -497,16 +508,16 @@ impl<'a> SentRule<'a> {
         plan: &RulePlan,
         terms: &NamedTerms,
         key: Option<&ProofKey>,
-        account: &RuleReport,
+        rule_report: &RuleReport,
     ) -> ProofState {
-        let (Some(text), Some(key)) = (account.proof, key) else {
+        let (Some(text), Some(key)) = (rule_report.proof, key) else {
             return ProofState::NotCompared;
         };
         let is_known =
             self.plan.unread.is_empty() && self.plan.unknown.is_empty() && can_be_compared(plan);
-        let same = account.terms_digest == Some(terms.digest)
-            && account.intents_digest == digest_on(plan, terms);
-        let counts = account.counts;
+        let same = rule_report.terms_digest == Some(terms.digest)
+            && rule_report.intents_digest == digest_on(plan, terms);
+        let counts = rule_report.counts;
         let all =
             counts.is_settled() && counts.applied.saturating_add(counts.waiting) == counts.copies;
         if !is_known || self.acked || !same || !all {
@@ -537,15 +548,15 @@ fn can_be_compared(plan: &RulePlan) -> bool {
 pub(super) fn has_applied_plan(
     view: &View<'_>,
     cluster: &ClusterView<'_>,
-    account: &RuleReport,
+    rule_report: &RuleReport,
 ) -> bool {
     let Some(terms) = cluster.terms else {
         return false;
     };
-    let same_terms = account.terms_digest == Some(terms.digest);
+    let same_terms = rule_report.terms_digest == Some(terms.digest);
     same_terms
         && (!is_comparable(view, cluster)
-            || account.intents_digest == digest_on(cluster.sent, terms))
+            || rule_report.intents_digest == digest_on(cluster.sent, terms))
 }
 
 /// A cluster of a rule with all of its state. A status reads it many times, so it is looked up
@@ -558,7 +569,7 @@ pub(super) struct ClusterView<'a> {
     pub(super) sent: &'a RulePlan,
     connectivity: Option<&'a Connectivity>,
     /// The agent's last report about the rule.
-    pub(super) account: Option<&'a RuleReport>,
+    pub(super) rule_report: Option<&'a RuleReport>,
     /// The key under which agents prove their copies.
     pub(super) proof_key: Option<&'a ProofKey>,
 }
@@ -591,14 +602,14 @@ impl View<'_> {
         terms: Option<&'s NamedTerms>,
     ) -> ClusterView<'s> {
         let connectivity = report_store.connectivity(name);
-        let account =
+        let rule_report =
             connectivity.and_then(|connectivity| connectivity.rule_report(&self.rule.uid));
         ClusterView {
             name,
             terms,
             sent: self.sent(name),
             connectivity,
-            account,
+            rule_report,
             proof_key: report_store.proof_key.as_ref(),
         }
     }
