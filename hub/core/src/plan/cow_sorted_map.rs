@@ -4,18 +4,18 @@
 //! changed chunk is no longer shared, whatever the number of entries in the others.
 use std::sync::Arc;
 
-/// A sheet with more entries than this becomes two.
+/// A chunk with more entries than this becomes two.
 const FULL: usize = 256;
 
-/// A sorted map in sheets that clones share.
+/// A sorted map in chunks that clones share.
 #[derive(Clone)]
-pub struct CowSortedMap<K, V, const SHEET: usize = FULL> {
+pub struct CowSortedMap<K, V, const CHUNK: usize = FULL> {
     /// Sorted, and none empty.
     chunks: Vec<Arc<Vec<(K, V)>>>,
     len: usize,
 }
 
-impl<K, V, const SHEET: usize> Default for CowSortedMap<K, V, SHEET> {
+impl<K, V, const CHUNK: usize> Default for CowSortedMap<K, V, CHUNK> {
     fn default() -> Self {
         Self {
             chunks: Vec::new(),
@@ -24,7 +24,7 @@ impl<K, V, const SHEET: usize> Default for CowSortedMap<K, V, SHEET> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
+impl<K: Ord + Clone, V: Clone, const CHUNK: usize> CowSortedMap<K, V, CHUNK> {
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
@@ -102,7 +102,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
                 .map(|(_, known)| std::mem::replace(known, value)),
             Err(at) => {
                 chunk.insert(at, (key, value));
-                if chunk.len() > SHEET {
+                if chunk.len() > CHUNK {
                     let second = chunk.split_off(chunk.len() / 2);
                     self.chunks.insert(number + 1, Arc::new(second));
                 }
@@ -151,7 +151,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
             .map(|chunk| chunk.len());
         match before {
             _ if left == 0 => drop(self.chunks.remove(number)),
-            Some(before) if left + before <= SHEET / 2 => {
+            Some(before) if left + before <= CHUNK / 2 => {
                 let rest = self.chunks.remove(number);
                 if let Some(chunk) = self.chunks.get_mut(number - 1) {
                     Arc::make_mut(chunk).extend(rest.iter().cloned());
@@ -161,7 +161,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
         }
     }
 
-    /// The sheet of a key, and where on it the key is or would be.
+    /// The chunk of a key, and where on it the key is or would be.
     fn find(&self, key: &K) -> (usize, Result<usize, usize>) {
         let after = self
             .chunks
@@ -175,7 +175,7 @@ impl<K: Ord + Clone, V: Clone, const SHEET: usize> CowSortedMap<K, V, SHEET> {
     }
 }
 
-impl<K: Ord + Clone, V: Clone + Default, const SHEET: usize> CowSortedMap<K, V, SHEET> {
+impl<K: Ord + Clone, V: Clone + Default, const CHUNK: usize> CowSortedMap<K, V, CHUNK> {
     /// The value of a key, to be changed; where there is none, it begins here.
     pub fn get_or_default(&mut self, key: &K) -> Option<&mut V> {
         if !self.contains_key(key) {
@@ -185,8 +185,8 @@ impl<K: Ord + Clone, V: Clone + Default, const SHEET: usize> CowSortedMap<K, V, 
     }
 }
 
-impl<K: Ord + Clone, V: Clone + PartialEq, const SHEET: usize> PartialEq
-    for CowSortedMap<K, V, SHEET>
+impl<K: Ord + Clone, V: Clone + PartialEq, const CHUNK: usize> PartialEq
+    for CowSortedMap<K, V, CHUNK>
 {
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && self.iter().eq(other.iter())
@@ -194,8 +194,8 @@ impl<K: Ord + Clone, V: Clone + PartialEq, const SHEET: usize> PartialEq
 }
 
 #[cfg(test)]
-impl<K: Ord + Clone, V: Clone, const SHEET: usize> std::ops::Index<&K>
-    for CowSortedMap<K, V, SHEET>
+impl<K: Ord + Clone, V: Clone, const CHUNK: usize> std::ops::Index<&K>
+    for CowSortedMap<K, V, CHUNK>
 {
     type Output = V;
 
