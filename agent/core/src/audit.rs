@@ -33,7 +33,7 @@ pub struct AuditLine {
     /// The cause, as far as the agent knows.
     pub origin: ChangeOrigin,
     /// The copies.
-    pub copies: Named,
+    pub copies: CopyNames,
     /// The field managers that had changed the first of the copies, if they are known.
     pub by: Option<Arc<str>>,
 }
@@ -62,7 +62,7 @@ pub struct FailureLine {
     /// The reason.
     pub reason: Reason,
     /// The copies that began to fail.
-    pub copies: Named,
+    pub copies: CopyNames,
     /// The message of the first one.
     pub message: Arc<str>,
 }
@@ -80,14 +80,14 @@ impl fmt::Display for FailureLine {
 
 /// A number of copies, and the names of the first ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Named {
+pub struct CopyNames {
     /// Number of copies.
     pub count: u64,
     /// The first of them.
     pub first: Vec<SourceRef>,
 }
 
-impl Named {
+impl CopyNames {
     fn add(&mut self, copy: &SourceRef) {
         self.count += 1;
         if self.first.len() < NAMES && !self.first.contains(copy) {
@@ -103,7 +103,7 @@ impl Named {
     }
 }
 
-impl fmt::Display for Named {
+impl fmt::Display for CopyNames {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, copy) in self.first.iter().enumerate() {
             let comma = if number == 0 { "" } else { ", " };
@@ -208,7 +208,7 @@ impl Audit {
             rule: written.rule.clone(),
             action,
             origin,
-            copies: Named::default(),
+            copies: CopyNames::default(),
             by: written.by.cloned(),
         });
         line.copies.add(copy);
@@ -231,7 +231,7 @@ impl Audit {
         let line = self.failures.entry(key).or_insert_with(|| FailureLine {
             rule: rule.clone(),
             reason: copy_error.reason,
-            copies: Named::default(),
+            copies: CopyNames::default(),
             message: copy_error.message.clone(),
         });
         line.copies.add(copy);

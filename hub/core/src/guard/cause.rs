@@ -12,7 +12,7 @@ pub enum CauseKind {
     /// the hub observed itself is more precise.
     Reconnected,
     /// Its literal name was taken out of a list of the rule.
-    Named,
+    NameRemoved,
     /// The source or the rule was deleted, or the cluster leaves.
     Deleted,
     /// The source or the rule was deleted, and the number of such deletes is under the limit. The
@@ -52,7 +52,7 @@ impl CauseKind {
 
     /// Whether a user deleted exactly this item.
     pub fn is_deliberate(self) -> bool {
-        matches!(self, CauseKind::Named | CauseKind::Deleted)
+        matches!(self, CauseKind::NameRemoved | CauseKind::Deleted)
     }
 
     /// Whether the process cannot tell more than that a reported copy is not selected.
@@ -66,7 +66,9 @@ impl CauseKind {
     fn describe(self, subjects: &BTreeSet<&str>) -> String {
         let named = |noun: &str| named(noun, subjects);
         match self {
-            CauseKind::Named | CauseKind::RuleEdited => format!("{} was edited", named("rule")),
+            CauseKind::NameRemoved | CauseKind::RuleEdited => {
+                format!("{} was edited", named("rule"))
+            }
             CauseKind::Deleted | CauseKind::LimitedDeletion => {
                 format!("{} was deleted", list(subjects))
             }

@@ -312,10 +312,10 @@ impl RemovalGuard {
         &mut self,
         refine: impl Fn(&Item, &Cause) -> Option<Cause>,
     ) -> BTreeSet<Item> {
-        let is_named = |cause: &&Cause| cause.kind == CauseKind::Named;
+        let is_named = |cause: &&Cause| cause.kind == CauseKind::NameRemoved;
         let named = self.open.values().filter(is_named).count();
         for (item, cause) in &mut self.open {
-            if cause.kind == CauseKind::Named && named > MAX_DELIBERATE_NAMES {
+            if cause.kind == CauseKind::NameRemoved && named > MAX_DELIBERATE_NAMES {
                 cause.kind = CauseKind::RuleEdited;
             } else if let Some(refined) = refine(item, cause) {
                 *cause = refined;

@@ -101,7 +101,7 @@ pub(super) fn record_changes(
     };
     let name: Arc<str> = entry.rule.terms.rule.to_string().into();
     let edited = CauseKind::RuleEdited.of(name.clone());
-    let named = CauseKind::Named.of(name);
+    let named = CauseKind::NameRemoved.of(name);
     for source in former
         .plan
         .all_selected()
