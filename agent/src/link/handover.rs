@@ -74,7 +74,7 @@ pub(super) enum HandoverEvent {
     Due,
     Renewed(Box<Result<Identity, NotRenewed>>),
     Connected(Result<Connected, StreamEnd>),
-    Room(Option<mpsc::OwnedPermit<AgentFrame>>),
+    StreamPermit(Option<mpsc::OwnedPermit<AgentFrame>>),
 }
 
 impl StreamReplacement {
@@ -89,7 +89,7 @@ impl StreamReplacement {
             }
             StreamReplacement::Renewing(work) => HandoverEvent::Renewed(Box::new(work.await)),
             StreamReplacement::Connecting(work) => HandoverEvent::Connected(work.await),
-            StreamReplacement::SendingHandover(_, work) => HandoverEvent::Room(work.await),
+            StreamReplacement::SendingHandover(_, work) => HandoverEvent::StreamPermit(work.await),
         }
     }
 
@@ -150,7 +150,10 @@ impl Link {
                 );
                 StreamReplacement::Connect(self.retry_at())
             }
-            (StreamReplacement::SendingHandover(channel, _), HandoverEvent::Room(Some(permit))) => {
+            (
+                StreamReplacement::SendingHandover(channel, _),
+                HandoverEvent::StreamPermit(Some(permit)),
+            ) => {
                 permit.send(AgentFrame::Handover);
                 StreamReplacement::Awaiting(channel, Instant::now() + HANDOVER_LIMIT)
             }
