@@ -165,7 +165,7 @@ closed_list! {
         /// The turn of the cluster in a rollout has not come.
         RollingOut,
         /// The copy cannot be rendered.
-        Withheld,
+        RenderError,
         /// The source is never copied.
         Refused,
         /// The hub cannot read the source.

@@ -179,7 +179,7 @@ fn obstacle(
     let plain = source.plain();
     for plan in plans.iter().flatten() {
         if let Some(render_errors) = plan.render_errors.get(&plain) {
-            return because(ExplainedState::Withheld, &render_errors.message);
+            return because(ExplainedState::RenderError, &render_errors.message);
         }
         if let Some(refused) = plan.refused.get(&plain) {
             return because(ExplainedState::Refused, refused.reason());
