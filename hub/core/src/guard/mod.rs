@@ -456,8 +456,8 @@ impl RemovalGuard {
         self.blocked_at.get_or_insert(now.instant);
     }
 
-    /// Lets go what an annotation approves, of what is blocked still. `all`: everything. Returns
-    /// that, by cause.
+    /// Approves the blocked items that the annotation names; `all`: all of them. Returns the approved
+    /// items by cause.
     pub fn approve(
         &mut self,
         approval: Option<&str>,
@@ -472,22 +472,24 @@ impl RemovalGuard {
             .iter()
             .rev()
             .find(|(digest, _)| approves(approval, digest));
-        let go: BTreeSet<Item> = match shown {
+        let approved_items: BTreeSet<Item> = match shown {
             _ if all => self.blocked().clone(),
             Some((_, items)) => items.intersection(self.blocked()).cloned().collect(),
             None => return approved,
         };
-        if go.is_empty() {
+        if approved_items.is_empty() {
             return approved;
         }
         let decision = Arc::make_mut(&mut self.decision);
-        decision.blocked.retain(|item| !go.contains(item));
-        for item in &go {
+        decision
+            .blocked
+            .retain(|item| !approved_items.contains(item));
+        for item in &approved_items {
             if let Some(cause) = self.causes.remove(item) {
                 approved.entry(cause).or_default().insert(item.clone());
             }
         }
-        self.pass(go);
+        self.pass(approved_items);
         // The items that stay are judged again. They have a digest of their own, and the approved
         // digests are consumed.
         self.undone = true;
