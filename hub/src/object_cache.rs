@@ -243,8 +243,8 @@ impl ObjectCache {
     }
 
     /// Reads a rule without copying it.
-    pub fn with_rule<V>(&self, uid: &RuleUid, look: impl FnOnce(Option<&RuleObject>) -> V) -> V {
-        look(self.rules.lock().get(uid))
+    pub fn with_rule<V>(&self, uid: &RuleUid, read: impl FnOnce(Option<&RuleObject>) -> V) -> V {
+        read(self.rules.lock().get(uid))
     }
 
     /// Returns the namespace and name of a rule for logs, or its uid if it is unknown.
@@ -336,18 +336,18 @@ impl ObjectCache {
     pub fn with_member<V>(
         &self,
         name: &ClusterName,
-        look: impl FnOnce(Option<&MemberCluster>) -> V,
+        read: impl FnOnce(Option<&MemberCluster>) -> V,
     ) -> V {
-        look(self.members.lock().get(name).map(|known| &*known.object))
+        read(self.members.lock().get(name).map(|known| &*known.object))
     }
 
     /// Reads each member.
-    pub fn each_member(&self, look: impl FnMut(&MemberCluster)) {
+    pub fn each_member(&self, read: impl FnMut(&MemberCluster)) {
         self.members
             .lock()
             .values()
             .map(|known| &*known.object)
-            .for_each(look);
+            .for_each(read);
     }
 
     /// Removes a deleted member. An earlier version of it is not stored again before the next list.

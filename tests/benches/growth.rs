@@ -216,7 +216,7 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
         let records = Records::default();
         let mut desired = Desired::new(home(), Arc::new(Policy::default()));
         desired.set_namespace(NAMESPACE, Some(Namespace::default()), &records);
-        let looks = desired.take(batch, refused, &records).changed_copies;
+        let to_reconcile = desired.take(batch, refused, &records).changed_copies;
         let to_create = |copy: &&SourceRef| {
             matches!(
                 decide(
@@ -226,7 +226,7 @@ fn decode_and_decide(bencher: Bencher<'_, '_>, intents: usize) {
                 Decision::Act(Action::Create)
             )
         };
-        let created = looks.iter().filter(to_create).count();
+        let created = to_reconcile.iter().filter(to_create).count();
         assert_eq!(created, intents);
         created
     });

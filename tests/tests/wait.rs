@@ -20,19 +20,19 @@ async fn timed_out_wait_names_goal_and_last_observation() -> Result<()> {
         message.contains("for the impossible") && message.ends_with("it is still impossible"),
         "{message}"
     );
-    let mut looks = 0;
+    let mut attempts = 0;
     let copies_there = steadily(
-        "fewer than three looks",
+        "fewer than three attempts",
         Duration::from_secs(20),
         async || {
-            looks += 1;
-            ensure!(looks < 3, "look number {looks}");
+            attempts += 1;
+            ensure!(attempts < 3, "attempt number {attempts}");
             Ok(())
         },
     );
     let message = format!("{:#}", copies_there.await.err().context("it held")?);
     ensure!(
-        message.starts_with("fewer than three looks") && message.ends_with("look number 3"),
+        message.starts_with("fewer than three attempts") && message.ends_with("attempt number 3"),
         "{message}"
     );
     Ok(())

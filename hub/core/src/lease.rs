@@ -211,7 +211,7 @@ mod tests {
         let renewed = stored(replaced(next(&mut a, start + at(2))), "e1", 9);
         a.record_write(renewed, start + at(2), start + at(2));
         assert_eq!(
-            a.position(start + at(3)).map(|standing| standing.version),
+            a.position(start + at(3)).map(|position| position.version),
             Some(9)
         );
         // An own write of the same term with a lower version than the observed one.

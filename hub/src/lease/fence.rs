@@ -60,10 +60,10 @@ impl ConnectionGuards {
     }
 
     async fn watch_every(&self, every: Duration) -> Infallible {
-        let mut look = interval_at(Instant::now() + every, every);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut interval = interval_at(Instant::now() + every, every);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            look.tick().await;
+            interval.tick().await;
             let now = Instant::now();
             let late = self
                 .all()
@@ -216,7 +216,7 @@ mod tests {
 
     #[tokio::test]
     async fn connection_ends_with_its_session_without_frames() {
-        let (look, several_checks) = (Duration::from_millis(50), Duration::from_millis(300));
+        let (interval, several_checks) = (Duration::from_millis(50), Duration::from_millis(300));
         let guards = ConnectionGuards::default();
         let guard = guards.guard(None);
         let all = guard.clone();
@@ -227,7 +227,7 @@ mod tests {
         let over = async {
             tokio::select! {
                 error = over => error,
-                never = guards.watch_every(look) => match never {},
+                never = guards.watch_every(interval) => match never {},
             }
         };
         let mut over = Box::pin(over);
@@ -242,7 +242,7 @@ mod tests {
         timeout(Duration::from_secs(20), &mut over)
             .await
             .expect("the end of the connection");
-        assert!(began.elapsed() >= look, "no time for a last word");
+        assert!(began.elapsed() >= interval, "no time for a last word");
         drop((guard, over));
         assert!(
             guards.all().is_empty(),

@@ -178,9 +178,9 @@ impl Server {
             return Err(status);
         }
         let members: Api<MemberCluster> = Api::all(self.client.clone());
-        let look =
+        let found =
             tokio::time::timeout(LOOKUP_TIMEOUT, members.get_opt(identity.cluster.as_str())).await;
-        match look {
+        match found {
             Ok(Ok(Some(member))) => observe_member(member, &self.hub_state, &self.object_cache),
             Ok(Ok(None)) => {}
             // A member that cannot be read is not revoked.

@@ -56,17 +56,17 @@ impl RuleExplanation {
     }
 }
 
-/// Explains a copy by each of these rules that has a source for it. `look` reads the current index.
+/// Explains a copy by each of these rules that has a source for it. `read` reads the current index.
 /// It is called once for each rule, so that the index is not locked for all of them.
 pub fn explain_rules(
     rules: impl IntoIterator<Item = RuleUid>,
-    look: impl Fn(&dyn Fn(&Index) -> Vec<RuleExplanation>) -> Vec<RuleExplanation>,
+    read: impl Fn(&dyn Fn(&Index) -> Vec<RuleExplanation>) -> Vec<RuleExplanation>,
     cluster: &ClusterName,
     copy: &SourceRef,
 ) -> Vec<RuleExplanation> {
     rules
         .into_iter()
-        .flat_map(|uid| look(&|index: &Index| of_rule(index, &uid, cluster, copy)))
+        .flat_map(|uid| read(&|index: &Index| of_rule(index, &uid, cluster, copy)))
         .take(RULES)
         .collect()
 }
@@ -380,7 +380,7 @@ mod tests {
 
     fn all(index: &Index, cluster: &str, copy: &SourceRef) -> Vec<RuleExplanation> {
         let rules: Vec<RuleUid> = index.rules().uids().cloned().collect();
-        explain_rules(rules, |look| look(index), &ClusterName::from(cluster), copy)
+        explain_rules(rules, |read| read(index), &ClusterName::from(cluster), copy)
     }
 
     fn states(
@@ -463,13 +463,13 @@ mod tests {
             json!({"all": true}),
         );
         let copy = SourceRef::new("configmaps", "x", "s");
-        let looks = Cell::new(0);
-        let look = |one: &dyn Fn(&Index) -> Vec<RuleExplanation>| {
-            looks.set(looks.get() + 1);
+        let reads = Cell::new(0);
+        let read = |one: &dyn Fn(&Index) -> Vec<RuleExplanation>| {
+            reads.set(reads.get() + 1);
             let found = one(&index);
             assert!(
                 found.iter().all(|wish| wish.uid == found[0].uid),
-                "one look at several rules: {found:?}"
+                "several rules in one read: {found:?}"
             );
             found
         };
@@ -479,8 +479,8 @@ mod tests {
             .chain(index.rules().uids().cloned());
         assert_eq!(
             (
-                explain_rules(rules, look, &"one".into(), &copy).len(),
-                looks.get()
+                explain_rules(rules, read, &"one".into(), &copy).len(),
+                reads.get()
             ),
             (RULES, RULES + 1)
         );

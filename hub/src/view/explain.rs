@@ -127,7 +127,7 @@ impl ViewServer {
             let rules: Vec<RuleUid> = hub_state.index.read().rules().uids().cloned().collect();
             copy_reasons::explain_rules(
                 rules,
-                |look| look(&hub_state.index.read()),
+                |read| read(&hub_state.index.read()),
                 &cluster,
                 &copy,
             )

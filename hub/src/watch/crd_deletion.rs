@@ -41,22 +41,22 @@ struct FilterState {
 
 /// Filters the events of a kind. If the CRD is deleted or unknown, an error replaces a
 /// deletion and the end of a list, and the events end.
-pub(super) struct DeletedCrdFilter<Look> {
+pub(super) struct DeletedCrdFilter<Read> {
     memory: Arc<LeafMutex<FilterState>>,
-    reader: Look,
+    reader: Read,
     retry: Duration,
 }
 
-impl<Look, Looked> DeletedCrdFilter<Look>
+impl<Read, ReadState> DeletedCrdFilter<Read>
 where
-    Look: Fn() -> Looked + Clone + Send + 'static,
-    Looked: Future<Output = CrdState> + Send + 'static,
+    Read: Fn() -> ReadState + Clone + Send + 'static,
+    ReadState: Future<Output = CrdState> + Send + 'static,
 {
-    /// Creates a filter for the kind whose CRD `look` reads.
-    pub(super) fn by(look: Look) -> Self {
+    /// Creates a filter for the kind whose CRD `read` reads.
+    pub(super) fn by(read: Read) -> Self {
         Self {
             memory: Arc::default(),
-            reader: look,
+            reader: read,
             retry: POLL_INTERVAL,
         }
     }
@@ -66,14 +66,14 @@ where
         &self,
         events: BoxStream<'static, WatchEvent<K>>,
     ) -> BoxStream<'static, WatchEvent<K>> {
-        let (memory, look, again) = (self.memory.clone(), self.reader.clone(), self.retry);
+        let (memory, read, again) = (self.memory.clone(), self.reader.clone(), self.retry);
         let events = futures::stream::unfold(Some(events), move |state| {
-            let (memory, look) = (memory.clone(), look.clone());
+            let (memory, read) = (memory.clone(), read.clone());
             async move {
                 let mut events = state?;
                 let event = events.next().await?;
                 let counts = match &event {
-                    Ok(Event::Delete(_) | Event::InitDone) => counts(&memory, &event, look().await),
+                    Ok(Event::Delete(_) | Event::InitDone) => counts(&memory, &event, read().await),
                     other => {
                         note(&memory, other);
                         true
@@ -167,13 +167,13 @@ mod tests {
     }
 
     /// Filters received events by the state of the CRD.
-    async fn received<Look, Looked>(
-        defined: &DeletedCrdFilter<Look>,
+    async fn received<Read, ReadState>(
+        defined: &DeletedCrdFilter<Read>,
         events: Vec<WatchEvent<&'static str>>,
     ) -> String
     where
-        Look: Fn() -> Looked + Clone + Send + 'static,
-        Looked: Future<Output = CrdState> + Send + 'static,
+        Read: Fn() -> ReadState + Clone + Send + 'static,
+        ReadState: Future<Output = CrdState> + Send + 'static,
     {
         let all: Vec<_> = defined
             .events(futures::stream::iter(events).boxed())
@@ -193,13 +193,13 @@ mod tests {
     async fn objects_deleted_with_their_crd_are_ignored() {
         let now = Arc::new(LeafMutex::new(CrdState::Present));
         let seen = now.clone();
-        let looked = DeletedCrdFilter::by(move || {
+        let filter = DeletedCrdFilter::by(move || {
             let seen = seen.clone();
             async move { *seen.lock() }
         });
         let defined = DeletedCrdFilter {
             retry: Duration::ZERO,
-            ..looked
+            ..filter
         };
         let deletion = || vec![Ok(Event::Delete("a")), Ok(Event::Delete("b"))];
         assert_eq!(

@@ -70,9 +70,10 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
         );
         wait(&mut hub_state.leadership.relist_barrier.subscribe().requested).await;
     }
-    let looked = client.clone();
-    let defined =
-        DeletedCrdFilter::by(move || read_crd(looked.clone(), DistributionGrant::crd_name()));
+    let reader_client = client.clone();
+    let defined = DeletedCrdFilter::by(move || {
+        read_crd(reader_client.clone(), DistributionGrant::crd_name())
+    });
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), grants);
     into.follow(events, &hub_state, |grant| RuleGrant::read(&grant))
@@ -94,8 +95,8 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
         known: |_, _| None,
         refused_effect: "The limits are unchanged",
     };
-    let looked = client.clone();
-    let defined = DeletedCrdFilter::by(move || read_crd(looked.clone(), Fleet::crd_name()));
+    let reader_client = client.clone();
+    let defined = DeletedCrdFilter::by(move || read_crd(reader_client.clone(), Fleet::crd_name()));
     let fleets = move || defined.events(own_events::<Fleet>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), fleets);
     let read = |fleet: Fleet| {

@@ -49,7 +49,7 @@ pub async fn watch_members(
             }
             Ok(Event::InitDone) => {
                 let unsure = forget_unlisted(&seen, &hub_state, &object_cache);
-                if look_up(unsure, &client, &hub_state, &object_cache)
+                if read_member(unsure, &client, &hub_state, &object_cache)
                     .await
                     .is_none()
                 {
@@ -146,7 +146,7 @@ fn forget_unlisted(
 }
 
 /// Reads members from the API server. `None`, if it did not answer.
-async fn look_up(
+async fn read_member(
     names: Vec<ClusterName>,
     client: &Client,
     hub_state: &HubState,

@@ -336,21 +336,21 @@ impl Writer {
         let mut due = Vec::new();
         let mut next: Option<Instant> = None;
         for (uid, pace) in &self.paces {
-            let (look, later) = self.due(uid, pace, now.instant);
-            due.extend(look.map(|look| (uid.clone(), look)));
+            let (work, later) = self.due(uid, pace, now.instant);
+            due.extend(work.map(|work| (uid.clone(), work)));
             next = next.into_iter().chain(later).min();
         }
         let this = &*self;
-        let writes = due.into_iter().map(|(uid, look)| async move {
+        let writes = due.into_iter().map(|(uid, work)| async move {
             let span = tracing::info_span!("write", rule = %this.object_cache.name_of(&uid));
-            let result = this.write_rule(&uid, look, now).instrument(span).await;
-            (uid, look, result)
+            let result = this.write_rule(&uid, work, now).instrument(span).await;
+            (uid, work, result)
         });
         let results: Vec<_> = futures::stream::iter(writes)
             .buffer_unordered(WRITES)
             .collect()
             .await;
-        for (uid, look, result) in results {
+        for (uid, work, result) in results {
             if self
                 .conflicts
                 .record_result(Retry::Rule(uid.clone()), &result)
@@ -358,22 +358,22 @@ impl Writer {
                 let rule = self.object_cache.name_of(&uid);
                 tracing::warn!(%rule, "cannot write about a rule: the hub sees another version of it than the API server has, {CONFLICTS} times in a row; trying again. If this continues, restart the hub");
             }
-            let looked = result.unwrap_or_else(|error| {
+            let outcome = result.unwrap_or_else(|error| {
                 // This process may renew a lead that has lapsed, and then no other process checks
                 // the rule. So the write is retried.
                 if !matches!(error, WriteError::NotLeading | WriteError::Changed) {
                     tracing::warn!(rule = %self.object_cache.name_of(&uid), why = %describe(&error), "cannot write about a rule; trying again");
                 }
                 self.retries.push((retry_at(&error), Retry::Rule(uid.clone())));
-                if look == RuleWork::Release { RuleWorkResult::Unreleased } else { RuleWorkResult::Written }
+                if work == RuleWork::Release { RuleWorkResult::Unreleased } else { RuleWorkResult::Written }
             });
             if self.object_cache.with_rule(&uid, |rule| rule.is_none()) {
                 self.paces.remove(&uid);
             } else if let Some(pace) = self.paces.get_mut(&uid) {
-                match looked {
+                match outcome {
                     RuleWorkResult::Unreleased => pace.tried_release(),
                     RuleWorkResult::Written | RuleWorkResult::Nothing => {
-                        pace.done(Instant::now(), looked == RuleWorkResult::Written)
+                        pace.done(Instant::now(), outcome == RuleWorkResult::Written)
                     }
                 }
             }
@@ -546,13 +546,13 @@ mod tests {
         assert!(writer.due(&uid, &pace, changed) == waits, "a status waits");
         object["metadata"]["deletionTimestamp"] = serde_json::json!("2026-01-01T00:00:00Z");
         see(&object);
-        let (look, later) = writer.due(&uid, &pace, changed);
-        assert!(look == Some(RuleWork::Release), "the finalizer does not");
+        let (work, later) = writer.due(&uid, &pace, changed);
+        assert!(work == Some(RuleWork::Release), "the finalizer does not");
         assert!(later >= Some(start + TICK));
         pace.tried_release();
-        let (look, later) = writer.due(&uid, &pace, changed);
+        let (work, later) = writer.due(&uid, &pace, changed);
         assert!(
-            look.is_none() && later >= Some(start + TICK),
+            work.is_none() && later >= Some(start + TICK),
             "until something changes"
         );
         let after = start + TICK * 3;

@@ -94,7 +94,7 @@ impl Writer {
     pub(super) async fn write_rule(
         &self,
         uid: &RuleUid,
-        look: RuleWork,
+        work: RuleWork,
         now: Now,
     ) -> Result<RuleWorkResult, WriteError> {
         let Some(object) = self.object_cache.rule(uid) else {
@@ -107,7 +107,7 @@ impl Writer {
         if is_to_be_released(&object) && self.release(uid, &object, now).await? {
             return Ok(RuleWorkResult::Nothing);
         }
-        let RuleWork::ReleaseAndStatus { overdue } = look else {
+        let RuleWork::ReleaseAndStatus { overdue } = work else {
             return Ok(RuleWorkResult::Unreleased);
         };
         if object.is_deleted {

@@ -37,8 +37,8 @@ pub async fn run(
     agreed: bool,
 ) -> Result<DemoOutcome> {
     let folder = Scratch::new("existing")?;
-    let looked = unless_interrupted(look(hub, members, folder.path())).await;
-    let clusters = match looked {
+    let opened = unless_interrupted(open_clusters(hub, members, folder.path())).await;
+    let clusters = match opened {
         Ok(Some(clusters)) => clusters,
         Ok(None) => return Ok(DemoOutcome::Interrupted),
         Err(reason) => return Ok(DemoOutcome::Refused(format!("{reason:#}"))),
@@ -111,7 +111,11 @@ pub(super) fn crd_names() -> Vec<String> {
 }
 
 /// Checks the clusters, and refuses existing objects that the demo would create.
-async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result<Clusters> {
+async fn open_clusters(
+    hub: &Path,
+    members: &[(String, PathBuf)],
+    cache: &Path,
+) -> Result<Clusters> {
     let kubectl = kubectl().await?;
     let cluster = |name: &str, kubeconfig: &Path| -> Result<Cluster> {
         let file = fs::canonicalize(kubeconfig);
@@ -146,9 +150,9 @@ async fn look(hub: &Path, members: &[(String, PathBuf)], cache: &Path) -> Result
             );
         }
     }
-    let mut existing = answers(&clusters.hub, standing_on_hub(&clusters.hub)).await?;
+    let mut existing = answers(&clusters.hub, existing_on_hub(&clusters.hub)).await?;
     for member in &clusters.members {
-        existing.extend(answers(member, standing_on_member(member)).await?);
+        existing.extend(answers(member, existing_on_member(member)).await?);
     }
     let helm = Helm::find().await?;
     for (index, cluster) in clusters.all().enumerate() {
@@ -181,7 +185,7 @@ async fn uid(cluster: &Cluster) -> Result<String> {
         .context("kube-system has no uid")
 }
 
-async fn standing_on_hub(hub: &Cluster) -> Result<Vec<String>> {
+async fn existing_on_hub(hub: &Cluster) -> Result<Vec<String>> {
     let mut existing = namespaces(hub, &[SYSTEM, NAMESPACE]).await?;
     let known: Api<CustomResourceDefinition> = Api::all(hub.client().await?);
     for name in crd_names() {
@@ -192,7 +196,7 @@ async fn standing_on_hub(hub: &Cluster) -> Result<Vec<String>> {
     Ok(existing)
 }
 
-async fn standing_on_member(member: &Cluster) -> Result<Vec<String>> {
+async fn existing_on_member(member: &Cluster) -> Result<Vec<String>> {
     let mut existing = namespaces(member, &[SYSTEM, LATE]).await?;
     let client = member.client().await?;
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), DEFAULT);

@@ -144,7 +144,7 @@ impl Observer {
         wanted: impl Fn(&Observation) -> bool,
     ) -> Result<(usize, Instant)> {
         let mut count = self.count.clone();
-        let look = async {
+        let observe = async {
             loop {
                 count.borrow_and_update();
                 let found = self
@@ -164,7 +164,7 @@ impl Observer {
                     .map_err(|_| anyhow!("the watches on {} have ended", self.cluster))?;
             }
         };
-        match tokio::time::timeout(deadline, look).await {
+        match tokio::time::timeout(deadline, observe).await {
             Ok(found) => found,
             Err(_) => {
                 scratch::keep_everything();

@@ -121,8 +121,8 @@ impl SimulatedAgent {
     }
 
     /// Calls a function with the state, without copying it.
-    pub fn look<V>(&self, look: impl FnOnce(&AgentState) -> V) -> V {
-        look(&self.state.lock())
+    pub fn inspect<V>(&self, inspect: impl FnOnce(&AgentState) -> V) -> V {
+        inspect(&self.state.lock())
     }
 
     /// Ends the agent as a lost connection would, and returns what it has and has seen.

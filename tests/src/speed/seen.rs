@@ -64,12 +64,12 @@ impl WatchedEvents {
         limit: Duration,
         mut is: impl FnMut(&Sight) -> bool,
     ) -> Result<Instant> {
-        let (mut looked, mut found) = (mark, 0);
+        let (mut next, mut found) = (mark, 0);
         let all = async {
             loop {
                 let more = self.more.notified();
-                for sight in self.sights.lock().iter().skip(looked) {
-                    looked += 1;
+                for sight in self.sights.lock().iter().skip(next) {
+                    next += 1;
                     found += usize::from(is(sight));
                     if found >= wanted {
                         return sight.at;

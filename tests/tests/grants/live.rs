@@ -257,8 +257,8 @@ async fn copies_are_where_requested_and_granted() -> Result<()> {
     let mut cases = 0;
     for (phase, grants) in phases().iter().enumerate() {
         grant(&scene, grants, phase).await?;
-        let (wanted, looked) = expected(grants);
-        cases += looked;
+        let (wanted, checked) = expected(grants);
+        cases += checked;
         let compare = async || {
             let found = copies(&scene).await?;
             let missing: Vec<_> = wanted.difference(&found).take(5).collect();

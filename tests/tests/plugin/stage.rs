@@ -213,16 +213,16 @@ impl Stage {
 /// Looks at every process for as long as `work` takes: none may show a join string.
 pub async fn unseen<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let mut work = std::pin::pin!(work);
-    let mut looks = 0;
+    let mut attempts = 0;
     loop {
         tokio::select! {
             done = &mut work => {
-                ensure!(looks > 0, "it was too fast to be watched");
+                ensure!(attempts > 0, "it was too fast to be watched");
                 return done;
             }
             () = tokio::time::sleep(Duration::from_millis(20)) => {}
         }
-        looks += 1;
+        attempts += 1;
         for entry in fs::read_dir("/proc")?.flatten() {
             for file in ["cmdline", "environ"] {
                 let content = fs::read(entry.path().join(file)).unwrap_or_default();

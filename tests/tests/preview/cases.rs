@@ -83,7 +83,7 @@ impl Case {
     }
 
     /// A foreign object in member-1.
-    fn standing(mut self, name: &str, value: &str) -> Self {
+    fn existing(mut self, name: &str, value: &str) -> Self {
         let object = Draft::config_map(&self.home(), name)
             .data("k", value)
             .json();
@@ -257,12 +257,12 @@ fn new_rules() -> Vec<Case> {
 
 fn takeovers() -> Vec<Case> {
     let policy = |name, summary, value: &str, policy: &'static str| {
-        let case = Case::new(name, summary).sources(1).standing("s0", value);
+        let case = Case::new(name, summary).sources(1).existing("s0", value);
         case.rule(move |rule, _| named(rule, &["s0"]).with("conflictPolicy", json!(policy)))
     };
     let mut many = Case::new("many-takeovers", json!({"create": 12, "takeOver": 12})).sources(12);
     for number in 0..12 {
-        many = many.standing(&format!("s{number}"), "theirs");
+        many = many.existing(&format!("s{number}"), "theirs");
     }
     vec![
         policy(
@@ -387,13 +387,13 @@ fn shapes() -> Vec<Case> {
             "equal-to-the-clusters-own-value",
             json!({"create": 1, "takeOver": 1}),
         )
-        .standing("s0", "one")
+        .existing("s0", "one")
         .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
         one(
             "equal-to-the-others-value",
             json!({"conflict": 1, "create": 1}),
         )
-        .standing("s0", "v")
+        .existing("s0", "v")
         .rule(|rule, _| overridden(rule).with("conflictPolicy", json!("AdoptIfEqual"))),
     ]
 }

@@ -127,7 +127,7 @@ async fn let_it_sing(scene: &Scene, canary: &Canary) -> Result<()> {
 }
 
 /// Reads everything that Runnel writes and stores.
-async fn look_everywhere(fleet: &Fleet, scene: &Scene, canary: &Canary) -> Result<()> {
+async fn check_everywhere(fleet: &Fleet, scene: &Scene, canary: &Canary) -> Result<()> {
     for log in [fleet.hub_log(), fleet.agent_log(1), fleet.agent_log(2)] {
         canary.is_not_in(&log.display().to_string(), &std::fs::read(log)?)?;
         ensure!(
@@ -297,7 +297,7 @@ async fn secret_value_is_only_in_the_secret_and_its_copies() -> Result<()> {
         .has_copy(&source, TARGET, &Id::rule("aviary", "applied"))
         .await?;
     fleet.connected(1).await?;
-    look_everywhere(&fleet, &scene, &canary).await?;
+    check_everywhere(&fleet, &scene, &canary).await?;
     own_secrets_are_not_logged(&fleet, &scene).await
 }
 

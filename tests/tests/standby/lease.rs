@@ -126,7 +126,7 @@ async fn absent_api_server_ends_the_lead_and_nothing_else() -> Result<()> {
     for agent in &agents {
         eventually("the edit", SOON, async || {
             Ok(agent
-                .look(|state| state.record.upserts().len() == 1)
+                .inspect(|state| state.record.upserts().len() == 1)
                 .then_some(()))
         })
         .await?;

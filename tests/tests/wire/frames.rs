@@ -67,7 +67,7 @@ impl Bystander {
             .until("an edit", |state| arrived(&state.holdings))
             .await?;
         ensure!(
-            self.agent.look(|state| state.record.sessions) == 1,
+            self.agent.inspect(|state| state.record.sessions) == 1,
             "its stream was cut"
         );
         Ok(())

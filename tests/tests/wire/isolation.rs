@@ -44,7 +44,7 @@ async fn scene(namespace: &str) -> Result<Scene> {
         })
         .await?;
     ensure!(
-        theirs.look(|state| state.record.contains(CANARY)),
+        theirs.inspect(|state| state.record.contains(CANARY)),
         "the test would not notice"
     );
     stage.ready("foreign-rule", 1).await?;
@@ -66,7 +66,7 @@ impl Scene {
         intents_digest: SetDigest,
         terms_digest: Option<TermsDigest>,
     ) -> RuleState {
-        let true_state = self.theirs.look(|state| state.holdings.states());
+        let true_state = self.theirs.inspect(|state| state.holdings.states());
         let known = true_state
             .into_iter()
             .find(|state| state.uid == self.their_rule);
@@ -83,7 +83,7 @@ impl Scene {
 
     fn their_pairs(&self) -> Vec<AckedIntent> {
         self.theirs
-            .look(|state| state.holdings.detail(&self.their_rule))
+            .inspect(|state| state.holdings.detail(&self.their_rule))
     }
 
     /// Frames about another member's data.
@@ -160,7 +160,7 @@ async fn member_gets_no_byte_of_anothers_intents() -> Result<()> {
         .iter()
         .map(|pair| (&pair.source, &pair.revision))
         .collect();
-    let terms = scene.theirs.look(|state| {
+    let terms = scene.theirs.inspect(|state| {
         let rule = state.holdings.rule(&scene.their_rule)?;
         rule.terms.as_ref().map(|(_, digest)| *digest)
     });

@@ -68,7 +68,7 @@ async fn returning_agent_gets_only_what_it_lacks() -> Result<()> {
 
     // The agent has everything.
     let agent = SimulatedAgent::up_to_date(&credentials, first.holdings).await?;
-    is_silent(&agent.look(|state| state.record.clone()))?;
+    is_silent(&agent.inspect(|state| state.record.clone()))?;
     let second = agent.stop().await;
 
     // One edit, one addition and one deletion while it is away.
@@ -232,7 +232,7 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
     agent
         .until("both orders", |state| state.record.removals().len() == 2)
         .await?;
-    let mut orders = agent.look(|state| state.record.removals());
+    let mut orders = agent.inspect(|state| state.record.removals());
     orders.sort_by_key(|(uid, _)| *uid != deleted);
     ensure!(
         orders
@@ -253,7 +253,7 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
         record.sketch()
     );
     ensure!(
-        agent.look(|state| state.holdings.rules().keys().eq([&kept])),
+        agent.inspect(|state| state.holdings.rules().keys().eq([&kept])),
         "the rule that was kept is not held alone"
     );
     let member = stage.members().get("away-a").await?;
@@ -268,5 +268,5 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
     // And again: nothing is repeated.
     let copies_there = agent.stop().await.holdings;
     let agent = SimulatedAgent::up_to_date(&credentials, copies_there).await?;
-    is_silent(&agent.look(|state| state.record.clone()))
+    is_silent(&agent.inspect(|state| state.record.clone()))
 }

@@ -286,15 +286,15 @@ impl Desired {
                 self.drop_orders(&copy);
             }
         }
-        let mut looks = BTreeSet::new();
+        let mut to_reconcile = BTreeSet::new();
         for uid in self.rules.broad().cloned().collect::<Vec<_>>() {
-            self.retarget(&uid, &name, records, &mut looks);
+            self.retarget(&uid, &name, records, &mut to_reconcile);
         }
-        looks.extend(self.copies.in_namespace(&name).cloned());
+        to_reconcile.extend(self.copies.in_namespace(&name).cloned());
         for resource in Kind::resources() {
-            looks.extend(records.names(resource, Some(&name)).cloned());
+            to_reconcile.extend(records.names(resource, Some(&name)).cloned());
         }
-        looks
+        to_reconcile
     }
 
     /// Adds or removes one target namespace of a rule, by its choice and its grants.
@@ -303,7 +303,7 @@ impl Desired {
         uid: &RuleUid,
         name: &Arc<str>,
         records: &Records,
-        looks: &mut BTreeSet<SourceRef>,
+        to_reconcile: &mut BTreeSet<SourceRef>,
     ) {
         let Some((terms, _)) = self.rules.get(uid).and_then(|rule| rule.terms.clone()) else {
             return;
@@ -352,7 +352,7 @@ impl Desired {
                 self.unclaim(&key, &copy);
                 self.order_orphan(&key, &copy, &BTreeSet::new(), records);
             }
-            looks.insert(copy);
+            to_reconcile.insert(copy);
         }
     }
 }

@@ -138,17 +138,17 @@ impl Desired {
                 uid.clone()
             })
             .collect();
-        let mut looks = BTreeSet::new();
+        let mut to_reconcile = BTreeSet::new();
         for uid in confirmed {
             self.order_orphans(&uid, &BTreeSet::new(), records);
-            looks.extend(
+            to_reconcile.extend(
                 self.rules
                     .get(&uid)
                     .into_iter()
                     .flat_map(|rule| rule.orders.iter().cloned()),
             );
         }
-        looks
+        to_reconcile
     }
 
     /// Restores the intents of the live copies in some areas, unless the hub has sent them already,
@@ -159,7 +159,7 @@ impl Desired {
         areas: &BTreeSet<Area>,
         records: &Records,
     ) -> BTreeSet<SourceRef> {
-        let mut looks = BTreeSet::new();
+        let mut to_reconcile = BTreeSet::new();
         let mut touched = BTreeSet::new();
         for (key, copies) in records.intents() {
             let copies = self.cluster.watched_by(areas, copies.iter());
@@ -167,7 +167,7 @@ impl Desired {
                 continue;
             }
             let ordered = self.copies.is_ordered(key, &copies);
-            looks.extend(copies);
+            to_reconcile.extend(copies);
             if ordered {
                 continue;
             }
@@ -180,7 +180,7 @@ impl Desired {
                 self.rules.restore_found(key);
                 continue;
             }
-            if self.is_older_version(key, records, &mut looks) {
+            if self.is_older_version(key, records, &mut to_reconcile) {
                 continue;
             }
             // A copy in a terminating namespace exists whether its intent was removed or not.
@@ -202,13 +202,13 @@ impl Desired {
             );
             for copy in self.owners().copies_of_intent(key) {
                 self.claim(key, &copy);
-                looks.insert(copy);
+                to_reconcile.insert(copy);
             }
         }
         for uid in touched {
             self.order_orphans(&uid, &BTreeSet::new(), records);
         }
-        looks
+        to_reconcile
     }
 
     /// Records copies of an intent that were found while the agent runs: in areas that are watched

@@ -137,9 +137,9 @@ fn an_event_costs_its_own_copies_and_no_more() {
             .all(|copy| *copy.name == *source(7).name)
     );
 
-    let looks = desired.set_namespace("n042", Some(labeled("test")), &records);
-    assert_eq!(looks.len(), MANY);
-    assert!(looks.iter().all(|copy| &*copy.namespace == "n042"));
+    let to_reconcile = desired.set_namespace("n042", Some(labeled("test")), &records);
+    assert_eq!(to_reconcile.len(), MANY);
+    assert!(to_reconcile.iter().all(|copy| &*copy.namespace == "n042"));
     assert!(
         desired
             .set_namespace("n042", Some(labeled("test")), &records)

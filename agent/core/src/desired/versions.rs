@@ -146,7 +146,7 @@ impl Desired {
         key: &IntentKey,
         policy: DeletionPolicy,
         records: &Records,
-        looks: &mut BTreeSet<SourceRef>,
+        to_reconcile: &mut BTreeSet<SourceRef>,
     ) {
         let Some(rule) = self
             .rules
@@ -169,10 +169,10 @@ impl Desired {
         let rest = rule
             .other_versions(key)
             .flat_map(|source| self.cluster.copies_of(rule, source));
-        looks.extend(rest);
+        to_reconcile.extend(rest);
         for (one, copy) in older {
             self.order(&one, &copy, self.owners().order_for(&one, &copy, policy));
-            looks.insert(copy);
+            to_reconcile.insert(copy);
         }
     }
 
@@ -234,7 +234,7 @@ impl Desired {
         &mut self,
         key: &IntentKey,
         records: &Records,
-        looks: &mut BTreeSet<SourceRef>,
+        to_reconcile: &mut BTreeSet<SourceRef>,
     ) -> bool {
         let Some(rule) = self.rules.get(&key.rule) else {
             return false;
@@ -272,7 +272,7 @@ impl Desired {
         for older in older {
             for copy in self.owners().copies_of_intent(&older) {
                 self.unclaim(&older, &copy);
-                looks.insert(copy);
+                to_reconcile.insert(copy);
             }
             self.rules.set_intent(&older, None);
             for (copy, _) in records.marked_copies(&older) {
@@ -282,7 +282,7 @@ impl Desired {
                     self.owners()
                         .version_order(&older, copy, terms.deletion_policy),
                 );
-                looks.insert(copy.clone());
+                to_reconcile.insert(copy.clone());
             }
         }
         newer

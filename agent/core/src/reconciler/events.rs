@@ -191,11 +191,11 @@ impl Member {
         namespace: Option<Namespace>,
         now: Instant,
     ) {
-        let looks = self.desired.set_namespace(name, namespace, &self.records);
-        if self.watches.has_started() && !looks.is_empty() {
+        let to_reconcile = self.desired.set_namespace(name, namespace, &self.records);
+        if self.watches.has_started() && !to_reconcile.is_empty() {
             self.history.audit.namespace_changed(name, now);
         }
-        for copy in looks {
+        for copy in to_reconcile {
             self.reconcile_now(&copy, now);
         }
     }

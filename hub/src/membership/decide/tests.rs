@@ -89,11 +89,11 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
     let token = Token::generate().unwrap();
     let mut member = member(&token);
     let join = member.spec.join.clone().unwrap();
-    let looked = |member: &MemberCluster, token: &Token| {
+    let checked = |member: &MemberCluster, token: &Token| {
         check_token(Some(member), "eu-3", token, at(0)).map(drop)
     };
     assert_eq!(
-        looked(&member, &guess(&token)),
+        checked(&member, &guess(&token)),
         Err(JoinRefusal::WrongSecret("eu-3".to_owned()))
     );
     // A client without the token id gets the same answer.
@@ -104,7 +104,7 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
             + JoinRefusal::WrongToken("c".to_owned()).code()
     );
     assert_eq!(
-        looked(&member, &Token::generate().unwrap()),
+        checked(&member, &Token::generate().unwrap()),
         Err(JoinRefusal::WrongToken("eu-3".to_owned()))
     );
     let burnt = UsedToken {
@@ -117,7 +117,7 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
     });
     for token in [&token, &guess(&token)] {
         assert_eq!(
-            looked(&member, token),
+            checked(&member, token),
             Err(JoinRefusal::LockedOut("eu-3".to_owned()))
         );
     }
@@ -128,9 +128,9 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
         token_id: None,
         ..join
     });
-    assert_eq!(looked(&member, &new), Ok(()));
+    assert_eq!(checked(&member, &new), Ok(()));
     assert_eq!(
-        looked(&member, &guess(&new)),
+        checked(&member, &guess(&new)),
         Err(JoinRefusal::WrongToken("eu-3".to_owned()))
     );
 }

@@ -351,7 +351,7 @@ fn copies_beyond_the_limit_are_not_read_for_a_diff() {
     }]);
     world.settle();
     let changed: Vec<(&str, u8)> = names.iter().map(|name| (name.as_str(), 2)).collect();
-    let mut looks = |digests: bool| {
+    let mut items_of = |digests: bool| {
         let mut asked = question("r", Some(terms("r", &["a"])), &changed, &[]);
         for one in asked.intents.iter_mut().filter(|_| digests) {
             one.digests = Some(FieldDigests::default().into());
@@ -371,6 +371,6 @@ fn copies_beyond_the_limit_are_not_read_for_a_diff() {
         world.settle();
         found
     };
-    assert_eq!(looks(true), (DIFF_COPIES + 1, DIFF_COPIES));
-    assert_eq!(looks(false), (DIFF_COPIES + 1, 0));
+    assert_eq!(items_of(true), (DIFF_COPIES + 1, DIFF_COPIES));
+    assert_eq!(items_of(false), (DIFF_COPIES + 1, 0));
 }

@@ -103,7 +103,7 @@ impl Simulated {
             completed: BTreeSet::new(),
             kept: None,
         };
-        simulated.look();
+        simulated.observe();
         simulated
     }
 
@@ -115,7 +115,7 @@ impl Simulated {
     }
 
     /// Observes the clusters as the hub does.
-    fn look(&mut self) {
+    fn observe(&mut self) {
         let target = self.hub.target.clone();
         let known = self.hub.progress.as_ref();
         let progress = known.filter(|progress| progress.revision == target);
@@ -168,7 +168,7 @@ impl Simulated {
 
     /// Takes a step and checks its result.
     fn step(&mut self, written: bool) -> Result<(), TestCaseError> {
-        self.look();
+        self.observe();
         let (before, gate) = (self.hub.progress.clone(), self.hub.gate.clone());
         let were_in: BTreeSet<String> = self
             .hub
@@ -435,7 +435,7 @@ impl Simulated {
             Event::Edit => {
                 self.edits += 1;
                 self.hub.target = format!("t{}", self.edits + 1);
-                self.look();
+                self.observe();
                 prop_assert!(
                     self.hub.admitted().is_empty(),
                     "an edit went out before it was judged"
