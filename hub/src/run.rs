@@ -335,7 +335,12 @@ async fn start(
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
     let (connection_router, accepted, views) =
         ConnectionRouter::new(listeners, hub_state.clone(), metrics.clone());
-    forever(tasks, shutdown.clone(), "door", connection_router.run());
+    forever(
+        tasks,
+        shutdown.clone(),
+        "connection router",
+        connection_router.run(),
+    );
     if hub_state.settings.serves_views {
         let mut names = options.view_names.clone();
         if names.is_empty() {

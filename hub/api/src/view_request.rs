@@ -259,7 +259,7 @@ pub struct ExplainedRule {
     pub source: String,
     /// Applied, UnderWay, Failed, Waiting, Drifted, Removing or PruneRequested, as the agent reports. Otherwise why the
     /// hub does not send the copy: ClusterNotChosen, ClusterNotGranted, NamespaceNotChosen, NotGranted, Suspended, DryRun,
-    /// Cordoned, RollingOut, Withheld, Refused, Unread, Deleted, or NotReported if only the agent has its state. Reverted:
+    /// Cordoned, RollingOut, RenderError, Refused, Unread, Deleted, or NotReported if only the agent has its state. Reverted:
     /// as before a failed change.
     pub state: String,
     /// A sentence for a person.
