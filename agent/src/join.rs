@@ -52,9 +52,9 @@ pub enum CertificateError {
     /// The certificate is for another key.
     #[error("the hub gave a certificate for another key")]
     OtherKey,
-    /// The answer contains no authority.
+    /// The answer contains no CA.
     #[error("the hub sent no CA")]
-    NoAuthority,
+    NoCa,
 }
 
 /// The hub has permanently refused the join.
@@ -312,8 +312,8 @@ pub fn certificate(
     if read.key != key.fingerprint() {
         return Err(CertificateError::OtherKey);
     }
-    if response.authorities.is_empty() {
-        return Err(CertificateError::NoAuthority);
+    if response.ca_certificates.is_empty() {
+        return Err(CertificateError::NoCa);
     }
     if !read.is_valid_at(now) {
         tracing::warn!(
@@ -321,14 +321,14 @@ pub fn certificate(
         );
     }
     let lifetime = read.remaining_validity(now);
-    let authorities = response
-        .authorities
+    let cas = response
+        .ca_certificates
         .into_iter()
         .map(|der| CertificateDer::from(der.to_vec()))
         .collect();
     Ok(Certificate {
         own,
-        authorities,
+        ca_certificates: cas,
         renew_at: now + renew_after(lifetime, draw),
     })
 }
@@ -354,23 +354,23 @@ pub fn error_chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runnel_transport::identity::{Authority, Token, new_hub_id};
+    use runnel_transport::identity::{Ca, Token, new_hub_id};
 
-    fn string(hub: &str, authority: &Authority) -> JoinString {
+    fn string(hub: &str, ca: &Ca) -> JoinString {
         JoinString {
             addresses: vec!["hub:8443".to_owned()],
             hub: hub.to_owned(),
             cluster: "eu-1".to_owned(),
             token: Token::generate().unwrap(),
-            pin: authority.pin(),
+            pin: ca.pin(),
         }
     }
 
     #[test]
     fn certificate_stays_until_new_join_is_accepted() {
         let hub = new_hub_id().unwrap();
-        let authority = Authority::generate(&hub, SystemTime::now()).unwrap();
-        let first = string(&hub, &authority);
+        let ca = Ca::generate(&hub, SystemTime::now()).unwrap();
+        let first = string(&hub, &ca);
         let (before, joined) = prepared(&first, None).unwrap();
         assert!(before.certificate.is_none() && before.key == joined.key);
         // The agent was stopped before the hub answered.
@@ -380,20 +380,20 @@ mod tests {
             (joined.key.clone(), joined.seal_key.clone())
         );
         // After a refused first join and with another join string, only the seal key is kept.
-        let (other, _) = prepared(&string(&hub, &authority), Some(before)).unwrap();
+        let (other, _) = prepared(&string(&hub, &ca), Some(before)).unwrap();
         assert!(other.key != joined.key && other.seal_key == joined.seal_key);
 
         let own = CertificateDer::from(vec![1, 2, 3]);
         let certificate = Certificate {
             own,
-            authorities: vec![authority.certificate().clone()],
+            ca_certificates: vec![ca.certificate().clone()],
             renew_at: SystemTime::now(),
         };
         let joined = Identity {
             certificate: Some(certificate.clone()),
             ..joined
         };
-        let second = string(&hub, &authority);
+        let second = string(&hub, &ca);
         let (before, again) = prepared(&second, Some(joined.clone())).unwrap();
         assert_eq!(
             (&before.key, &before.token_id),
@@ -415,7 +415,7 @@ mod tests {
         let (_, retried) = prepared(&second, Some(before.clone())).unwrap();
         assert_eq!(retried.key, again.key);
         // A third string gets a new key, with the same certificate.
-        let (before, third) = prepared(&string(&hub, &authority), Some(before)).unwrap();
+        let (before, third) = prepared(&string(&hub, &ca), Some(before)).unwrap();
         assert!(third.key != again.key && before.key == joined.key && before.certificate.is_some());
     }
 
@@ -424,17 +424,17 @@ mod tests {
         let hub = new_hub_id().unwrap();
         let now = SystemTime::now();
         let (day, lifetime) = (Duration::from_secs(86_400), Duration::from_secs(3600));
-        let authority = Authority::generate(&hub, now).unwrap();
+        let ca = Ca::generate(&hub, now).unwrap();
         let key = MemberKey::generate().unwrap();
         let request = key.certificate_request().unwrap();
-        let signed = authority
+        let signed = ca
             .sign_member(&request, &hub, "eu-1", "uid", now, lifetime)
             .unwrap();
         for here in [now, now + day, now - day] {
-            let authorities = vec![authority.certificate().to_vec().into()];
+            let cas = vec![ca.certificate().to_vec().into()];
             let response = CertificateResponse {
                 certificate: signed.der.to_vec().into(),
-                authorities,
+                ca_certificates: cas,
             };
             let renew_at = certificate(response, &key, here, 0.5).unwrap().renew_at;
             let after = renew_at.duration_since(here).unwrap();

@@ -354,7 +354,7 @@ impl Link {
                     };
                     match self.pass(frame).await {
                         Ok(FrameEffect::NoEffect) => {}
-                        Ok(FrameEffect::Authorities(all)) => reported = Some(all).filter(|_| !behind).or(reported.take()),
+                        Ok(FrameEffect::CaBundle(all)) => reported = Some(all).filter(|_| !behind).or(reported.take()),
                         Ok(FrameEffect::HandedOver) => {
                             // Without a second connection, this is an ordinary planned end.
                             let Some(connected) = swap.second() else { return Err(StreamEnd::Planned(Duration::ZERO)) };
@@ -405,8 +405,8 @@ impl Link {
                 self.identity.cluster
             )));
         }
-        if let HubFrame::Authorities(all) = frame {
-            return Ok(FrameEffect::Authorities(all));
+        if let HubFrame::CaBundle(all) = frame {
+            return Ok(FrameEffect::CaBundle(all));
         }
         if let HubFrame::Batch(batch) = &frame {
             let bytes = batch
@@ -466,8 +466,8 @@ impl Link {
 
 /// The effect of a frame on the stream.
 enum FrameEffect {
-    /// The hub has sent its current authorities.
-    Authorities(Vec<bytes::Bytes>),
+    /// The hub has sent its current CAs.
+    CaBundle(Vec<bytes::Bytes>),
     /// The hub closes the stream within this time.
     Drain(Duration),
     /// The stream is handed over: the next one must be opened.
@@ -502,7 +502,7 @@ fn connector(identity: &Identity) -> anyhow::Result<Connector> {
         .ok_or_else(|| anyhow!("there is no certificate"))?;
     let key = MemberKey::from_pem(&identity.key)?.to_der();
     let config = session_config(
-        &certificate.authorities,
+        &certificate.ca_certificates,
         &identity.hub,
         vec![certificate.own.clone()],
         key,

@@ -73,8 +73,8 @@ pub struct Pending {
 pub struct Certificate {
     /// The agent's own certificate.
     pub own: CertificateDer<'static>,
-    /// The hub's authorities.
-    pub authorities: Vec<CertificateDer<'static>>,
+    /// The hub's CAs.
+    pub ca_certificates: Vec<CertificateDer<'static>>,
     /// The time of the next renewal.
     pub renew_at: SystemTime,
 }
@@ -324,7 +324,7 @@ fn written_identity(identity: &Identity) -> BTreeMap<String, Vec<u8>> {
         );
         data.insert(
             "ca.crt".to_owned(),
-            pem(&certificate.authorities).into_bytes(),
+            pem(&certificate.ca_certificates).into_bytes(),
         );
         let seconds = certificate
             .renew_at
@@ -373,7 +373,7 @@ fn read_certificate(data: &BTreeMap<String, Vec<u8>>) -> Option<Certificate> {
         .and_then(|bytes| std::str::from_utf8(bytes).ok()?.parse().ok());
     Some(Certificate {
         own: read("tls.crt")?.into_iter().next()?,
-        authorities: read("ca.crt").filter(|all| !all.is_empty())?,
+        ca_certificates: read("ca.crt").filter(|all| !all.is_empty())?,
         renew_at: UNIX_EPOCH + Duration::from_secs(seconds.unwrap_or_default()),
     })
 }
@@ -431,16 +431,16 @@ mod tests {
         assert_eq!((rules(TERMS_SIZE), rules(10)), (1, 0));
     }
 
-    use runnel_transport::identity::{Authority, MemberKey};
+    use runnel_transport::identity::{Ca, MemberKey};
 
     #[test]
     fn an_identity_reads_back() {
         let now = UNIX_EPOCH + Duration::from_secs(1_800_000_000);
         let hub = runnel_transport::identity::new_hub_id().unwrap();
-        let authority = Authority::generate(&hub, now).unwrap();
+        let ca = Ca::generate(&hub, now).unwrap();
         let key = MemberKey::generate().unwrap();
         let request = key.certificate_request().unwrap();
-        let signed = authority
+        let signed = ca
             .sign_member(&request, &hub, "eu-1", "uid", now, Duration::from_secs(60))
             .unwrap();
         let mut identity = Identity {
@@ -457,7 +457,7 @@ mod tests {
         assert!(pending.certificate.is_none());
         identity.certificate = Some(Certificate {
             own: signed.der.clone(),
-            authorities: vec![authority.certificate().clone()],
+            ca_certificates: vec![ca.certificate().clone()],
             renew_at: now,
         });
         let pending = Pending {
@@ -470,7 +470,7 @@ mod tests {
         assert_eq!((kept.key, kept.token_id), (pending.key, pending.token_id));
         let certificate = read.certificate.unwrap();
         assert_eq!((certificate.own, certificate.renew_at), (signed.der, now));
-        assert_eq!(certificate.authorities, [authority.certificate().clone()]);
+        assert_eq!(certificate.ca_certificates, [ca.certificate().clone()]);
         assert_eq!(
             (read.hub, read.addresses, read.seal_key),
             (identity.hub, identity.addresses, identity.seal_key)

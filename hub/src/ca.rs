@@ -1,4 +1,4 @@
-//! The hub's identity in its Secret, and the certificate authorities (CAs) that members trust while
+//! The hub's identity in its Secret, and the CAs that members trust while
 //! one CA replaces another.
 mod ca_rotator;
 mod overlap;
@@ -12,10 +12,10 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
-use runnel_transport::identity::{AUTHORITY_LIFETIME, IdentityError, new_hub_id};
+use runnel_transport::identity::{CA_LIFETIME, IdentityError, new_hub_id};
 
-pub use ca_rotator::{Authorities, CaRotator, Parts};
-pub use overlap::TrustedAuthorities;
+pub use ca_rotator::{CaRotator, HubCas, Parts};
+pub use overlap::TrustedCas;
 use stored::{Data, Fresh};
 pub use stored::{HubIdentity, StoredError};
 
@@ -23,16 +23,16 @@ pub use stored::{HubIdentity, StoredError};
 pub const IDENTITY_SECRET: &str = "runnel-hub-identity";
 /// Name of the Secret with the CAs that members may trust, and the serving certificates that former
 /// CAs signed. The leader writes it.
-pub const AUTHORITIES_SECRET: &str = "runnel-hub-authorities";
-/// The only key in the data of [`AUTHORITIES_SECRET`].
-const AUTHORITIES_ENTRY: &str = "authorities.json";
+pub const CA_BUNDLE_SECRET: &str = "runnel-hub-ca-bundle";
+/// The only key in the data of [`CA_BUNDLE_SECRET`].
+const CA_BUNDLE_ENTRY: &str = "ca-bundle.json";
 /// The limit of attempts at a write. Two processes may write the Secret at once; each attempt
 /// starts from the current state.
 const TRIES: usize = 5;
 
 /// Why the identity cannot be read or created.
 #[derive(Debug, thiserror::Error)]
-pub enum AuthorityError {
+pub enum CaError {
     /// The API server failed. A retry may succeed.
     #[error(
         "{0}; the hub needs to get, list, watch, create, patch and update its two Secrets in its own namespace"
@@ -59,7 +59,7 @@ pub enum AuthorityError {
     },
 }
 
-impl AuthorityError {
+impl CaError {
     /// Whether a retry can help without any change by a user.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Api(_) | Self::Busy { .. })
@@ -70,19 +70,16 @@ impl AuthorityError {
 /// and all get the same one.
 ///
 /// # Errors
-/// [`AuthorityError`]; [`AuthorityError::is_passing`] returns whether a retry can help.
-pub async fn load_or_create(
-    client: &Client,
-    namespace: &str,
-) -> Result<HubIdentity, AuthorityError> {
-    edit(client, namespace, AUTHORITY_LIFETIME, |_| None).await
+/// [`CaError`]; [`CaError::is_passing`] returns whether a retry can help.
+pub async fn load_or_create(client: &Client, namespace: &str) -> Result<HubIdentity, CaError> {
+    edit(client, namespace, CA_LIFETIME, |_| None).await
 }
 
 /// Returns the hub's identity, or `None` if no hub has created one. Writes nothing.
 ///
 /// # Errors
 /// As [`load_or_create`].
-pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity>, AuthorityError> {
+pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity>, CaError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
     let call = with_timeout(
         format!("read Secret {namespace}/{IDENTITY_SECRET}"),
@@ -92,7 +89,7 @@ pub async fn load(client: &Client, namespace: &str) -> Result<Option<HubIdentity
         return Ok(None);
     };
     let read = stored::read(&secret.data.unwrap_or_default());
-    read.map(Some).map_err(|source| AuthorityError::Stored {
+    read.map(Some).map_err(|source| CaError::Stored {
         namespace: namespace.to_owned(),
         source,
     })
@@ -106,8 +103,8 @@ pub async fn advertise(
     client: &Client,
     namespace: &str,
     addresses: &[String],
-) -> Result<HubIdentity, AuthorityError> {
-    started(client, namespace, addresses, AUTHORITY_LIFETIME).await
+) -> Result<HubIdentity, CaError> {
+    started(client, namespace, addresses, CA_LIFETIME).await
 }
 
 /// Returns the hub's identity when a hub starts. Records these addresses, if there are any, and
@@ -120,7 +117,7 @@ pub async fn started(
     namespace: &str,
     addresses: &[String],
     life: Duration,
-) -> Result<HubIdentity, AuthorityError> {
+) -> Result<HubIdentity, CaError> {
     let others = |identity: &HubIdentity| !addresses.is_empty() && identity.addresses != addresses;
     edit(client, namespace, life, |identity| {
         others(identity).then(|| stored::addresses(addresses))
@@ -132,30 +129,27 @@ pub async fn started(
 ///
 /// # Errors
 /// [`ApiError`], when the API server refuses the request or does not answer.
-pub async fn stored(
-    client: &Client,
-    namespace: &str,
-) -> Result<Option<TrustedAuthorities>, ApiError> {
+pub async fn stored(client: &Client, namespace: &str) -> Result<Option<TrustedCas>, ApiError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
     let read = with_timeout(
-        format!("read Secret {namespace}/{AUTHORITIES_SECRET}"),
-        api.get_opt(AUTHORITIES_SECRET),
+        format!("read Secret {namespace}/{CA_BUNDLE_SECRET}"),
+        api.get_opt(CA_BUNDLE_SECRET),
     );
     Ok(read.await?.as_ref().and_then(known_in))
 }
 
-fn known_in(secret: &Secret) -> Option<TrustedAuthorities> {
-    let authorities = secret
+fn known_in(secret: &Secret) -> Option<TrustedCas> {
+    let cas = secret
         .data
         .as_ref()
-        .and_then(|data| TrustedAuthorities::read(&data.get(AUTHORITIES_ENTRY)?.0));
-    if authorities.is_none() {
+        .and_then(|data| TrustedCas::read(&data.get(CA_BUNDLE_ENTRY)?.0));
+    if cas.is_none() {
         tracing::warn!(
-            secret = AUTHORITIES_SECRET,
+            secret = CA_BUNDLE_SECRET,
             "the former CAs are not readable and are not trusted any more"
         );
     }
-    authorities
+    cas
 }
 
 /// Adds the missing entries of the Secret and those that `change` returns, in at most one write.
@@ -164,9 +158,9 @@ async fn edit(
     namespace: &str,
     life: Duration,
     change: impl Fn(&HubIdentity) -> Option<Data>,
-) -> Result<HubIdentity, AuthorityError> {
+) -> Result<HubIdentity, CaError> {
     let api = Api::<Secret>::namespaced(client.clone(), namespace);
-    let unusable = |source| AuthorityError::Stored {
+    let unusable = |source| CaError::Stored {
         namespace: namespace.to_owned(),
         source,
     };
@@ -197,7 +191,7 @@ async fn edit(
             Err(error) => return Err(error.into()),
         }
     }
-    Err(AuthorityError::Busy {
+    Err(CaError::Busy {
         namespace: namespace.to_owned(),
     })
 }
@@ -214,7 +208,7 @@ fn is_secret_missing(error: &ApiError) -> bool {
 /// The name and type of one of the hub's own Secrets.
 type SecretId = (&'static str, &'static str);
 const IDENTITY: SecretId = (IDENTITY_SECRET, "kubernetes.io/tls");
-const AUTHORITIES: SecretId = (AUTHORITIES_SECRET, "Opaque");
+const CA_BUNDLE: SecretId = (CA_BUNDLE_SECRET, "Opaque");
 
 /// Writes the Secret and returns it as the API server stored it.
 async fn write(

@@ -100,8 +100,8 @@ pub struct Run {
     #[arg(long, env = "RUNNEL_EXPIRED_RENEWAL_LIMIT", default_value = "720h", value_parser = limit, value_name = "DURATION")]
     pub expired_renewal_limit: Duration,
     /// How long a CA that the hub creates for itself is valid; the hub replaces it at half of that, without a break.
-    #[arg(long, env = "RUNNEL_AUTHORITY_LIFE", default_value = "87600h", value_parser = authority_life, value_name = "DURATION")]
-    pub authority_life: Duration,
+    #[arg(long, env = "RUNNEL_CA_LIFE", default_value = "87600h", value_parser = ca_life, value_name = "DURATION")]
+    pub ca_life: Duration,
     /// The name of this replica in the Lease. No other replica may have it at the same time.
     #[arg(long, env = "RUNNEL_POD_NAME", value_parser = name, value_name = "NAME")]
     pub pod_name: Option<String>,
@@ -206,9 +206,9 @@ pub enum ConfigError {
     /// A validity of certificates that is too short or too long.
     #[error("between 4s and 720h")]
     CertificateLife,
-    /// A validity of authorities that is too short or too long.
+    /// A validity of CAs that is too short or too long.
     #[error("between 2160h (ninety days) and 876000h")]
-    AuthorityLife,
+    CaLife,
     /// A time for the renewal of expired certificates that is too long.
     #[error("at most 8760h")]
     RenewalLimit,
@@ -220,8 +220,8 @@ const MAX_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(720 * 60 * 60);
 const LONGEST_LIMIT: Duration = Duration::from_secs(8760 * 60 * 60);
 /// The shortest validity of a CA: ninety days. Members get at least thirty days to follow a change,
 /// and certificates that the CA signs may be valid for thirty.
-const MIN_AUTHORITY_LIFETIME: Duration = Duration::from_secs(2160 * 60 * 60);
-const MAX_AUTHORITY_LIFETIME: Duration = Duration::from_secs(876_000 * 60 * 60);
+const MIN_CA_LIFETIME: Duration = Duration::from_secs(2160 * 60 * 60);
+const MAX_CA_LIFETIME: Duration = Duration::from_secs(876_000 * 60 * 60);
 /// The longest grace period of a deleted source, far above a usual delete and re-create.
 const LONGEST_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -338,10 +338,10 @@ fn life(text: &str) -> Result<Duration, ConfigError> {
 }
 
 /// Parses the validity of a CA, which must be far longer than that of the certificates it signs.
-fn authority_life(text: &str) -> Result<Duration, ConfigError> {
+fn ca_life(text: &str) -> Result<Duration, ConfigError> {
     match any_duration(text)? {
-        parsed if (MIN_AUTHORITY_LIFETIME..=MAX_AUTHORITY_LIFETIME).contains(&parsed) => Ok(parsed),
-        _ => Err(ConfigError::AuthorityLife),
+        parsed if (MIN_CA_LIFETIME..=MAX_CA_LIFETIME).contains(&parsed) => Ok(parsed),
+        _ => Err(ConfigError::CaLife),
     }
 }
 

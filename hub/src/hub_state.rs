@@ -96,7 +96,7 @@ pub struct HubState {
     /// Whether this process leads, and which lists it needs before it serves.
     pub leadership: Leadership,
     /// The hub's CAs, DER, the signing one first; empty until they are read.
-    pub authorities: watch::Sender<Vec<Bytes>>,
+    pub ca_bundle: watch::Sender<Vec<Bytes>>,
     /// Woken when the time of the next check of removals changed.
     pub deadline_changed: Notify,
 }
@@ -127,7 +127,7 @@ impl HubState {
             index_lock_times: LockTimes::default(),
             needed: watch::Sender::default(),
             leadership: Leadership::default(),
-            authorities: watch::Sender::default(),
+            ca_bundle: watch::Sender::default(),
             deadline_changed: Notify::new(),
         })
     }

@@ -17,7 +17,7 @@ use tokio::sync::{Mutex as Turn, Semaphore};
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
-use crate::ca::Authorities;
+use crate::ca::HubCas;
 use crate::call::{ApiError, with_timeout};
 use crate::membership::CertificateLifetimes;
 use crate::membership::attempts::Attempts;
@@ -45,7 +45,7 @@ const TRIES: usize = 5;
 /// Issues certificates to members.
 pub struct Registrar {
     members: Api<MemberCluster>,
-    authorities: Arc<Authorities>,
+    hub_cas: Arc<HubCas>,
     lifetimes: CertificateLifetimes,
     attempts: LeafMutex<Attempts>,
     unknown_callers: Semaphore,
@@ -152,14 +152,14 @@ pub(crate) fn with_reason(mut status: Status, reason: &'static str) -> Status {
 }
 
 impl Registrar {
-    /// Signs with the current CA of `authorities`, and records keys in the status of the
+    /// Signs with the current CA of `hub_cas`, and records keys in the status of the
     /// `MemberCluster`s.
-    pub fn new(client: Client, authorities: Arc<Authorities>, lives: CertificateLifetimes) -> Self {
+    pub fn new(client: Client, hub_cas: Arc<HubCas>, lives: CertificateLifetimes) -> Self {
         let (attempts, strangers) = (LeafMutex::default(), Semaphore::new(UNKNOWN_CALLERS));
         let turns = std::array::from_fn(|_| Turn::default());
         Self {
             members: Api::all(client),
-            authorities,
+            hub_cas,
             lifetimes: lives,
             attempts,
             unknown_callers: strangers,
@@ -336,7 +336,7 @@ impl Registrar {
     ) -> Result<SignedCertificate, Failure> {
         for _ in 0..TRIES {
             let now = Timestamp::now();
-            let identity = self.authorities.identity();
+            let identity = self.hub_cas.identity();
             let member = self.member(cluster).await?;
             let limit = self.lifetimes.expired_renewal;
             let member = admit_renewal(member.as_ref(), &identity.hub_id, peer, limit, now)?;
@@ -405,8 +405,8 @@ impl Registrar {
     ) -> Result<(SignedCertificate, KeyRecord), IdentityError> {
         let uid = member.metadata.uid.as_deref().unwrap_or_default();
         let now = SystemTime::now();
-        let identity = self.authorities.identity();
-        let signed = identity.authority.sign_member(
+        let identity = self.hub_cas.identity();
+        let signed = identity.ca.sign_member(
             request,
             &identity.hub_id,
             cluster,
@@ -420,12 +420,10 @@ impl Registrar {
         };
         let (issued, end) = (time(now), time(signed.not_after));
         let (Ok(issued), Ok(end)) = (issued, end) else {
-            return Err(IdentityError::AuthorityExpired);
+            return Err(IdentityError::CaExpired);
         };
         let record = KeyRecord {
-            authority: Some(
-                Fingerprint::of_authority(identity.authority.certificate()).to_string(),
-            ),
+            ca: Some(Fingerprint::of_ca(identity.ca.certificate()).to_string()),
             ..key_record(signed.key, issued, end)
         };
         Ok((signed, record))
@@ -458,7 +456,7 @@ impl Registrar {
     fn response(&self, signed: SignedCertificate) -> wire::CertificateResponse {
         wire::CertificateResponse {
             certificate: signed.der.to_vec().into(),
-            authorities: self.authorities.certificates(),
+            ca_certificates: self.hub_cas.certificates(),
         }
     }
 }

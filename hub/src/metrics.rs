@@ -230,7 +230,7 @@ impl HubMetrics {
             HubFrame::Drain(_) | HubFrame::HandedOver => "drain",
             HubFrame::Keepalive => "keepalive",
             HubFrame::Revoked(_) => "revoked",
-            HubFrame::Authorities(_) => "authorities",
+            HubFrame::CaBundle(_) => "ca_bundle",
             HubFrame::Inspect(_) => "inspect",
             HubFrame::PreviewRequest(_) => "preview",
             HubFrame::ListCopies(_) => "list_copies",

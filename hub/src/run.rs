@@ -12,7 +12,7 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use runnel_api::{ClusterDistributionRule, DistributionRule};
-use runnel_hub::ca::{self, AuthorityError, CaRotator, HubIdentity, Parts, TrustedAuthorities};
+use runnel_hub::ca::{self, CaError, CaRotator, HubIdentity, Parts, TrustedCas};
 use runnel_hub::config::{ApiAccess, Run};
 use runnel_hub::hub_state::{HubState, Settings};
 use runnel_hub::join::Registrar;
@@ -216,16 +216,10 @@ fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
 async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity, String)> {
     let namespace = &options.access.namespace;
     loop {
-        let loaded = ca::started(
-            client,
-            namespace,
-            &options.advertise,
-            options.authority_life,
-        )
-        .await;
+        let loaded = ca::started(client, namespace, &options.advertise, options.ca_life).await;
         match (loaded, watch::cluster_uid(client).await) {
             (Ok(identity), Ok(uid)) => return Ok((identity, uid)),
-            (Err(error @ (AuthorityError::Stored { .. } | AuthorityError::Identity(_))), _) => {
+            (Err(error @ (CaError::Stored { .. } | CaError::Identity(_))), _) => {
                 return Err(error.into());
             }
             (Err(error), _) => {
@@ -241,7 +235,7 @@ async fn identity(options: &Run, client: &Client) -> anyhow::Result<(HubIdentity
 
 /// Returns the stored CAs; `None` also if the hub may not read them. Retries while the API server
 /// is unreachable.
-async fn trusted_authorities(options: &Run, client: &Client) -> Option<TrustedAuthorities> {
+async fn trusted_cas(options: &Run, client: &Client) -> Option<TrustedCas> {
     loop {
         match ca::stored(client, &options.access.namespace).await {
             Ok(known) => return known,
@@ -278,7 +272,7 @@ async fn start(
     registry.register_collector(Box::new(watches));
 
     let (identity, cluster_uid) = identity(options, &client).await?;
-    let known = trusted_authorities(options, &client).await;
+    let known = trusted_cas(options, &client).await;
     let settings = Settings {
         namespace: options.access.namespace.clone(),
         hub_id: identity.hub_id.clone(),
@@ -305,22 +299,22 @@ async fn start(
         hub_state: hub_state.clone(),
         object_cache: object_cache.clone(),
         lifetimes: lives,
-        authority_life: options.authority_life,
+        ca_life: options.ca_life,
         events: events.clone(),
     };
     let ca_rotator = CaRotator::new(parts, identity, known);
     let ca_rotator =
         ca_rotator.map_err(|error| anyhow!("cannot create a serving certificate: {error}"))?;
-    let (tls, authorities) = (ca_rotator.tls(), ca_rotator.authorities());
+    let (tls, hub_cas) = (ca_rotator.tls(), ca_rotator.hub_cas());
     registry.register_collector(Box::new(StateCollector {
         hub_state: hub_state.clone(),
         object_cache: object_cache.clone(),
         tls: tls.clone(),
-        authorities: authorities.clone(),
+        hub_cas: hub_cas.clone(),
         metrics: metrics.clone(),
         certificate_life: lives.certificate,
     }));
-    let registrar = Registrar::new(client.clone(), authorities.clone(), lives);
+    let registrar = Registrar::new(client.clone(), hub_cas.clone(), lives);
     let server = Server::new(
         hub_state.clone(),
         object_cache.clone(),
@@ -350,7 +344,7 @@ async fn start(
             hub_state.clone(),
             object_cache.clone(),
             client.clone(),
-            authorities,
+            hub_cas,
             names,
         );
         forever(tasks, shutdown.clone(), "view API", server.run(views));
@@ -363,7 +357,7 @@ async fn start(
         shutdown.clone(),
     );
     tasks.spawn(async move { ("server", serve.await) });
-    forever(tasks, shutdown.clone(), "authorities", ca_rotator.run());
+    forever(tasks, shutdown.clone(), "CA rotation", ca_rotator.run());
 
     let [rules, cluster_rules, members] = awaited.map(|part| {
         let hub_state = hub_state.clone();

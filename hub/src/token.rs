@@ -88,7 +88,7 @@ fn create_join(
         token_id: Some(token.id().to_owned()),
         expires_at,
     };
-    let (hub, pin) = (identity.hub_id.clone(), identity.authority.pin());
+    let (hub, pin) = (identity.hub_id.clone(), identity.ca.pin());
     let join_string = JoinString {
         addresses,
         hub,

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_api::MemberCluster;
-use runnel_hub::ca::{Authorities, IDENTITY_SECRET, advertise, load_or_create};
+use runnel_hub::ca::{HubCas, IDENTITY_SECRET, advertise, load_or_create};
 use runnel_hub::join::{JoinClient, Registrar};
 use runnel_hub::membership::CertificateLifetimes;
 use runnel_hub::membership::decide::{JoinRefusal, admit};
@@ -57,7 +57,7 @@ async fn registrar() -> Result<Registrar> {
     let identity = load_or_create(&client, NAMESPACE).await?;
     Ok(Registrar::new(
         client,
-        Authorities::of(identity),
+        HubCas::of(identity),
         CertificateLifetimes::default(),
     ))
 }
@@ -118,7 +118,7 @@ async fn many_hubs_that_start_at_once_get_one_identity() -> Result<()> {
         advertise(&client, "many-hubs", &addresses),
     )?;
     ensure!(a.hub_id == b.hub_id && b.hub_id == c.hub_id);
-    ensure!(a.authority.pin() == b.authority.pin() && b.authority.pin() == c.authority.pin());
+    ensure!(a.ca.pin() == b.ca.pin() && b.ca.pin() == c.ca.pin());
     let secret = Api::<Secret>::namespaced(client.clone(), "many-hubs")
         .get(IDENTITY_SECRET)
         .await?;

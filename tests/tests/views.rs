@@ -329,10 +329,10 @@ async fn stranger(scene: &Scene) -> Result<rustls::ClientConfig> {
         .hub
         .get(&Id::secret("runnel-system", "runnel-hub-identity"))
         .await?;
-    let authority = secret["data"]["tls.crt"].as_str().context("no CA")?;
-    let authority = data_encoding::BASE64.decode(authority.as_bytes())?;
+    let ca = secret["data"]["tls.crt"].as_str().context("no CA")?;
+    let ca = data_encoding::BASE64.decode(ca.as_bytes())?;
     let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(&authority)?)?;
+    roots.add(CertificateDer::from_pem_slice(&ca)?)?;
     let config = rustls::ClientConfig::builder_with_provider(runnel_transport::tls::provider())
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots)

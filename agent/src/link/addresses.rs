@@ -25,13 +25,13 @@ fn candidates(identity: &Identity, string: Option<&JoinString>) -> Vec<String> {
 }
 
 /// Whether a join string belongs to the hub that this agent has joined: it has the hub's id, and
-/// the key of a trusted authority.
+/// the key of a trusted CA.
 fn is_for_joined_hub(identity: &Identity, string: &JoinString) -> bool {
-    let authorities = identity
+    let cas = identity
         .certificate
         .iter()
-        .flat_map(|certificate| &certificate.authorities);
-    let mut keys = authorities.filter_map(|authority| Fingerprint::of_certificate(authority).ok());
+        .flat_map(|certificate| &certificate.ca_certificates);
+    let mut keys = cas.filter_map(|ca| Fingerprint::of_certificate(ca).ok());
     string.hub == identity.hub && keys.any(|key| key == string.pin)
 }
 
@@ -77,7 +77,7 @@ impl Link {
 mod tests {
     use std::time::SystemTime;
 
-    use runnel_transport::identity::{Authority, Token, new_hub_id};
+    use runnel_transport::identity::{Ca, Token, new_hub_id};
 
     use super::*;
     use crate::store::Certificate;
@@ -86,13 +86,13 @@ mod tests {
     fn addresses_of_a_join_string_count_only_for_the_same_hub() {
         let hub = new_hub_id().unwrap();
         let (own, other) = (
-            Authority::generate(&hub, SystemTime::now()),
-            Authority::generate(&hub, SystemTime::now()),
+            Ca::generate(&hub, SystemTime::now()),
+            Ca::generate(&hub, SystemTime::now()),
         );
         let (own, other) = (own.unwrap(), other.unwrap());
         let certificate = Certificate {
             own: own.certificate().clone(),
-            authorities: vec![own.certificate().clone()],
+            ca_certificates: vec![own.certificate().clone()],
             renew_at: SystemTime::now(),
         };
         let identity = Identity {
@@ -105,12 +105,12 @@ mod tests {
             certificate: Some(certificate),
             pending: None,
         };
-        let string = |hub: &str, authority: &Authority| JoinString {
+        let string = |hub: &str, ca: &Ca| JoinString {
             addresses: vec!["new:1".into(), "both:1".into()],
             hub: hub.to_owned(),
             cluster: "eu-1".into(),
             token: Token::generate().unwrap(),
-            pin: authority.pin(),
+            pin: ca.pin(),
         };
         assert_eq!(
             candidates(&identity, Some(&string(&hub, &own))),

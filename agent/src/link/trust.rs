@@ -1,4 +1,4 @@
-//! Updates the hub's authorities when they change.
+//! Updates the hub's CAs when they change.
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -10,12 +10,12 @@ use super::handover::StreamReplacement;
 use super::{Link, connector};
 use crate::store::{Certificate, Identity};
 
-/// Time in which the members renew after the hub got a new authority, so that not all renew at
+/// Time in which the members renew after the hub got a new CA, so that not all renew at
 /// once.
 const SPREAD: Duration = Duration::from_secs(600);
 
 impl Link {
-    /// Applies the authorities that the hub sent, after a renewal under way. That renewal stores
+    /// Applies the CAs that the hub sent, after a renewal under way. That renewal stores
     /// the identity itself.
     pub(super) async fn trust(
         &mut self,
@@ -25,32 +25,32 @@ impl Link {
         if matches!(swap, StreamReplacement::Renewing(_)) {
             return swap;
         }
-        let Some(authorities) = reported.take() else {
+        let Some(cas) = reported.take() else {
             return swap;
         };
         let due = self.renews_at();
-        self.trust_in(authorities).await;
+        self.trust_in(cas).await;
         match swap {
             StreamReplacement::Renew(_) if self.renews_at() != due => self.swap(),
             swap => swap,
         }
     }
 
-    /// Trusts these authorities, and renews soon if the first of them did not sign the current
+    /// Trusts these CAs, and renews soon if the first of them did not sign the current
     /// certificate.
-    async fn trust_in(&mut self, authorities: Vec<Bytes>) {
+    async fn trust_in(&mut self, cas: Vec<Bytes>) {
         let Some(present) = self.identity.certificate.clone() else {
             return;
         };
-        let authorities: Vec<_> = authorities
+        let cas: Vec<_> = cas
             .iter()
             .map(|der| CertificateDer::from(der.to_vec()))
             .collect();
-        let Some(first) = authorities.first() else {
+        let Some(first) = cas.first() else {
             return;
         };
         let mut next = Certificate {
-            authorities: authorities.clone(),
+            ca_certificates: cas.clone(),
             ..present.clone()
         };
         if !is_signed_by(&present.own, first) {
@@ -59,14 +59,14 @@ impl Link {
                 .mul_f64(self.jitter.draw());
             next.renew_at = next.renew_at.min(SystemTime::now() + within);
         }
-        if next.authorities == present.authorities && next.renew_at == present.renew_at {
+        if next.ca_certificates == present.ca_certificates && next.renew_at == present.renew_at {
             return;
         }
         let next = Identity {
             certificate: Some(next),
             ..self.identity.clone()
         };
-        // Unusable authorities must not replace working ones.
+        // Unusable CAs must not replace working ones.
         if let Err(error) = connector(&next) {
             tracing::warn!(%error, "the hub sent CAs that cannot be used: continuing with the former ones");
             return;
@@ -74,10 +74,7 @@ impl Link {
         if self.store.save_identity(&next).await.is_err() {
             tracing::warn!("the hub's new CAs cannot be stored yet: the next renewal stores them");
         }
-        tracing::info!(
-            "the hub's CAs have changed: there are {}",
-            authorities.len()
-        );
+        tracing::info!("the hub's CAs have changed: there are {}", cas.len());
         self.identity = next;
     }
 

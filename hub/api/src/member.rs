@@ -174,8 +174,8 @@ pub struct KeyRecord {
     /// The CA of the hub that signed it: `sha256:` and the SHA-256 of the CA's certificate. The hub keeps a CA that was
     /// replaced until no member has a certificate of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(transform = schema::sha256("authority"))]
-    pub authority: Option<String>,
+    #[schemars(transform = schema::sha256("ca"))]
+    pub ca: Option<String>,
 }
 
 /// A token that was redeemed, or tried with wrong secrets.

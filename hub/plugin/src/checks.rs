@@ -506,8 +506,8 @@ pub fn clocks(server: Option<Timestamp>, here: Timestamp) -> Check {
     Check::ok("the clocks of the API server and this machine agree")
 }
 
-/// The hub's own authority.
-pub fn authority(ends: Timestamp, now: Timestamp) -> Check {
+/// The hub's own CA.
+pub fn ca(ends: Timestamp, now: Timestamp) -> Check {
     let left = ends.as_second() - now.as_second();
     let hint = "the hub renews it automatically: see its log for the cause";
     if left <= 0 {
@@ -670,7 +670,7 @@ mod tests {
         ]);
         assert_eq!((seen[0].level, seen[1].level), (Level::Ok, Level::Warn));
         assert_eq!(
-            authority("2026-01-03T01:00:00Z".parse().unwrap(), now()).level,
+            ca("2026-01-03T01:00:00Z".parse().unwrap(), now()).level,
             Level::Warn
         );
     }

@@ -69,7 +69,7 @@ fn healthy_hub_passes_all_checks() {
     ));
     all.extend([
         lease(Some(&lease_of), now()),
-        authority(at("2030-01-01T00:00:00Z"), now()),
+        ca(at("2030-01-01T00:00:00Z"), now()),
     ]);
     all.extend(addresses(&[(
         "hub.example.com:8443".to_owned(),
@@ -157,10 +157,7 @@ fn broken_hub_fails_every_check() {
     ];
     all.extend(crds(&[], &[own]));
     all.extend(hub(&Workload::default(), "runnel-system"));
-    all.extend([
-        lease(None, now()),
-        authority(at("2026-01-03T01:00:00Z"), now()),
-    ]);
+    all.extend([lease(None, now()), ca(at("2026-01-03T01:00:00Z"), now())]);
     let reached = [
         ("hub:1", Reachability::Refused),
         ("hub:2", Reachability::Unknown),

@@ -191,7 +191,7 @@ async fn identity(hub: &Cluster, namespace: &str, now: Timestamp) -> anyhow::Res
     if let Ok((_, read)) = x509_parser::parse_x509_certificate(&certificate)
         && let Ok(ends) = Timestamp::from_second(read.validity().not_after.timestamp())
     {
-        found.push(checks::authority(ends, now));
+        found.push(checks::ca(ends, now));
     }
     let addresses = String::from_utf8(entry("addresses")).unwrap_or_default();
     let id = String::from_utf8(entry("hub-id")).unwrap_or_default();

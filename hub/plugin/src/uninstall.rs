@@ -292,7 +292,7 @@ impl Removing<'_> {
 
     /// Deletes objects that the hub created itself, which helm does not know.
     async fn remains(&self, namespace: &str) -> anyhow::Result<()> {
-        for secret in ["runnel-hub-identity", "runnel-hub-authorities"] {
+        for secret in ["runnel-hub-identity", "runnel-hub-ca-bundle"] {
             self.delete_secret(namespace, secret).await?;
         }
         // None of them exists beyond the first that does not.

@@ -14,12 +14,12 @@ use runnel_transport::tls::{ServerTls, TlsError};
 use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
 
-use super::overlap::{Needs, TrustedAuthorities};
+use super::overlap::{Needs, TrustedCas};
 use super::secrets::SecretWatch;
 use super::stored::{self, Data, HubIdentity, StoredError};
 use super::{
-    AUTHORITIES, AUTHORITIES_ENTRY, AUTHORITIES_SECRET, ApiError, IDENTITY, IDENTITY_SECRET,
-    known_in, write,
+    ApiError, CA_BUNDLE, CA_BUNDLE_ENTRY, CA_BUNDLE_SECRET, IDENTITY, IDENTITY_SECRET, known_in,
+    write,
 };
 use crate::hub_state::HubState;
 use crate::membership::CertificateLifetimes;
@@ -33,18 +33,18 @@ const SERVING_VALIDITY: Duration = Duration::from_secs(24 * 60 * 60);
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The CA that signs now, and the CAs that members may trust.
-pub struct Authorities {
+pub struct HubCas {
     view: ArcSwap<CaView>,
     unusable: AtomicBool,
 }
 
 struct CaView {
     identity: Arc<HubIdentity>,
-    known: TrustedAuthorities,
+    known: TrustedCas,
 }
 
-impl Authorities {
-    fn new(identity: Arc<HubIdentity>, known: TrustedAuthorities) -> Arc<Self> {
+impl HubCas {
+    fn new(identity: Arc<HubIdentity>, known: TrustedCas) -> Arc<Self> {
         let view = ArcSwap::from_pointee(CaView { identity, known });
         Arc::new(Self {
             view,
@@ -54,8 +54,7 @@ impl Authorities {
 
     /// Returns the CA of this identity as the only one, without a rotation.
     pub fn of(identity: HubIdentity) -> Arc<Self> {
-        let known = TrustedAuthorities::default()
-            .switched(identity.authority.certificate(), SystemTime::now());
+        let known = TrustedCas::default().switched(identity.ca.certificate(), SystemTime::now());
         Self::new(Arc::new(identity), known)
     }
 
@@ -65,7 +64,7 @@ impl Authorities {
     }
 
     /// Returns the CAs that members may trust, the signing one first.
-    pub fn trusted(&self) -> TrustedAuthorities {
+    pub fn trusted(&self) -> TrustedCas {
         self.view.load().known.clone()
     }
 
@@ -96,7 +95,7 @@ pub struct Parts {
     /// The validity of certificates, and how long expired ones can be renewed.
     pub lifetimes: CertificateLifetimes,
     /// The validity of a CA that the hub creates.
-    pub authority_life: Duration,
+    pub ca_life: Duration,
     /// The queue of Events.
     pub events: mpsc::Sender<(ObjectReference, Notice)>,
 }
@@ -107,7 +106,7 @@ pub struct CaRotator {
     api: Api<Secret>,
     identity: SecretWatch,
     stored: SecretWatch,
-    authorities: Arc<Authorities>,
+    hub_cas: Arc<HubCas>,
     tls: Arc<ServerTls>,
     /// When the serving certificate is renewed.
     renew_at: SystemTime,
@@ -125,13 +124,13 @@ impl CaRotator {
     pub fn new(
         parts: Parts,
         identity: HubIdentity,
-        stored: Option<TrustedAuthorities>,
+        stored: Option<TrustedCas>,
     ) -> Result<Self, TlsError> {
         let now = SystemTime::now();
         let was_stored = stored.is_some();
         let known = stored
             .unwrap_or_default()
-            .switched(identity.authority.certificate(), now);
+            .switched(identity.ca.certificate(), now);
         let pairs = pairs(&identity, &known, now)?;
         let renew_at = half_validity(now, &pairs);
         let tls = Arc::new(ServerTls::of_several(&certificates(&known), pairs)?);
@@ -144,19 +143,19 @@ impl CaRotator {
                 parts.hub_state.leadership.relist_barrier.subscribe(),
             )
         };
-        let (identity_watch, stored_watch) = (watch(IDENTITY_SECRET), watch(AUTHORITIES_SECRET));
-        let authorities = Authorities::new(Arc::new(identity), known);
+        let (identity_watch, stored_watch) = (watch(IDENTITY_SECRET), watch(CA_BUNDLE_SECRET));
+        let hub_cas = HubCas::new(Arc::new(identity), known);
         parts
             .hub_state
-            .authorities
-            .send_replace(authorities.certificates());
+            .ca_bundle
+            .send_replace(hub_cas.certificates());
         let (identity, stored) = (identity_watch, stored_watch);
         Ok(Self {
             parts,
             api,
             identity,
             stored,
-            authorities,
+            hub_cas,
             tls,
             renew_at,
             was_stored,
@@ -170,8 +169,8 @@ impl CaRotator {
     }
 
     /// Returns the CAs, for the code that signs certificates and sends the trusted CAs to members.
-    pub fn authorities(&self) -> Arc<Authorities> {
-        self.authorities.clone()
+    pub fn hub_cas(&self) -> Arc<HubCas> {
+        self.hub_cas.clone()
     }
 
     /// Rotates CAs until the process ends.
@@ -211,9 +210,9 @@ impl CaRotator {
             return Ok(None);
         };
         let secret = secret.cloned();
-        let present = self.authorities.identity();
+        let present = self.hub_cas.identity();
         let (identity, judged) = match self.read_identity(secret, now).await? {
-            Ok(Some(read)) if read.authority.certificate() != present.authority.certificate() => {
+            Ok(Some(read)) if read.ca.certificate() != present.ca.certificate() => {
                 (Arc::new(read), Ok(()))
             }
             Ok(_) => (present, Ok(())),
@@ -225,12 +224,12 @@ impl CaRotator {
         let stored = secret.and_then(known_in);
         let base = match &stored {
             Some(stored) => stored.clone(),
-            None if self.was_stored => TrustedAuthorities::default(),
-            None => self.authorities.trusted(),
+            None if self.was_stored => TrustedCas::default(),
+            None => self.hub_cas.trusted(),
         };
         if !self.parts.hub_state.leadership.leads() {
             // The leader stores a CA before it switches to it. Other replicas switch after that.
-            if base.is_current(identity.authority.certificate()) {
+            if base.is_current(identity.ca.certificate()) {
                 self.adopt(identity, base);
             }
             self.was_stored |= stored.is_some();
@@ -238,8 +237,8 @@ impl CaRotator {
         }
         let next = self.next(base, &identity, now);
         if stored.as_ref() != Some(&next) {
-            let data = Data::from([(AUTHORITIES_ENTRY.to_owned(), ByteString(next.write()))]);
-            let written = write(&self.api, AUTHORITIES, secret.cloned(), data).await?;
+            let data = Data::from([(CA_BUNDLE_ENTRY.to_owned(), ByteString(next.write()))]);
+            let written = write(&self.api, CA_BUNDLE, secret.cloned(), data).await?;
             self.stored.record_write(written);
         }
         self.was_stored = true;
@@ -249,21 +248,15 @@ impl CaRotator {
 
     /// Returns the CAs to store: with the CA of `identity` as the signing one, and without CAs that
     /// no member needs.
-    fn next(
-        &self,
-        base: TrustedAuthorities,
-        identity: &HubIdentity,
-        now: SystemTime,
-    ) -> TrustedAuthorities {
+    fn next(&self, base: TrustedCas, identity: &HubIdentity, now: SystemTime) -> TrustedCas {
         let (hub_state, lives) = (&self.parts.hub_state, self.parts.lifetimes);
         let overlap = lives.certificate + lives.expired_renewal;
-        let mut next = base.switched(identity.authority.certificate(), now);
+        let mut next = base.switched(identity.ca.certificate(), now);
         if next.needs_overlap(overlap, now) {
-            match identity.authority.sign_hub(
-                &identity.hub_id,
-                now,
-                TrustedAuthorities::overlap_validity(overlap),
-            ) {
+            match identity
+                .ca
+                .sign_hub(&identity.hub_id, now, TrustedCas::overlap_validity(overlap))
+            {
                 Ok(pair) => next = next.with_overlap(pair),
                 Err(error) => tracing::error!(%error, "the hub's CA cannot sign"),
             }
@@ -291,7 +284,7 @@ impl CaRotator {
             .and_then(|secret| secret.data.clone())
             .unwrap_or_default();
         let hub_id = &self.parts.hub_state.settings.hub_id;
-        match stored::renewed(&data, hub_id, self.parts.authority_life, now) {
+        match stored::renewed(&data, hub_id, self.parts.ca_life, now) {
             Ok(None) => {}
             Ok(Some(_)) if !self.parts.hub_state.leadership.leads() => return Ok(Ok(None)),
             Ok(Some(new)) => {
@@ -307,8 +300,8 @@ impl CaRotator {
     }
 
     /// Switches to these CAs.
-    fn adopt(&mut self, identity: Arc<HubIdentity>, known: TrustedAuthorities) {
-        let before = self.authorities.trusted();
+    fn adopt(&mut self, identity: Arc<HubIdentity>, known: TrustedCas) {
+        let before = self.hub_cas.trusted();
         if before == known {
             return;
         }
@@ -321,7 +314,7 @@ impl CaRotator {
             tracing::error!(%error, "the hub cannot serve with its new CA, and continues with the former one");
             return;
         }
-        let ids = |known: &TrustedAuthorities| {
+        let ids = |known: &TrustedCas| {
             known
                 .entries()
                 .iter()
@@ -329,21 +322,21 @@ impl CaRotator {
                 .collect::<Vec<Fingerprint>>()
         };
         let (former, present) = (ids(&before), ids(&known));
-        self.authorities
+        self.hub_cas
             .view
             .store(Arc::new(CaView { identity, known }));
         for gone in former.iter().filter(|id| !present.contains(id)) {
-            tracing::info!(authority = %gone, "a former CA is no longer needed and is not trusted any more");
+            tracing::info!(ca = %gone, "a former CA is no longer needed and is not trusted any more");
         }
         if let Some(first) = present
             .first()
             .filter(|first| former.first() != Some(*first))
         {
             let kept = present.len() - 1;
-            tracing::info!(authority = %first, "a new CA signs; {kept} former CAs are kept for members that need them");
+            tracing::info!(ca = %first, "a new CA signs; {kept} former CAs are kept for members that need them");
         }
-        self.parts.hub_state.authorities.send_if_modified(|bundle| {
-            let new = self.authorities.certificates();
+        self.parts.hub_state.ca_bundle.send_if_modified(|bundle| {
+            let new = self.hub_cas.certificates();
             let differs = *bundle != new;
             *bundle = new;
             differs
@@ -357,7 +350,7 @@ impl CaRotator {
         if now < self.renew_at {
             return;
         }
-        let (identity, known) = (self.authorities.identity(), self.authorities.trusted());
+        let (identity, known) = (self.hub_cas.identity(), self.hub_cas.trusted());
         let set = pairs(&identity, &known, now).and_then(|pairs| {
             self.renew_at = half_validity(now, &pairs);
             self.tls.set(&certificates(&known), pairs)
@@ -375,7 +368,7 @@ impl CaRotator {
         if self.logged == wrong {
             return;
         }
-        self.authorities
+        self.hub_cas
             .unusable
             .store(wrong.is_some(), Ordering::Relaxed);
         match &wrong {
@@ -413,7 +406,7 @@ impl CaRotator {
     }
 }
 
-fn certificates(known: &TrustedAuthorities) -> Vec<CertificateDer<'static>> {
+fn certificates(known: &TrustedCas) -> Vec<CertificateDer<'static>> {
     known
         .entries()
         .iter()
@@ -424,12 +417,12 @@ fn certificates(known: &TrustedAuthorities) -> Vec<CertificateDer<'static>> {
 /// Returns the serving certificates: a new one of the signing CA, then those of former CAs.
 fn pairs(
     identity: &HubIdentity,
-    known: &TrustedAuthorities,
+    known: &TrustedCas,
     now: SystemTime,
 ) -> Result<Vec<ServingPair>, TlsError> {
     let mut pairs = vec![
         identity
-            .authority
+            .ca
             .sign_hub(&identity.hub_id, now, SERVING_VALIDITY)?,
     ];
     pairs.extend(

@@ -1,4 +1,4 @@
-//! The overlap of certificate authorities: the signing one is the first in a list. Former ones stay
+//! The overlap of CAs: the signing one is the first in a list. Former ones stay
 //! in the list, with a serving certificate that they signed in time, while a member needs them.
 //!
 //! A member needs a CA while it may present a certificate of it: it trusted that CA when it got the
@@ -60,11 +60,11 @@ pub struct Entry {
 
 /// The CAs that members may trust, the signing one first.
 #[derive(Clone, Default, PartialEq)]
-pub struct TrustedAuthorities(Vec<Entry>);
+pub struct TrustedCas(Vec<Entry>);
 
 #[derive(Serialize, Deserialize)]
 struct Written {
-    authorities: Vec<WrittenEntry>,
+    cas: Vec<WrittenEntry>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -86,7 +86,7 @@ struct StoredOverlapIdentity {
 impl Entry {
     fn new(certificate: CertificateDer<'static>) -> Option<Self> {
         let (id, not_after) = (
-            Fingerprint::of_authority(&certificate),
+            Fingerprint::of_ca(&certificate),
             certificate_end(&certificate).ok()?,
         );
         Some(Self {
@@ -141,12 +141,12 @@ impl Entry {
     }
 }
 
-impl TrustedAuthorities {
+impl TrustedCas {
     /// Parses the output of [`Self::write`]. Returns `None` if any part is invalid.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let written: Written = serde_json::from_slice(bytes).ok()?;
         let entries = written
-            .authorities
+            .cas
             .iter()
             .map(Entry::read)
             .collect::<Option<Vec<_>>>()?;
@@ -156,8 +156,8 @@ impl TrustedAuthorities {
     /// Serializes the CAs for the Secret. The result contains keys of serving certificates, but no
     /// key of a CA.
     pub fn write(&self) -> Vec<u8> {
-        let authorities = self.0.iter().map(Entry::write).collect();
-        serde_json::to_vec(&Written { authorities }).expect("lists of texts and numbers serialize")
+        let cas = self.0.iter().map(Entry::write).collect();
+        serde_json::to_vec(&Written { cas }).expect("lists of texts and numbers serialize")
     }
 
     /// Returns the CAs, the signing one first.
@@ -256,11 +256,11 @@ impl Needs {
             .and_then(|status| status.identity.as_ref())
             .map(|identity| &identity.keys[..]);
         for key in keys.unwrap_or_default() {
-            let authority = key
-                .authority
+            let ca = key
+                .ca
                 .as_ref()
                 .and_then(|print| Fingerprint::parse(print).ok());
-            self.until(authority, SystemTime::from(key.expires_at.0) + renewable);
+            self.until(ca, SystemTime::from(key.expires_at.0) + renewable);
         }
         let used = status.map(|status| &status.tokens[..]).unwrap_or_default();
         if let Some(open) = member
@@ -273,13 +273,13 @@ impl Needs {
         }
     }
 
-    fn until(&mut self, authority: Option<Fingerprint>, until: SystemTime) {
-        let known = self.0.entry(authority).or_insert(until);
+    fn until(&mut self, ca: Option<Fingerprint>, until: SystemTime) {
+        let known = self.0.entry(ca).or_insert(until);
         *known = (*known).max(until);
     }
 
-    fn needs(&self, authority: Fingerprint, now: SystemTime) -> bool {
-        [None, Some(authority)]
+    fn needs(&self, ca: Fingerprint, now: SystemTime) -> bool {
+        [None, Some(ca)]
             .iter()
             .any(|key| self.0.get(key).is_some_and(|until| now < *until))
     }

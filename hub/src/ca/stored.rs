@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::ByteString;
 use runnel_proto::model::RevisionKey;
-use runnel_transport::identity::{Authority, IdentityError, MemberKey, is_address, is_hub_id};
+use runnel_transport::identity::{Ca, IdentityError, MemberKey, is_address, is_hub_id};
 use runnel_transport::tls::is_signed_by;
 
 /// The CA's certificate, PEM; the names are those of a `kubernetes.io/tls` Secret.
@@ -26,7 +26,7 @@ pub struct HubIdentity {
     /// The hub's id.
     pub hub_id: String,
     /// The CA that signs the certificates of the hub and its members.
-    pub authority: Authority,
+    pub ca: Ca,
     /// The key for revisions.
     pub revision_key: RevisionKey,
     /// The addresses of the hub for agents, `host:port` each; empty until they are configured.
@@ -40,7 +40,7 @@ pub enum StoredError {
     #[error(
         "it has only one of {CERTIFICATE} and {KEY}: restore the other, or remove both so that the hub creates a new CA"
     )]
-    HalfAuthority,
+    HalfCa,
     /// An entry exists and is invalid.
     #[error("its entry {0} is not usable: restore it from a backup")]
     Entry(&'static str),
@@ -54,7 +54,7 @@ pub enum StoredError {
     Unverifiable(&'static str),
     /// The CA cannot be used.
     #[error("{0}: restore {CERTIFICATE} and {KEY} from a backup")]
-    Authority(#[from] IdentityError),
+    Ca(#[from] IdentityError),
 }
 
 /// New values for missing entries.
@@ -95,9 +95,9 @@ pub fn missing(data: &Data, fresh: Fresh) -> Result<Data, StoredError> {
     match (filled(data, CERTIFICATE), filled(data, KEY)) {
         (true, true) => {}
         (false, false) => {
-            added.extend(authority(&hub_id, fresh.lifetime, fresh.now)?);
+            added.extend(ca(&hub_id, fresh.lifetime, fresh.now)?);
         }
-        _ => return Err(StoredError::HalfAuthority),
+        _ => return Err(StoredError::HalfCa),
     }
     Ok(added)
 }
@@ -128,7 +128,7 @@ pub fn read(data: &Data) -> Result<HubIdentity, StoredError> {
         return Err(StoredError::Entry(ADDRESSES));
     }
     Ok(HubIdentity {
-        authority: Authority::from_pem(&text(data, CERTIFICATE)?, &text(data, KEY)?)?,
+        ca: Ca::from_pem(&text(data, CERTIFICATE)?, &text(data, KEY)?)?,
         revision_key: RevisionKey::new(revision_key),
         hub_id,
         addresses,
@@ -153,13 +153,13 @@ pub fn renewed(
     }
     match (filled(data, CERTIFICATE), filled(data, KEY)) {
         (true, true) => {}
-        (false, false) => return Ok(Some(authority(hub_id, life, now)?)),
-        _ => return Err(StoredError::HalfAuthority),
+        (false, false) => return Ok(Some(ca(hub_id, life, now)?)),
+        _ => return Err(StoredError::HalfCa),
     }
-    let present = read(data)?.authority;
+    let present = read(data)?.ca;
     let due = present.is_self_issued() && present.renew_at() <= now;
     Ok(if due {
-        Some(authority(hub_id, life, now)?)
+        Some(ca(hub_id, life, now)?)
     } else {
         None
     })
@@ -179,9 +179,9 @@ pub fn verify_identity(
         return Err(StoredError::OtherHub);
     }
     let (minute, key) = (Duration::from_secs(60), MemberKey::generate()?);
-    let authority = &identity.authority;
-    authority.sign_hub(hub_id, now, minute)?;
-    let signed = authority.sign_member(
+    let ca = &identity.ca;
+    ca.sign_hub(hub_id, now, minute)?;
+    let signed = ca.sign_member(
         &key.certificate_request()?,
         hub_id,
         "probe",
@@ -189,7 +189,7 @@ pub fn verify_identity(
         now,
         minute,
     )?;
-    let is_verified = is_signed_by(&signed.der, authority.certificate());
+    let is_verified = is_signed_by(&signed.der, ca.certificate());
     if is_verified {
         Ok(())
     } else {
@@ -200,11 +200,11 @@ pub fn verify_identity(
 const UNVERIFIABLE: &str = "clients that trust this CA do not accept what it signs (a name constraint, or a subject that \
                        is encoded in an unusual way): use a plain CA certificate";
 
-fn authority(hub_id: &str, life: Duration, now: SystemTime) -> Result<Data, StoredError> {
-    let authority = Authority::generate_for(hub_id, now, life)?;
+fn ca(hub_id: &str, life: Duration, now: SystemTime) -> Result<Data, StoredError> {
+    let ca = Ca::generate_for(hub_id, now, life)?;
     let entries = [
-        (CERTIFICATE, authority.certificate_pem().to_owned()),
-        (KEY, authority.key_pem()),
+        (CERTIFICATE, ca.certificate_pem().to_owned()),
+        (KEY, ca.key_pem()),
     ];
     Ok(entries
         .map(|(name, pem)| (name.to_owned(), ByteString(pem.into())))
@@ -264,19 +264,19 @@ mod tests {
     }
 
     #[test]
-    fn a_given_authority_is_kept() {
-        let authority = Authority::generate("elsewhere", fresh().now).unwrap();
+    fn given_ca_is_kept() {
+        let ca = Ca::generate("elsewhere", fresh().now).unwrap();
         let mut data = Data::from([
             (
                 CERTIFICATE.to_owned(),
-                ByteString(authority.certificate_pem().into()),
+                ByteString(ca.certificate_pem().into()),
             ),
-            (KEY.to_owned(), ByteString(authority.key_pem().into())),
+            (KEY.to_owned(), ByteString(ca.key_pem().into())),
         ]);
         let added = missing(&data, fresh()).unwrap();
         assert_eq!(added.keys().collect::<Vec<_>>(), [HUB_ID, REVISION_KEY]);
         data.extend(added);
-        assert_eq!(read(&data).ok().unwrap().authority.pin(), authority.pin());
+        assert_eq!(read(&data).ok().unwrap().ca.pin(), ca.pin());
     }
 
     #[test]
@@ -293,20 +293,14 @@ mod tests {
         }
         let mut half = whole.clone();
         half.remove(KEY);
-        assert_eq!(
-            missing(&half, fresh()).err(),
-            Some(StoredError::HalfAuthority)
-        );
+        assert_eq!(missing(&half, fresh()).err(), Some(StoredError::HalfCa));
         let mut broken = whole;
         broken.insert(KEY.to_owned(), ByteString("no key".into()));
-        assert!(matches!(
-            read(&broken).err(),
-            Some(StoredError::Authority(_))
-        ));
+        assert!(matches!(read(&broken).err(), Some(StoredError::Ca(_))));
     }
 
     #[test]
-    fn authority_is_replaced_when_removed_or_half_over() {
+    fn ca_is_replaced_when_removed_or_half_over() {
         let Fresh {
             now,
             lifetime: life,
@@ -320,7 +314,7 @@ mod tests {
         assert_eq!(new.keys().collect::<Vec<_>>(), [CERTIFICATE, KEY]);
         let mut bare = whole.clone();
         bare.remove(KEY);
-        assert_eq!(renew(&bare, now), Err(StoredError::HalfAuthority));
+        assert_eq!(renew(&bare, now), Err(StoredError::HalfCa));
         bare.insert(CERTIFICATE.to_owned(), ByteString(vec![]));
         bare.extend(renew(&bare, now).unwrap().unwrap());
         assert!(read(&bare).is_ok_and(|read| verify_identity(&read, "hubid", now).is_ok()));
@@ -345,10 +339,10 @@ mod tests {
             verify_identity(&taken, "other", now),
             Err(StoredError::OtherHub)
         );
-        let late = taken.authority.not_after();
+        let late = taken.ca.not_after();
         assert!(matches!(
             verify_identity(&taken, "hubid", late),
-            Err(StoredError::Authority(IdentityError::AuthorityExpired))
+            Err(StoredError::Ca(IdentityError::CaExpired))
         ));
     }
 

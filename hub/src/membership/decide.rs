@@ -196,7 +196,7 @@ pub fn key_record(key: Fingerprint, now: Timestamp, expires_at: Timestamp) -> Ke
         fingerprint: key.to_string(),
         issued_at: Time(now),
         expires_at: Time(expires_at),
-        authority: None,
+        ca: None,
     }
 }
 

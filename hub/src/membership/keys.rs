@@ -97,7 +97,7 @@ mod tests {
             fingerprint,
             issued_at: Time(at(0)),
             expires_at: Time(at(end)),
-            authority: None,
+            ca: None,
         }
     }
 

@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use runnel_transport::tls::ServerTls;
 
 use super::HubMetrics;
-use crate::ca::Authorities;
+use crate::ca::HubCas;
 use crate::hub_state::HubState;
 use crate::object_cache::ObjectCache;
 use runnel_api::conditions::{ConditionStatus, ConditionType, condition};
@@ -26,7 +26,7 @@ pub struct StateCollector {
     /// The serving certificates.
     pub tls: Arc<ServerTls>,
     /// The CAs.
-    pub authorities: Arc<Authorities>,
+    pub hub_cas: Arc<HubCas>,
     /// The counters.
     pub metrics: Arc<HubMetrics>,
     /// The validity of a member's certificate.
@@ -140,14 +140,14 @@ impl StateCollector {
                 intents,
             ),
             (
-                "runnel_hub_authorities",
+                "runnel_hub_trusted_cas",
                 "CAs that members may trust: more than one while the hub replaces its CA",
-                self.authorities.trusted().entries().len(),
+                self.hub_cas.trusted().entries().len(),
             ),
             (
                 "runnel_hub_identity_unusable",
                 "Whether the Secret runnel-hub-identity is unusable; the hub then continues with its former identity",
-                usize::from(self.authorities.is_unusable()),
+                usize::from(self.hub_cas.is_unusable()),
             ),
             (
                 "runnel_removals_blocked",
@@ -319,10 +319,7 @@ impl StateCollector {
                 .unwrap_or_default()
                 .as_secs_f64()
         };
-        samples.add(
-            ["authority", ""],
-            seconds(self.authorities.identity().authority.not_after()),
-        );
+        samples.add(["ca", ""], seconds(self.hub_cas.identity().ca.not_after()));
         samples.add(["serving", ""], seconds(self.tls.expires()));
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();

@@ -288,11 +288,11 @@ impl Running {
     }
 
     /// Sends the hub's CAs to the agent, unless there is a divergence.
-    pub(super) fn send_authorities(&mut self) {
-        let all = self.context.hub_state.authorities.borrow().clone();
+    pub(super) fn send_ca_bundle(&mut self) {
+        let all = self.context.hub_state.ca_bundle.borrow().clone();
         // An agent with such a divergence does not trust other CAs of this hub.
         if !all.is_empty() && self.epoch.restriction() != SendRestriction::Everything {
-            self.out.push(HubFrame::Authorities(all));
+            self.out.push(HubFrame::CaBundle(all));
         }
     }
 

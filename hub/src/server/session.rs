@@ -205,9 +205,9 @@ impl Running {
         match signal {
             // The session checks its right to lead before each frame.
             Signal::Lead => {}
-            Signal::Authorities if is_open => self.send_authorities(),
+            Signal::CaBundle if is_open => self.send_ca_bundle(),
             Signal::KeepaliveDue if is_open => self.out.push(HubFrame::Keepalive),
-            Signal::Authorities | Signal::KeepaliveDue => {}
+            Signal::CaBundle | Signal::KeepaliveDue => {}
             Signal::Shutdown => {
                 let within = u32::try_from(DRAIN_WITHIN.as_millis()).unwrap_or(u32::MAX);
                 if !self.out.is_handed_over() {
@@ -411,7 +411,7 @@ impl Running {
             proof_key: Some(self.context.hub_state.proof_key.clone()),
         }));
         self.hello = Some(hello);
-        self.send_authorities();
+        self.send_ca_bundle();
     }
 }
 
@@ -465,8 +465,8 @@ impl Drop for Running {
 pub(super) enum Signal {
     /// The right to lead has changed.
     Lead,
-    /// The hub's authorities have changed.
-    Authorities,
+    /// The hub's CAs have changed.
+    CaBundle,
     /// The agent must be sent a keepalive frame: see [`Meter::needs_ping`].
     KeepaliveDue,
     /// The process ends.
@@ -491,8 +491,8 @@ pub(super) fn signals(
         changes(hub_state.leadership.lead.subscribe())
             .map(|()| Signal::Lead)
             .boxed(),
-        changes(hub_state.authorities.subscribe())
-            .map(|()| Signal::Authorities)
+        changes(hub_state.ca_bundle.subscribe())
+            .map(|()| Signal::CaBundle)
             .boxed(),
         owed.boxed(),
         stream::once(shutdown.cancelled_owned())

@@ -18,7 +18,7 @@ const CONFIG_MAP: &str = "extension-apiserver-authentication";
 /// How the front proxy authenticates, and in which headers it names the user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct FrontProxy {
-    authorities: String,
+    cas: String,
     names: Vec<String>,
     user: Vec<String>,
     uid: Vec<String>,
@@ -49,7 +49,7 @@ impl FrontProxy {
             })
         };
         Ok(Self {
-            authorities: data
+            cas: data
                 .get("requestheader-client-ca-file")
                 .cloned()
                 .unwrap_or_default(),
@@ -63,7 +63,7 @@ impl FrontProxy {
 
     /// Whether the API server has a front proxy at all.
     pub(super) fn is_known(&self) -> bool {
-        !self.authorities.is_empty()
+        !self.cas.is_empty()
     }
 
     /// Returns the TLS settings with this serving certificate.
@@ -71,7 +71,7 @@ impl FrontProxy {
     /// # Errors
     /// [`TlsError`], when the CA is unusable.
     pub(super) fn tls(&self, serving: ServingPair) -> Result<FrontProxyTls, TlsError> {
-        FrontProxyTls::new(&self.authorities, self.names.clone(), serving)
+        FrontProxyTls::new(&self.cas, self.names.clone(), serving)
     }
 
     /// Returns the user that the headers name.

@@ -56,7 +56,7 @@ use self::review::{ResourceAccess, Reviewer, name_of};
 use self::table::ViewObject;
 use self::target::{Form, Target};
 use self::watch_limit::WatchLimit;
-use crate::ca::Authorities;
+use crate::ca::HubCas;
 use crate::hub_state::HubState;
 use crate::lease::LocalConnections;
 use crate::object_cache::ObjectCache;
@@ -92,7 +92,7 @@ pub struct ViewServer {
     /// requests.
     content_reviewer: Reviewer,
     client: Client,
-    authorities: Arc<Authorities>,
+    hub_cas: Arc<HubCas>,
     /// The host names under which the API server reaches the hub.
     names: Vec<String>,
     changes: OrderedMutex<Changes, LEAF>,
@@ -116,7 +116,7 @@ impl ViewServer {
         hub_state: Arc<HubState>,
         object_cache: Arc<ObjectCache>,
         client: Client,
-        authorities: Arc<Authorities>,
+        hub_cas: Arc<HubCas>,
         names: Vec<String>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -125,7 +125,7 @@ impl ViewServer {
             reviewer: Reviewer::new(client.clone()),
             content_reviewer: Reviewer::new(client.clone()),
             client,
-            authorities,
+            hub_cas,
             names,
             changes: OrderedMutex::new(Changes::new(SystemTime::now())),
             version: tokio::sync::watch::Sender::default(),
@@ -150,7 +150,7 @@ impl ViewServer {
     /// the hub in the APIService.
     async fn follow_credentials(&self) {
         let (mut renew, mut served, mut logged) = (SystemTime::UNIX_EPOCH, None, None);
-        let mut authorities = self.hub_state.authorities.subscribe();
+        let mut cas = self.hub_state.ca_bundle.subscribe();
         let mut lead = self.hub_state.leadership.lead.subscribe();
         loop {
             let done = self.check_certificates(&mut renew, &mut served).await;
@@ -168,7 +168,7 @@ impl ViewServer {
             };
             tokio::select! {
                 () = tokio::time::sleep(wait) => {}
-                _ = authorities.changed() => {}
+                _ = cas.changed() => {}
                 _ = lead.changed() => {}
             }
         }
@@ -184,36 +184,33 @@ impl ViewServer {
             front_proxy.is_known(),
             "the API server has no front proxy: start it with --requestheader-client-ca-file"
         );
-        let identity = self.authorities.identity();
-        let (now, authority) = (
+        let identity = self.hub_cas.identity();
+        let (now, ca) = (
             SystemTime::now(),
-            identity.authority.certificate().as_ref().to_vec(),
+            identity.ca.certificate().as_ref().to_vec(),
         );
         let known = self
             .front_proxy
             .load_full()
             .is_some_and(|known| known.0 == front_proxy);
-        if !known || now >= *renew || served.as_ref() != Some(&authority) {
-            let serving = identity.authority.sign_service(
-                &identity.hub_id,
-                &self.names,
-                now,
-                SERVING_LIFE,
-            )?;
+        if !known || now >= *renew || served.as_ref() != Some(&ca) {
+            let serving =
+                identity
+                    .ca
+                    .sign_service(&identity.hub_id, &self.names, now, SERVING_LIFE)?;
             *renew = serving.renew_at(now);
             let tls = front_proxy.tls(serving)?;
             self.front_proxy.store(Some(Arc::new((front_proxy, tls))));
-            *served = Some(authority);
+            *served = Some(ca);
         }
         if self.hub_state.leadership.leads() {
-            self.publish_authority(identity.authority.certificate_pem())
-                .await?;
+            self.publish_ca(identity.ca.certificate_pem()).await?;
         }
         Ok(())
     }
 
     /// Writes the CA of the hub into the APIService, if another one is there.
-    async fn publish_authority(&self, pem: &str) -> anyhow::Result<()> {
+    async fn publish_ca(&self, pem: &str) -> anyhow::Result<()> {
         let api = Api::<APIService>::all(self.client.clone());
         let call = crate::call::with_timeout(
             format!("read APIService {API_SERVICE}"),

@@ -6,10 +6,10 @@ use kube::{Client, Config};
 use runnel_hub_core::index::{Cluster, ScopeState};
 use runnel_hub_core::plan::{Rule, WatchScope};
 use runnel_proto::model::RevisionKey;
-use runnel_transport::identity::Authority;
+use runnel_transport::identity::Ca;
 
 use super::*;
-use crate::ca::{Authorities, HubIdentity};
+use crate::ca::{HubCas, HubIdentity};
 use crate::hub_state::{HubState, Settings};
 use crate::lease::Lead;
 use crate::object_cache::{ObjectCache, RuleObject};
@@ -54,13 +54,13 @@ fn server() -> Arc<ViewServer> {
         .send_replace(Some(Instant::now()));
     let identity = HubIdentity {
         hub_id: "hub".to_owned(),
-        authority: Authority::generate("hub", SystemTime::now()).unwrap(),
+        ca: Ca::generate("hub", SystemTime::now()).unwrap(),
         revision_key: RevisionKey::new(b"key"),
         addresses: vec![],
     };
     let client = Client::try_from(Config::new("http://127.0.0.1:1".parse().unwrap())).unwrap();
-    let authorities = Authorities::of(identity);
-    ViewServer::new(hub_state, object_cache, client, authorities, vec![])
+    let cas = HubCas::of(identity);
+    ViewServer::new(hub_state, object_cache, client, cas, vec![])
 }
 
 /// Begins a watch with this query.

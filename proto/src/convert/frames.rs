@@ -30,7 +30,7 @@ use crate::wire::agent_frame::Frame as AgentPart;
 use crate::wire::hub_frame::Frame as HubPart;
 
 /// Maximum number of CAs in one frame.
-const AUTHORITIES_LIMIT: usize = 32;
+const CA_BUNDLE_LIMIT: usize = 32;
 
 /// Decodes a frame of the hub, and returns the unreadable items of a batch or a question: they are
 /// not in force, and are listed in the ack or the answer. A refusal without source concerns the
@@ -79,10 +79,10 @@ pub fn hub_frame(wire: wire::HubFrame) -> Result<(HubFrame, Vec<Refusal>), Frame
         }
         HubPart::Drain(wire) if wire.handover => HubFrame::HandedOver,
         HubPart::Drain(wire) => HubFrame::Drain(wire.within_milliseconds),
-        HubPart::Authorities(wire) if wire.certificates.len() > AUTHORITIES_LIMIT => {
+        HubPart::CaBundle(wire) if wire.certificates.len() > CA_BUNDLE_LIMIT => {
             return Err(malformed("certificates"));
         }
-        HubPart::Authorities(wire) => HubFrame::Authorities(wire.certificates),
+        HubPart::CaBundle(wire) => HubFrame::CaBundle(wire.certificates),
         HubPart::Inspect(wire) => HubFrame::Inspect(inspect(wire).map_err(unreadable)?),
         HubPart::PreviewRequest(wire) => {
             HubFrame::PreviewRequest(Box::new(preview_request(wire, &mut refused)))
@@ -200,7 +200,7 @@ pub fn hub_frame_to_wire(frame: &HubFrame) -> wire::HubFrame {
             within_milliseconds: 0,
             handover: true,
         }),
-        HubFrame::Authorities(all) => HubPart::Authorities(wire::Authorities {
+        HubFrame::CaBundle(all) => HubPart::CaBundle(wire::CaBundle {
             certificates: all.clone(),
         }),
         HubFrame::Inspect(question) => HubPart::Inspect(inspect_to_wire(question)),

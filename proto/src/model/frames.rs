@@ -183,7 +183,7 @@ pub enum HubFrame {
     /// The cluster is no longer a member, for this reason; nothing follows.
     Revoked(String),
     /// The CAs that the agent trusts from now on, DER; the signing one is first.
-    Authorities(Vec<Bytes>),
+    CaBundle(Vec<Bytes>),
     /// Requests the state of a copy.
     Inspect(Inspect),
     /// Requests the outcome of a rule's copies.

@@ -32,50 +32,49 @@ pub(super) struct ControlPlaneCredentials {
     pub url: String,
     pub kubeconfig: PathBuf,
     pub controllers_kubeconfig: PathBuf,
-    pub authority: PathBuf,
+    pub ca: PathBuf,
     pub serving_certificate: PathBuf,
     pub serving_key: PathBuf,
     pub account_key: PathBuf,
     pub account_public_key: PathBuf,
     pub tokens: PathBuf,
     /// The CA of the front proxy, which forwards requests to other API servers.
-    pub front_proxy_authority: PathBuf,
+    pub front_proxy_ca: PathBuf,
     pub front_proxy_certificate: PathBuf,
     pub front_proxy_key: PathBuf,
     cluster: String,
-    authority_text: String,
+    ca_text: String,
 }
 
 impl ControlPlaneCredentials {
     /// Creates all of them and writes them into `folder`.
     pub fn write(folder: &Path, cluster: &str, port: u16) -> Result<Self> {
-        let (authority_text, certificate, key) =
-            certificates(&format!("{cluster} authority"), serving()?)?;
+        let (ca_text, certificate, key) = certificates(&format!("{cluster} CA"), serving()?)?;
         let made = Self {
             url: format!("https://127.0.0.1:{port}"),
             kubeconfig: folder.join("kubeconfig"),
             controllers_kubeconfig: folder.join("controllers.kubeconfig"),
-            authority: folder.join("ca.crt"),
+            ca: folder.join("ca.crt"),
             serving_certificate: folder.join("api-server.crt"),
             serving_key: folder.join("api-server.key"),
             account_key: folder.join("service-accounts.key"),
             account_public_key: folder.join("service-accounts.pub"),
             tokens: folder.join("tokens.csv"),
-            front_proxy_authority: folder.join("front-proxy-ca.crt"),
+            front_proxy_ca: folder.join("front-proxy-ca.crt"),
             front_proxy_certificate: folder.join("front-proxy.crt"),
             front_proxy_key: folder.join("front-proxy.key"),
             cluster: cluster.to_owned(),
-            authority_text,
+            ca_text,
         };
         let (administrator, controllers) = (random_token()?, random_token()?);
         let tokens = format!(
             "{administrator},{ADMINISTRATOR},1,system:masters\n{controllers},{CONTROLLERS},2,system:masters\n"
         );
-        write_private(&made.authority, &made.authority_text)?;
+        write_private(&made.ca, &made.ca_text)?;
         write_private(&made.serving_certificate, &certificate)?;
         write_private(&made.serving_key, &key)?;
-        let (authority, certificate, key) = front_proxy(cluster)?;
-        write_private(&made.front_proxy_authority, &authority)?;
+        let (ca, certificate, key) = front_proxy(cluster)?;
+        write_private(&made.front_proxy_ca, &ca)?;
         write_private(&made.front_proxy_certificate, &certificate)?;
         write_private(&made.front_proxy_key, &key)?;
         let account_key = KeyPair::generate()?;
@@ -89,13 +88,13 @@ impl ControlPlaneCredentials {
 
     /// Returns a kubeconfig file for the holder of `token`. JSON is YAML.
     pub fn write_kubeconfig(&self, path: &Path, token: &str) -> Result<()> {
-        let authority = BASE64.encode(self.authority_text.as_bytes());
+        let ca = BASE64.encode(self.ca_text.as_bytes());
         let content = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{
                 "name": self.cluster,
-                "cluster": {"server": self.url, "certificate-authority-data": authority},
+                "cluster": {"server": self.url, "certificate-authority-data": ca},
             }],
             "users": [{"name": "user", "user": {"token": token}}],
             "contexts": [{"name": self.cluster, "context": {"cluster": self.cluster, "user": "user"}}],
@@ -130,19 +129,19 @@ pub(crate) fn front_proxy(cluster: &str) -> Result<(String, String, String)> {
         .distinguished_name
         .push(DnType::CommonName, FRONT_PROXY);
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    certificates(&format!("{cluster} front proxy authority"), params)
+    certificates(&format!("{cluster} front proxy CA"), params)
 }
 
-// The certificate of an authority, and a certificate that it signs, with its key.
+// The certificate of a CA, and a certificate that it signs, with its key.
 fn certificates(name: &str, params: CertificateParams) -> Result<(String, String, String)> {
-    let authority_key = KeyPair::generate()?;
-    let mut authority = CertificateParams::default();
-    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    authority.distinguished_name.push(DnType::CommonName, name);
-    let authority_text = authority.self_signed(&authority_key)?.pem();
+    let ca_key = KeyPair::generate()?;
+    let mut ca = CertificateParams::default();
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.distinguished_name.push(DnType::CommonName, name);
+    let ca_text = ca.self_signed(&ca_key)?.pem();
     let key = KeyPair::generate()?;
-    let certificate = params.signed_by(&key, &Issuer::new(authority, authority_key))?;
-    Ok((authority_text, certificate.pem(), key.serialize_pem()))
+    let certificate = params.signed_by(&key, &Issuer::new(ca, ca_key))?;
+    Ok((ca_text, certificate.pem(), key.serialize_pem()))
 }
 
 fn random_token() -> Result<String> {

@@ -168,7 +168,7 @@ fn api_server_arguments(
         "--authorization-mode=RBAC".to_owned(),
         format!(
             "--requestheader-client-ca-file={}",
-            credentials.front_proxy_authority.display()
+            credentials.front_proxy_ca.display()
         ),
         format!("--requestheader-allowed-names={FRONT_PROXY}"),
         "--requestheader-username-headers=X-Remote-User".to_owned(),
@@ -207,7 +207,7 @@ fn controller_manager_arguments(credentials: &ControlPlaneCredentials) -> Vec<St
             "--service-account-private-key-file={}",
             credentials.account_key.display()
         ),
-        format!("--root-ca-file={}", credentials.authority.display()),
+        format!("--root-ca-file={}", credentials.ca.display()),
         format!("--controllers={RUN_CONTROLLERS}"),
         "--use-service-account-credentials=false".to_owned(),
         "--leader-elect=false".to_owned(),

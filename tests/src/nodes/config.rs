@@ -25,7 +25,7 @@ pub(super) fn write(folder: &Path, place: MachineAddresses) -> Result<()> {
     let token = HEXLOWER.encode(&token);
     fs::create_dir_all(folder.join("network"))?;
     let (path, accounts) = (text(folder)?, KeyPair::generate()?);
-    let (proxy_authority, proxy_certificate, proxy_key) = front_proxy("node")?;
+    let (proxy_ca, proxy_certificate, proxy_key) = front_proxy("node")?;
     let files = [
         ("kubeconfig", kubeconfig(path, place, &token)),
         (
@@ -34,7 +34,7 @@ pub(super) fn write(folder: &Path, place: MachineAddresses) -> Result<()> {
         ),
         ("service-accounts.key", accounts.serialize_pem()),
         ("service-accounts.pub", accounts.public_key_pem()),
-        ("front-proxy-ca.crt", proxy_authority),
+        ("front-proxy-ca.crt", proxy_ca),
         ("front-proxy.crt", proxy_certificate),
         ("front-proxy.key", proxy_key),
         ("network/10-runnel.conflist", network(path, place)),

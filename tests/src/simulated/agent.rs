@@ -225,7 +225,7 @@ fn answers(state: &mut AgentState, frame: &HubFrame) -> Vec<AgentFrame> {
         | HubFrame::Inspect(_)
         | HubFrame::PreviewRequest(_)
         | HubFrame::ListCopies(_)
-        | HubFrame::Authorities(_) => Vec::new(),
+        | HubFrame::CaBundle(_) => Vec::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, SanType};
 use runnel_proto::wire::{CertificateResponse, JoinRequest, RenewRequest};
 use runnel_transport::grpc::runnel_client::RunnelClient;
-use runnel_transport::identity::{Authority, JoinString, MemberKey, SKEW};
+use runnel_transport::identity::{Ca, JoinString, MemberKey, SKEW};
 use runnel_transport::tls::{Connector, Route, endpoint, join_config, session_config};
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
@@ -25,7 +25,7 @@ pub struct Credentials {
     pub cluster: String,
     key: Arc<MemberKey>,
     certificate: CertificateDer<'static>,
-    authorities: Vec<CertificateDer<'static>>,
+    ca_certificates: Vec<CertificateDer<'static>>,
 }
 
 impl Credentials {
@@ -71,18 +71,17 @@ impl Credentials {
     ///
     /// # Errors
     /// If the names are invalid.
-    pub fn issued(authority: &Authority, address: &str, hub: &str, cluster: &str) -> Result<Self> {
+    pub fn issued(ca: &Ca, address: &str, hub: &str, cluster: &str) -> Result<Self> {
         let key = Arc::new(MemberKey::generate()?);
         let (request, life) = (key.certificate_request()?, Duration::from_secs(24 * 3600));
-        let signed =
-            authority.sign_member(&request, hub, cluster, cluster, SystemTime::now(), life)?;
+        let signed = ca.sign_member(&request, hub, cluster, cluster, SystemTime::now(), life)?;
         Ok(Self {
             address: address.to_owned(),
             hub: hub.to_owned(),
             cluster: cluster.to_owned(),
             key,
             certificate: signed.der,
-            authorities: vec![authority.certificate().clone()],
+            ca_certificates: vec![ca.certificate().clone()],
         })
     }
 
@@ -113,12 +112,12 @@ impl Credentials {
         ))
     }
 
-    /// The credentials of an attacker who holds `authority`, which need not be the hub's, and
+    /// The credentials of an attacker who holds `ca`, which need not be the hub's, and
     /// creates a certificate.
     ///
     /// # Errors
     /// When the names are invalid.
-    pub fn forge(&self, authority: &Authority, forgery: Forgery<'_>) -> Result<Self> {
+    pub fn forge(&self, ca: &Ca, forgery: Forgery<'_>) -> Result<Self> {
         let Forgery {
             hub,
             cluster,
@@ -137,8 +136,8 @@ impl Credentials {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.not_before = (made - SKEW).into();
         params.not_after = (made + life).into();
-        let issuer_key = KeyPair::from_pem(&authority.key_pem())?;
-        let issuer = Issuer::from_ca_cert_der(authority.certificate(), issuer_key)?;
+        let issuer_key = KeyPair::from_pem(&ca.key_pem())?;
+        let issuer = Issuer::from_ca_cert_der(ca.certificate(), issuer_key)?;
         let signed = params.signed_by(&KeyPair::from_pem(&key.to_pem())?, &issuer)?;
         Ok(Self {
             key,
@@ -167,7 +166,7 @@ impl Credentials {
     pub fn config(&self) -> Result<ClientConfig> {
         let chain = vec![self.certificate.clone()];
         Ok(session_config(
-            &self.authorities,
+            &self.ca_certificates,
             &self.hub,
             chain,
             self.key.to_der(),
@@ -197,7 +196,7 @@ impl Credentials {
             cluster: cluster.to_owned(),
             key,
             certificate: der(&response.certificate),
-            authorities: response.authorities.iter().map(der).collect(),
+            ca_certificates: response.ca_certificates.iter().map(der).collect(),
         }
     }
 }

@@ -147,7 +147,7 @@ pub fn sketch(frame: &HubFrame) -> String {
         HubFrame::Drain(within) => format!("Drain {within}"),
         HubFrame::HandedOver => "HandedOver".to_owned(),
         HubFrame::Keepalive => "Keepalive".to_owned(),
-        HubFrame::Authorities(all) => format!("Authorities, {}", all.len()),
+        HubFrame::CaBundle(all) => format!("CaBundle, {}", all.len()),
         HubFrame::Inspect(question) => format!("Inspect {}", question.copy),
         HubFrame::ListCopies(question) => format!("ListCopies of {}", question.rule),
         HubFrame::PreviewRequest(question) => format!("Suppose {}", question.uid),

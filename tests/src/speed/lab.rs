@@ -14,7 +14,7 @@ use runnel_api::DistributionRule;
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::wire::RenewRequest;
 use runnel_transport::grpc::runnel_client::RunnelClient;
-use runnel_transport::identity::{Authority, JoinString};
+use runnel_transport::identity::{Ca, JoinString};
 use serde_json::{Value, json};
 use tonic::transport::Channel;
 
@@ -272,7 +272,7 @@ pub async fn make_namespace(client: &Client, name: &str) -> Result<()> {
 /// A bare hub in a separate process.
 pub struct BareHub {
     process: Restartable,
-    authority: Authority,
+    ca: Ca,
     scratch: Scratch,
 }
 
@@ -283,19 +283,16 @@ impl BareHub {
     /// When it does not listen.
     pub async fn start() -> Result<Self> {
         let scratch = Scratch::new("bare")?;
-        let authority = Authority::generate(bare::HUB_ID, SystemTime::now())?;
-        let [certificate, key] = bare::AUTHORITY;
-        std::fs::write(
-            scratch.path().join(certificate),
-            authority.certificate_pem(),
-        )?;
-        std::fs::write(scratch.path().join(key), authority.key_pem())?;
+        let ca = Ca::generate(bare::HUB_ID, SystemTime::now())?;
+        let [certificate, key] = bare::CA;
+        std::fs::write(scratch.path().join(certificate), ca.certificate_pem())?;
+        std::fs::write(scratch.path().join(key), ca.key_pem())?;
         let program = Program::new(std::env::current_exe()?, scratch.path().join("bare.log"));
         let arguments: [PathBuf; 2] = ["--bare-hub".into(), scratch.path().into()];
         let process = Restartable::new("the bare hub", program.arguments(arguments));
         let bare = Self {
             process,
-            authority,
+            ca,
             scratch,
         };
         bare.launch().await?;
@@ -341,7 +338,7 @@ impl BareHub {
         let address = std::fs::read_to_string(self.scratch.path().join(bare::ADDRESS))?;
         let one = |number| {
             Credentials::issued(
-                &self.authority,
+                &self.ca,
                 &address,
                 bare::HUB_ID,
                 &format!("bare-{number:05}"),

@@ -11,7 +11,7 @@ use runnel_proto::model::*;
 use runnel_proto::wire;
 use runnel_tests::wait::eventually;
 use runnel_transport::grpc::runnel_server::{Runnel, RunnelServer};
-use runnel_transport::identity::{Authority, Fingerprint, JoinString, Token, new_hub_id};
+use runnel_transport::identity::{Ca, Fingerprint, JoinString, Token, new_hub_id};
 use runnel_transport::tls::{Peer, ServerTls, incoming};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -50,7 +50,7 @@ struct State {
 
 struct Shared {
     hub_id: String,
-    authority: Authority,
+    ca: Ca,
     token: Token,
     life: Duration,
     state: Mutex<State>,
@@ -73,11 +73,11 @@ impl FakeHub {
     /// A hub whose certificates are valid for `life`.
     pub async fn start(life: Duration) -> Result<Self> {
         let hub_id = new_hub_id()?;
-        let authority = Authority::generate(&hub_id, SystemTime::now())?;
+        let ca = Ca::generate(&hub_id, SystemTime::now())?;
         let token = Token::generate()?;
         let shared = Arc::new(Shared {
             hub_id,
-            authority,
+            ca,
             token,
             life,
             state: Mutex::default(),
@@ -136,7 +136,7 @@ impl FakeHub {
             hub: self.shared.hub_id.clone(),
             cluster: "alone".to_owned(),
             token,
-            pin: self.shared.authority.pin(),
+            pin: self.shared.ca.pin(),
         };
         Ok(string.encode())
     }
@@ -323,12 +323,9 @@ async fn serve(
     let address = listener.local_addr()?.to_string();
     let serving =
         shared
-            .authority
+            .ca
             .sign_hub(&shared.hub_id, SystemTime::now(), Duration::from_secs(3600))?;
-    let tls = Arc::new(ServerTls::new(
-        &[shared.authority.certificate().clone()],
-        serving,
-    )?);
+    let tls = Arc::new(ServerTls::new(&[shared.ca.certificate().clone()], serving)?);
     let service = RunnelServer::new(Service { shared });
     let server = tonic::transport::Server::builder()
         .add_service(service)
@@ -343,18 +340,15 @@ struct Service {
 impl Service {
     fn certificate(&self, request: &[u8]) -> Result<Response<wire::CertificateResponse>, Status> {
         let Shared {
-            hub_id,
-            authority,
-            life,
-            ..
+            hub_id, ca, life, ..
         } = &*self.shared;
-        let signed = authority
+        let signed = ca
             .sign_member(request, hub_id, "alone", "uid-1", SystemTime::now(), *life)
             .map_err(|error| Status::invalid_argument(error.to_string()))?;
         self.shared.state.lock().key = Some(signed.key);
         Ok(Response::new(wire::CertificateResponse {
             certificate: signed.der.to_vec().into(),
-            authorities: vec![authority.certificate().to_vec().into()],
+            ca_certificates: vec![ca.certificate().to_vec().into()],
         }))
     }
 

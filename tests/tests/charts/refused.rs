@@ -74,8 +74,8 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
     ),
     (
         "runnel-hub",
-        "{certificate: {authorityLife: 89d23h}}",
-        "certificate.authorityLife",
+        "{certificate: {caLife: 89d23h}}",
+        "certificate.caLife",
     ),
     (
         "runnel-hub",

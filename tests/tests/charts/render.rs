@@ -20,7 +20,7 @@ pub const HUB: &[(&str, &str)] = &[
     ),
     (
         "times",
-        "{lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}, certificate: {life: 12h, expiredRenewalLimit: 240h, authorityLife: 8760h}}",
+        "{lease: {duration: 30s, renewDeadline: 20s, retryPeriod: 4s}, certificate: {life: 12h, expiredRenewalLimit: 240h, caLife: 8760h}}",
     ),
     (
         "a load balancer",

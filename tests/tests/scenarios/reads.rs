@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use futures::future::try_join_all;
-use runnel_hub::ca::{AUTHORITIES_SECRET, IDENTITY_SECRET};
+use runnel_hub::ca::{CA_BUNDLE_SECRET, IDENTITY_SECRET};
 use runnel_tests::audit::{Mark, Write};
 use runnel_tests::control_plane::Options;
 use runnel_tests::fleet::{Fleet, FleetOptions};
@@ -78,7 +78,7 @@ async fn restarted_hub_reads_in_pages_and_idles_without_reads() -> Result<()> {
 
     let mark = fleet.hub().mark();
     let own = |one: &Write| {
-        one.resource == "secrets" && [IDENTITY_SECRET, AUTHORITIES_SECRET].contains(&&*one.name)
+        one.resource == "secrets" && [IDENTITY_SECRET, CA_BUNDLE_SECRET].contains(&&*one.name)
     };
     steadily("the hub does not read its own Secrets", REST, async || {
         let read = reads(&fleet, mark, own)?;

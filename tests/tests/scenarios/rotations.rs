@@ -1,4 +1,4 @@
-//! Certificates and authorities change while edits stream, in compressed time: no edit is lost, none is applied twice, and
+//! Certificates and CAs change while edits stream, in compressed time: no edit is lost, none is applied twice, and
 //! no member is without a stream for longer than a reconnect takes.
 
 use std::collections::BTreeMap;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
-use runnel_hub::ca::{AUTHORITIES_SECRET, IDENTITY_SECRET};
+use runnel_hub::ca::{CA_BUNDLE_SECRET, IDENTITY_SECRET};
 use runnel_tests::audit::Mark;
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, Metrics, Recorder, RuleDraft, Scene};
 use runnel_tests::wait::eventually;
-use runnel_transport::identity::{Authority, Fingerprint};
+use runnel_transport::identity::{Ca, Fingerprint};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ fn options(members: usize, life: &str) -> FleetOptions {
     }
 }
 
-/// The pair of an authority, PEM.
+/// The pair of a CA, PEM.
 struct Pair {
     certificate: String,
     key: String,
@@ -49,10 +49,10 @@ struct Pair {
 
 impl Pair {
     /// As a hub makes it, with the same name as any other of that hub.
-    fn of(authority: &Authority) -> Self {
+    fn of(ca: &Ca) -> Self {
         Self {
-            certificate: authority.certificate_pem().to_owned(),
-            key: authority.key_pem(),
+            certificate: ca.certificate_pem().to_owned(),
+            key: ca.key_pem(),
         }
     }
 
@@ -62,7 +62,7 @@ impl Pair {
         let mut params = CertificateParams::default();
         params
             .distinguished_name
-            .push(DnType::CommonName, "platform authority");
+            .push(DnType::CommonName, "platform CA");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         Ok(Self {
             certificate: params.self_signed(&key)?.pem(),
@@ -72,7 +72,7 @@ impl Pair {
 
     fn print(&self) -> Result<String> {
         let der = CertificateDer::from_pem_slice(self.certificate.as_bytes())?;
-        Ok(Fingerprint::of_authority(&der).to_string())
+        Ok(Fingerprint::of_ca(&der).to_string())
     }
 }
 
@@ -110,9 +110,9 @@ impl Hub<'_> {
             .map(drop)
     }
 
-    /// Waits until every member has a certificate of this authority and of no other.
-    async fn followed(&self, authority: &str) -> Result<()> {
-        eventually("every member to follow the authority", SOON, async || {
+    /// Waits until every member has a certificate of this CA and of no other.
+    async fn followed(&self, ca: &str) -> Result<()> {
+        eventually("every member to follow the CA", SOON, async || {
             for number in 1..=self.fleet.size() {
                 let member = self
                     .scene
@@ -127,10 +127,10 @@ impl Hub<'_> {
                     .iter()
                     .max_by_key(|key| key["issuedAt"].as_str().unwrap_or_default().to_owned());
                 let signed = newest
-                    .and_then(|key| key["authority"].as_str())
+                    .and_then(|key| key["ca"].as_str())
                     .unwrap_or_default();
                 ensure!(
-                    signed == authority,
+                    signed == ca,
                     "{} has {signed}",
                     self.fleet.member_name(number)
                 );
@@ -140,14 +140,14 @@ impl Hub<'_> {
         .await
     }
 
-    /// Waits until only the authority that signs is left.
+    /// Waits until only the CA that signs is left.
     async fn retired(&self) -> Result<()> {
-        eventually("the former authorities to be gone", SOON, async || {
+        eventually("the former CAs to be gone", SOON, async || {
             let count = self.known().await?;
             ensure!(count == 1, "{count} are kept");
             let shown = Metrics::of(&self.fleet.hub_ops_url())
                 .await?
-                .sum("runnel_hub_authorities")?;
+                .sum("runnel_hub_trusted_cas")?;
             ensure!(shown == 1.0, "the metric says {shown}");
             Ok(Some(()))
         })
@@ -158,14 +158,14 @@ impl Hub<'_> {
         let secret = self
             .scene
             .hub
-            .get(&Id::secret(NAMESPACE, AUTHORITIES_SECRET))
+            .get(&Id::secret(NAMESPACE, CA_BUNDLE_SECRET))
             .await?;
-        let encoded = secret["data"]["authorities.json"]
+        let encoded = secret["data"]["ca-bundle.json"]
             .as_str()
             .unwrap_or_default();
         let written: Value =
             serde_json::from_slice(&data_encoding::BASE64.decode(encoded.as_bytes())?)?;
-        Ok(written["authorities"].as_array().map_or(0, Vec::len))
+        Ok(written["cas"].as_array().map_or(0, Vec::len))
     }
 }
 
@@ -329,7 +329,7 @@ async fn certificates_and_cas_rotate_under_edits_without_loss() -> Result<()> {
     let marks: Vec<_> = (1..=2).map(|number| fleet.member(number).mark()).collect();
     let (before, began, mut edits) = (renewals(&fleet)?, Instant::now(), 0);
     {
-        let mut changes = std::pin::pin!(change_authorities(&hub, before));
+        let mut changes = std::pin::pin!(change_cas(&hub, before));
         let mut pace = tokio::time::interval(PACE);
         loop {
             tokio::select! {
@@ -342,7 +342,7 @@ async fn certificates_and_cas_rotate_under_edits_without_loss() -> Result<()> {
     let seen = judge(&fleet, &scene, &rule, (&recorders, &marks)).await?;
     let (rotations, gap) = (renewals(&fleet)? - before, longest_gap(&fleet)?);
     println!(
-        "{rotations} rotations, 5 authorities, {edits} edits in {took:.1?}; {seen} writes in 2 members, none twice; at \
+        "{rotations} rotations, 5 CAs, {edits} edits in {took:.1?}; {seen} writes in 2 members, none twice; at \
          longest {gap:.3?} without a stream"
     );
     ensure!(rotations >= ROTATIONS, "only {rotations} rotations");
@@ -353,8 +353,8 @@ async fn certificates_and_cas_rotate_under_edits_without_loss() -> Result<()> {
     Ok(())
 }
 
-/// Five changes of the authority, in all the ways that there are; and then until there were enough rotations.
-async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
+/// Five changes of the CA, in all the ways that there are; and then until there were enough rotations.
+async fn change_cas(hub: &Hub<'_>, before: usize) -> Result<()> {
     let first = hub.pair().await?;
     let hub_id = hub
         .scene
@@ -365,13 +365,13 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
     let hub_id = data_encoding::BASE64.decode(hub_id.as_str().unwrap_or_default().as_bytes())?;
     let hub_id = String::from_utf8(hub_id)?;
     let made = || {
-        anyhow::Ok(Pair::of(&Authority::generate(
+        anyhow::Ok(Pair::of(&Ca::generate(
             &hub_id,
             std::time::SystemTime::now(),
         )?))
     };
 
-    // By a person, twice as fast as members follow; the name is the same, as any authority of this hub has it.
+    // By a person, twice as fast as members follow; the name is the same, as any CA of this hub has it.
     let (second, third) = (made()?, made()?);
     hub.replace(&second).await?;
     hub.followed(&second.print()?).await?;
@@ -430,7 +430,7 @@ async fn change_authorities(hub: &Hub<'_>, before: usize) -> Result<()> {
     .await
 }
 
-/// The certificate of member 2 has ended when it comes back, the key of the authority that it trusts is gone, and the hub
+/// The certificate of member 2 has ended when it comes back, the key of the CA that it trusts is gone, and the hub
 /// was not there when that was replaced.
 #[tokio::test]
 async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
@@ -457,12 +457,12 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     let third = Pair::foreign()?;
     hub.replace(&third).await?;
     eventually(
-        "both former authorities to be kept for member 2",
+        "both former CAs to be kept for member 2",
         SOON,
         async || {
             let shown = Metrics::of(&fleet.hub_ops_url())
                 .await?
-                .sum("runnel_hub_authorities")?;
+                .sum("runnel_hub_trusted_cas")?;
             ensure!(shown >= 2.0, "{shown}");
             let member = scene.hub.get(&Id::member(fleet.member_name(1))).await?;
             Ok(member["status"]["identity"]
@@ -489,15 +489,15 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     // A delete of the Secret of the CAs drops the former ones at once, needed or not.
     fleet.stop_agent(2).await?;
     hub.replace(&Pair::foreign()?).await?;
-    eventually("the former authority to be kept", SOON, async || {
+    eventually("the former CA to be kept", SOON, async || {
         Ok((hub.known().await? == 2).then_some(()))
     })
     .await?;
     scene
         .hub
-        .delete(&Id::secret(NAMESPACE, AUTHORITIES_SECRET))
+        .delete(&Id::secret(NAMESPACE, CA_BUNDLE_SECRET))
         .await?;
-    eventually("the former authority to be dropped", SOON, async || {
+    eventually("the former CA to be dropped", SOON, async || {
         Ok((hub.known().await? == 1).then_some(()))
     })
     .await?;

@@ -10,7 +10,7 @@ use rcgen::{CertificateParams, KeyPair, SanType};
 use runnel_proto::REASON_METADATA;
 use runnel_tests::simulated::{AgentStream, Credentials, Forgery, SimulatedAgent, channel, sketch};
 use runnel_tests::wait::eventually;
-use runnel_transport::identity::{Authority, MemberKey, PeerCertificate, SpiffeId};
+use runnel_transport::identity::{Ca, MemberKey, PeerCertificate, SpiffeId};
 use runnel_transport::tls::join_config;
 use serde_json::json;
 use tonic::{Code, Status};
@@ -57,7 +57,7 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
         .uid()
         .context("a uid")?;
     let now = SystemTime::now();
-    let own = stage.authority().await?;
+    let own = stage.ca().await?;
     let forgery = || Forgery {
         hub: &good.hub,
         cluster: "identity-a",
@@ -88,7 +88,7 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
         ("anotherhub", "UnknownIssuer"),
         (&*good.hub, "BadSignature"),
     ] {
-        let foreign = Authority::generate(name, now)?;
+        let foreign = Ca::generate(name, now)?;
         let forged = good.forge(
             &foreign,
             Forgery {
@@ -99,7 +99,7 @@ async fn peer_without_a_valid_certificate_is_refused_with_a_reason() -> Result<(
         refused_by_tls(&stage, &forged, words).await?;
     }
 
-    // The right authority, and a key that the hub has not recorded.
+    // The right CA, and a key that the hub has not recorded.
     let status = refusal(&good.forge(&own, forgery())?).await?;
     ensure!(status.code() == Code::Unauthenticated, "{status:?}");
     ensure!(
@@ -278,7 +278,7 @@ async fn expired_certificate_allows_renewal_only() -> Result<()> {
         .await?
         .uid()
         .context("a uid")?;
-    let own = stage.authority().await?;
+    let own = stage.ca().await?;
     let made = |of: &Credentials, days: u32| {
         let key = Some(of.key());
         let made = SystemTime::now() - days * DAY;
@@ -366,7 +366,7 @@ async fn a_session_ends_with_its_certificate() -> Result<()> {
         made,
         life,
     };
-    let short = good.forge(&stage.authority().await?, short)?;
+    let short = good.forge(&stage.ca().await?, short)?;
     let mut line = AgentStream::greeted(&short, Vec::new()).await?;
     let end = line.end(Duration::from_secs(10)).await?;
     ensure!(end.code() == Code::Unauthenticated, "{end:?}");
@@ -412,7 +412,7 @@ async fn renewal_follows_the_hub_not_the_request() -> Result<()> {
     drop(AgentStream::greeted(&renewed, Vec::new()).await?);
     let anonymous = channel(
         &own.address,
-        join_config(stage.authority().await?.pin(), &own.hub)?,
+        join_config(stage.ca().await?.pin(), &own.hub)?,
     )
     .await?;
     let mut client = runnel_transport::grpc::runnel_client::RunnelClient::new(anonymous);

@@ -10,7 +10,7 @@ use runnel_tests::guard::Program;
 use runnel_tests::ports::local;
 use runnel_tests::simulated::{AgentStream, Credentials};
 use runnel_tests::wait::eventually;
-use runnel_transport::identity::{Authority, JoinString, MemberKey, Token};
+use runnel_transport::identity::{Ca, JoinString, MemberKey, Token};
 use runnel_transport::tls::{ServerTls, handshake};
 use serde_json::json;
 use tokio::io::AsyncReadExt;
@@ -93,9 +93,9 @@ async fn wrong_spent_or_expired_token_gets_a_hint() -> Result<()> {
 }
 
 /// A server that is not the hub, and records what it receives once TLS is up.
-async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> Result<Vec<u8>> {
-    let pair = authority.sign_hub(hub, SystemTime::now(), Duration::from_secs(3600))?;
-    let tls = ServerTls::new(&[authority.certificate().clone()], pair)?;
+async fn impostor(ca: &Ca, hub: &str, listener: &TcpListener) -> Result<Vec<u8>> {
+    let pair = ca.sign_hub(hub, SystemTime::now(), Duration::from_secs(3600))?;
+    let tls = ServerTls::new(&[ca.certificate().clone()], pair)?;
     let (tcp, from) = listener.accept().await?;
     let Ok(mut connection) = handshake(tcp, from, tls.current()).await else {
         return Ok(Vec::new());
@@ -113,8 +113,8 @@ async fn impostor(authority: &Authority, hub: &str, listener: &TcpListener) -> R
 #[tokio::test]
 async fn hub_with_another_key_than_the_pinned_one_gets_nothing() -> Result<()> {
     let (real, fake) = (
-        Authority::generate("ahub", SystemTime::now())?,
-        Authority::generate("ahub", SystemTime::now())?,
+        Ca::generate("ahub", SystemTime::now())?,
+        Ca::generate("ahub", SystemTime::now())?,
     );
     let listener = TcpListener::bind(local(0)).await?;
     let join = JoinString {
@@ -138,7 +138,7 @@ async fn hub_with_another_key_than_the_pinned_one_gets_nothing() -> Result<()> {
         "{status:?}"
     );
 
-    // Another hub of the same authority is no better.
+    // Another hub of the same CA is no better.
     let (received, joined) = tokio::join!(
         impostor(&real, "another", &listener),
         Credentials::join(&join)

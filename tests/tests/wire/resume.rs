@@ -18,7 +18,7 @@ fn is_silent(record: &Record) -> Result<()> {
     let frames: Vec<_> = record
         .frames
         .iter()
-        .filter(|frame| !matches!(frame, HubFrame::Authorities(_)))
+        .filter(|frame| !matches!(frame, HubFrame::CaBundle(_)))
         .collect();
     let silent = matches!(
         frames[..],

@@ -15,7 +15,7 @@ use runnel_tests::audit::{Mark, Write};
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::simulated::Credentials;
 use runnel_tests::wait::eventually;
-use runnel_transport::identity::{Authority, JoinString};
+use runnel_transport::identity::{Ca, JoinString};
 use serde_json::{Value, json};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -194,7 +194,7 @@ impl Stage {
     }
 
     /// The hub's CA, with its key: what only a reader of the hub's own Secret has.
-    pub async fn authority(&self) -> Result<Authority> {
+    pub async fn ca(&self) -> Result<Ca> {
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), NAMESPACE);
         let data = secrets
             .get(IDENTITY_SECRET)
@@ -206,7 +206,7 @@ impl Stage {
                 data.get(key).context("a part")?.0.clone(),
             )?)
         };
-        Ok(Authority::from_pem(&text("tls.crt")?, &text("tls.key")?)?)
+        Ok(Ca::from_pem(&text("tls.crt")?, &text("tls.key")?)?)
     }
 
     /// Waits until the hub has written nothing for longer than its pace of a write a second.

@@ -431,7 +431,7 @@ impl Reconciler {
             },
             // The connection handles these frames.
             HubFrame::Drain(_) | HubFrame::HandedOver | HubFrame::Revoked(_) => {}
-            HubFrame::Authorities(_) | HubFrame::Keepalive => {}
+            HubFrame::CaBundle(_) | HubFrame::Keepalive => {}
         }
     }
 

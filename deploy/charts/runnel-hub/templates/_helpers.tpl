@@ -102,7 +102,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- with .Values.certificate -}}
 {{- template "runnel-hub.within" dict "field" "certificate.life" "value" .life "least" "4s" "most" "720h" -}}
 {{- template "runnel-hub.within" dict "field" "certificate.expiredRenewalLimit" "value" .expiredRenewalLimit "least" "0s" "most" "8760h" -}}
-{{- template "runnel-hub.within" dict "field" "certificate.authorityLife" "value" .authorityLife "least" "2160h" "most" "876000h" -}}
+{{- template "runnel-hub.within" dict "field" "certificate.caLife" "value" .caLife "least" "2160h" "most" "876000h" -}}
 {{- end -}}
 {{- with .Values.lease -}}
 {{- template "runnel-hub.within" dict "field" "lease.duration" "value" .duration "least" "1s" "most" "60s" -}}

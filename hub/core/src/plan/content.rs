@@ -35,7 +35,7 @@ const DENIED_METADATA: &[&str] = &[
 /// agent of the hub's own cluster may run in another namespace than the hub.
 const OWN_SECRETS: &[&str] = &[
     "runnel-hub-identity",
-    "runnel-hub-authorities",
+    "runnel-hub-ca-bundle",
     "runnel-agent-identity",
     "runnel-agent-terms",
 ];

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use runnel_transport::identity::{Authority, Token};
+use runnel_transport::identity::{Ca, Token};
 
 use super::*;
 use runnel_api::{Identity, Join, KeyRecord, MemberClusterSpec, MemberClusterStatus};
@@ -15,22 +15,17 @@ fn start() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
 }
 
-fn authority() -> Authority {
-    Authority::generate("hubid", start()).unwrap()
+fn ca() -> Ca {
+    Ca::generate("hubid", start()).unwrap()
 }
 
-fn id(authority: &Authority) -> Fingerprint {
-    Fingerprint::of_authority(authority.certificate())
+fn id(ca: &Ca) -> Fingerprint {
+    Fingerprint::of_ca(ca.certificate())
 }
 
-fn with_overlap(
-    known: TrustedAuthorities,
-    authority: &Authority,
-    now: SystemTime,
-) -> TrustedAuthorities {
+fn with_overlap(known: TrustedCas, ca: &Ca, now: SystemTime) -> TrustedCas {
     known.with_overlap(
-        authority
-            .sign_hub("hubid", now, TrustedAuthorities::overlap_validity(OVERLAP))
+        ca.sign_hub("hubid", now, TrustedCas::overlap_validity(OVERLAP))
             .unwrap(),
     )
 }
@@ -41,13 +36,12 @@ fn stamp(time: SystemTime) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Ti
 
 /// Returns a member with certificates of these CAs, each with its end.
 fn member(keys: &[(Option<Fingerprint>, SystemTime)]) -> MemberCluster {
-    let record =
-        |(number, (authority, end)): (usize, &(Option<Fingerprint>, SystemTime))| KeyRecord {
-            fingerprint: Fingerprint::of_key(&number.to_be_bytes()).to_string(),
-            issued_at: stamp(start()),
-            expires_at: stamp(*end),
-            authority: authority.map(|print| print.to_string()),
-        };
+    let record = |(number, (ca, end)): (usize, &(Option<Fingerprint>, SystemTime))| KeyRecord {
+        fingerprint: Fingerprint::of_key(&number.to_be_bytes()).to_string(),
+        issued_at: stamp(start()),
+        expires_at: stamp(*end),
+        ca: ca.map(|print| print.to_string()),
+    };
     let mut member = MemberCluster::new("eu-1", MemberClusterSpec::default());
     let keys = keys.iter().enumerate().map(record).collect();
     member.status = Some(MemberClusterStatus {
@@ -68,21 +62,21 @@ fn needs(members: &[MemberCluster]) -> Needs {
     needs
 }
 
-fn ids(known: &TrustedAuthorities) -> Vec<Fingerprint> {
+fn ids(known: &TrustedCas) -> Vec<Fingerprint> {
     known.entries().iter().map(|entry| entry.id).collect()
 }
 
 #[test]
-fn written_state_reads_back_without_authority_keys() {
-    let (old, new) = (authority(), authority());
+fn written_state_reads_back_without_ca_keys() {
+    let (old, new) = (ca(), ca());
     let known = with_overlap(
-        TrustedAuthorities::default().switched(old.certificate(), start()),
+        TrustedCas::default().switched(old.certificate(), start()),
         &old,
         start(),
     );
     let known = known.switched(new.certificate(), start() + MINUTE);
     let bytes = known.write();
-    let read = TrustedAuthorities::read(&bytes).unwrap();
+    let read = TrustedCas::read(&bytes).unwrap();
     assert!(read == known);
     assert_eq!(read.entries()[1].replaced, Some(start() + MINUTE));
     let pair = read.entries()[1].serving(start() + 2 * MINUTE).unwrap();
@@ -92,23 +86,23 @@ fn written_state_reads_back_without_authority_keys() {
     );
     assert!(read.entries()[0].serving(start()).is_none());
     let text = String::from_utf8(bytes).unwrap();
-    for authority in [&old, &new] {
-        let key = authority.key_pem();
+    for ca in [&old, &new] {
+        let key = ca.key_pem();
         let body: Vec<_> = key
             .lines()
             .filter(|line| !line.starts_with("---"))
             .collect();
         assert!(body.iter().all(|line| !text.contains(line)));
     }
-    for bad in ["", "{}", "{\"authorities\":[{\"certificate\":\"x\"}]}"] {
-        assert!(TrustedAuthorities::read(bad.as_bytes()).is_none(), "{bad}");
+    for bad in ["", "{}", "{\"cas\":[{\"certificate\":\"x\"}]}"] {
+        assert!(TrustedCas::read(bad.as_bytes()).is_none(), "{bad}");
     }
 }
 
 #[test]
 fn returning_ca_is_listed_once() {
-    let (old, new) = (authority(), authority());
-    let known = TrustedAuthorities::default().switched(old.certificate(), start());
+    let (old, new) = (ca(), ca());
+    let known = TrustedCas::default().switched(old.certificate(), start());
     let known = known
         .switched(new.certificate(), start())
         .switched(old.certificate(), start() + MINUTE);
@@ -120,8 +114,8 @@ fn returning_ca_is_listed_once() {
 
 #[test]
 fn overlap_certificate_outlasts_the_overlap() {
-    let own = authority();
-    let mut known = TrustedAuthorities::default().switched(own.certificate(), start());
+    let own = ca();
+    let mut known = TrustedCas::default().switched(own.certificate(), start());
     let mut made = 0;
     for hour in 0..100 {
         let now = start() + hour * LIFE;
@@ -140,9 +134,9 @@ fn overlap_certificate_outlasts_the_overlap() {
 
 #[test]
 fn former_ca_stays_exactly_as_long_as_needed() {
-    let (old, new) = (authority(), authority());
+    let (old, new) = (ca(), ca());
     let replaced = start() + MINUTE;
-    let known = TrustedAuthorities::default()
+    let known = TrustedCas::default()
         .switched(old.certificate(), start())
         .switched(new.certificate(), replaced);
     let kept = |members: &[MemberCluster], now| {
@@ -240,9 +234,9 @@ proptest! {
     /// certificate is always of a CA that the hub trusts.
     #[test]
     fn hub_and_member_always_trust_each_other(steps in prop::collection::vec(step(), 1..60)) {
-        let authorities: Vec<_> = (0..6).map(|_| authority()).collect();
+        let cas: Vec<_> = (0..6).map(|_| ca()).collect();
         let (mut now, mut current) = (start(), 0);
-        let mut known = with_overlap(TrustedAuthorities::default().switched(authorities[0].certificate(), now), &authorities[0], now);
+        let mut known = with_overlap(TrustedCas::default().switched(cas[0].certificate(), now), &cas[0], now);
         let mut members = vec![Member::default(); 3];
         for step in steps {
             match step {
@@ -256,9 +250,9 @@ proptest! {
                 }
                 Step::Informed(_) => {}
                 Step::Wait(minutes) => now += Duration::from_secs(60 * minutes),
-                Step::Restart => known = TrustedAuthorities::read(&known.write()).unwrap(),
+                Step::Restart => known = TrustedCas::read(&known.write()).unwrap(),
             }
-            let signing = &authorities[current];
+            let signing = &cas[current];
             known = known.switched(signing.certificate(), now);
             if known.needs_overlap(OVERLAP, now) {
                 known = with_overlap(known, signing, now);

@@ -7,7 +7,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::{IdentityError, SpiffeId};
 
-/// SHA-256 of a public key (its DER `SubjectPublicKeyInfo`), or of an authority's certificate, written `sha256:<hex>`.
+/// SHA-256 of a public key (its DER `SubjectPublicKeyInfo`), or of a CA's certificate, written `sha256:<hex>`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 32]);
 
@@ -31,7 +31,7 @@ impl Fingerprint {
 
     /// The fingerprint of a CA's whole certificate (DER). It distinguishes CAs that share a name or
     /// a key.
-    pub fn of_authority(der: &[u8]) -> Self {
+    pub fn of_ca(der: &[u8]) -> Self {
         Self::of_key(der)
     }
 

@@ -24,7 +24,7 @@ pub struct JoinString {
     pub cluster: String,
     /// The one-time secret.
     pub token: Token,
-    /// The public key of the hub's authority.
+    /// The public key of the hub's CA.
     pub pin: Fingerprint,
 }
 

@@ -1,6 +1,6 @@
 //! Identities of peers: SPIFFE names, fingerprints of keys, the join string, and the CA.
 //! Pure but for randomness: the time is an argument everywhere.
-mod authority;
+mod ca;
 mod certificate;
 mod join_string;
 mod key;
@@ -8,7 +8,7 @@ mod names;
 mod spiffe;
 mod token;
 
-pub use authority::{AUTHORITY_LIFETIME, Authority, SKEW, ServingPair, SignedCertificate};
+pub use ca::{CA_LIFETIME, Ca, SKEW, ServingPair, SignedCertificate};
 pub use certificate::{Fingerprint, PeerCertificate, certificate_end};
 pub use join_string::{JOIN_PREFIX, JoinString, JoinStringError};
 pub use key::MemberKey;
@@ -40,18 +40,18 @@ pub enum IdentityError {
     /// The request's key is of another kind than ECDSA P-256.
     #[error("the certificate request's key must be ECDSA P-256")]
     RequestKey,
-    /// The PEM of an authority or its key is not readable.
+    /// The PEM of a CA or its key is not readable.
     #[error("the CA's {0} is not readable PEM (a key must be PKCS#8)")]
-    AuthorityPem(&'static str),
+    CaPem(&'static str),
     /// The key is not the one in the certificate.
     #[error("the CA's key does not belong to its certificate")]
-    AuthorityKey,
+    CaKey,
     /// The certificate may not sign others.
     #[error("the certificate is not a CA certificate")]
-    NotAuthority,
+    NotCa,
     /// The CA's certificate has expired, or is not valid yet.
     #[error("the CA's certificate is not valid now: check the clock, or replace the CA")]
-    AuthorityExpired,
+    CaExpired,
     /// The system gives no random numbers, or signing failed.
     #[error("making a key or a signature failed")]
     Crypto,

@@ -22,10 +22,7 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("address", "host:port of another process"),
     ("agent", "version of an agent"),
     ("announced", "how many intents the hub announced"),
-    (
-        "authority",
-        "fingerprint of a certificate authority's certificate",
-    ),
+    ("ca", "fingerprint of a CA's certificate"),
     ("cluster", "name of a member cluster"),
     ("copies", "a number of copies"),
     ("copy", "a copy, as resource/namespace/name"),

@@ -1,6 +1,6 @@
-//! Selects the hub's serving certificate while one authority replaces another: the newest one that
-//! the agent can verify. The agent lists its authorities in its ClientHello (extension
-//! certificate_authorities). Subjects of authorities may be equal, so artificial names of their
+//! Selects the hub's serving certificate while one CA replaces another: the newest one that
+//! the agent can verify. The agent lists its CAs in its ClientHello (extension
+//! certificate_authorities). Subjects of CAs may be equal, so artificial names of their
 //! digests distinguish them.
 use std::sync::Arc;
 
@@ -31,11 +31,8 @@ pub(super) fn hint(print: Fingerprint) -> DistinguishedName {
 
 /// Returns the hint of an agent with these CAs to the server: which certificates the agent can
 /// verify.
-pub(super) fn hints(authorities: &[CertificateDer<'_>]) -> Vec<DistinguishedName> {
-    authorities
-        .iter()
-        .map(|authority| hint(Fingerprint::of_authority(authority)))
-        .collect()
+pub(super) fn hints(cas: &[CertificateDer<'_>]) -> Vec<DistinguishedName> {
+    cas.iter().map(|ca| hint(Fingerprint::of_ca(ca))).collect()
 }
 
 /// A serving certificate, and its CA's name in the hints of agents.
@@ -45,22 +42,18 @@ struct Choice {
     key: Arc<CertifiedKey>,
 }
 
-/// The certificates to serve with, the newest authority's first.
+/// The certificates to serve with, the newest CA's first.
 #[derive(Debug)]
 pub(super) struct Choices(Vec<Choice>);
 
 impl Choices {
     pub(super) fn new(pairs: Vec<ServingPair>) -> Result<Self, TlsError> {
         let choices = pairs.into_iter().map(|pair| {
-            let authority = pair.chain.get(1);
-            let mut names: Vec<_> = authority
-                .iter()
-                .map(|authority| hint(Fingerprint::of_authority(authority)))
-                .collect();
+            let ca = pair.chain.get(1);
+            let mut names: Vec<_> = ca.iter().map(|ca| hint(Fingerprint::of_ca(ca))).collect();
             // A join string pins the key.
             names.extend(
-                authority
-                    .and_then(|authority| Fingerprint::of_certificate(authority).ok())
+                ca.and_then(|ca| Fingerprint::of_certificate(ca).ok())
                     .map(hint),
             );
             let key = CertifiedKey::from_der(pair.chain, pair.key, &provider())?;
@@ -100,7 +93,7 @@ mod tests {
     use x509_parser::x509::X509Name;
 
     use super::*;
-    use crate::identity::Authority;
+    use crate::identity::Ca;
 
     #[test]
     fn a_hint_is_a_name_that_others_can_read() {
@@ -114,19 +107,15 @@ mod tests {
     #[test]
     fn newest_hinted_version_is_chosen_else_the_oldest() {
         let now = SystemTime::now();
-        let [old, new, foreign] = [(); 3].map(|()| Authority::generate("hubid", now).unwrap());
-        let pair = |authority: &Authority| {
-            authority
-                .sign_hub("hubid", now, Duration::from_secs(60))
-                .unwrap()
-        };
+        let [old, new, foreign] = [(); 3].map(|()| Ca::generate("hubid", now).unwrap());
+        let pair = |ca: &Ca| ca.sign_hub("hubid", now, Duration::from_secs(60)).unwrap();
         let (old_pair, new_pair) = (pair(&old), pair(&new));
         let leaves = (old_pair.chain[0].clone(), new_pair.chain[0].clone());
         let choices = Choices::new(vec![new_pair, old_pair]).unwrap();
         let chosen =
             |hinted: &[DistinguishedName]| choices.choose(hinted).unwrap().key.cert[0].clone();
-        let [old_name, new_name, foreign_name] = [&old, &new, &foreign]
-            .map(|authority| hint(Fingerprint::of_authority(authority.certificate())));
+        let [old_name, new_name, foreign_name] =
+            [&old, &new, &foreign].map(|ca| hint(Fingerprint::of_ca(ca.certificate())));
         assert_eq!(chosen(std::slice::from_ref(&old_name)), leaves.0);
         assert_eq!(
             chosen(&[old_name, foreign_name.clone(), new_name]),

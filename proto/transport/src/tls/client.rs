@@ -38,7 +38,7 @@ pub const PING_LIMIT: Duration = Duration::from_secs(20 * 60);
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 320 * 1024;
 
-/// Settings to join with: the hub must have the pinned authority and be the hub of that id. Nothing, the token
+/// Settings to join with: the hub must have the pinned CA and be the hub of that id. Nothing, the token
 /// included, is sent before this is proven.
 ///
 /// # Errors
@@ -54,16 +54,16 @@ pub fn join_config(pin: Fingerprint, hub_id: &str) -> Result<ClientConfig, TlsEr
 /// # Errors
 /// [`TlsError`], if certificates and key do not match.
 pub fn session_config(
-    authorities: &[CertificateDer<'static>],
+    cas: &[CertificateDer<'static>],
     hub_id: &str,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<ClientConfig, TlsError> {
     let mut roots = RootCertStore::empty();
-    for authority in authorities {
-        roots.add(authority.clone())?;
+    for ca in cas {
+        roots.add(ca.clone())?;
     }
-    let builder = builder(Trust::Authorities(roots), hints(authorities), hub_id)?;
+    let builder = builder(Trust::Any(roots), hints(cas), hub_id)?;
     Ok(finished(builder.with_client_auth_cert(chain, key)?))
 }
 

@@ -28,20 +28,16 @@ pub struct FrontProxyTls {
 }
 
 impl FrontProxyTls {
-    /// Serves with `serving`. Clients need a certificate of one of the CAs in `authorities` (PEM)
+    /// Serves with `serving`. Clients need a certificate of one of the CAs in `cas` (PEM)
     /// with one of the common names; without names each certificate of them is accepted.
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit, for example because there is no CA.
-    pub fn new(
-        authorities: &str,
-        names: Vec<String>,
-        serving: ServingPair,
-    ) -> Result<Self, TlsError> {
+    pub fn new(cas: &str, names: Vec<String>, serving: ServingPair) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
-        for authority in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
-            let authority = authority.map_err(|_| rustls::Error::NoCertificatesPresented)?;
-            roots.add(authority)?;
+        for ca in CertificateDer::pem_slice_iter(cas.as_bytes()) {
+            let ca = ca.map_err(|_| rustls::Error::NoCertificatesPresented)?;
+            roots.add(ca)?;
         }
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;

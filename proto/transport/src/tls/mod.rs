@@ -49,7 +49,7 @@ pub enum TlsError {
     /// A certificate or key does not fit.
     #[error("the certificates do not make a TLS configuration: {0}")]
     Configuration(#[from] rustls::Error),
-    /// The authorities do not make a verifier.
+    /// The CAs do not make a verifier.
     #[error("the CAs cannot verify clients: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
     /// The hub's id is none.

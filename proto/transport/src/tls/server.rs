@@ -51,11 +51,8 @@ impl ServerTls {
     ///
     /// # Errors
     /// [`TlsError`], when the parts do not fit.
-    pub fn new(
-        authorities: &[CertificateDer<'static>],
-        serving: ServingPair,
-    ) -> Result<Self, TlsError> {
-        Self::of_several(authorities, vec![serving])
+    pub fn new(cas: &[CertificateDer<'static>], serving: ServingPair) -> Result<Self, TlsError> {
+        Self::of_several(cas, vec![serving])
     }
 
     /// Creates settings with several certificates, the newest CA's first: each client gets the
@@ -64,12 +61,12 @@ impl ServerTls {
     /// # Errors
     /// [`TlsError`], if the parts do not match.
     pub fn of_several(
-        authorities: &[CertificateDer<'static>],
+        cas: &[CertificateDer<'static>],
         serving: Vec<ServingPair>,
     ) -> Result<Self, TlsError> {
         let expires = ArcSwap::from_pointee(expires(&serving));
         Ok(Self {
-            config: ArcSwap::from_pointee(config(authorities, serving)?),
+            config: ArcSwap::from_pointee(config(cas, serving)?),
             expires,
         })
     }
@@ -81,11 +78,11 @@ impl ServerTls {
     /// [`TlsError`], if the parts do not match; the settings are unchanged then.
     pub fn set(
         &self,
-        authorities: &[CertificateDer<'static>],
+        cas: &[CertificateDer<'static>],
         serving: Vec<ServingPair>,
     ) -> Result<(), TlsError> {
         let expires = expires(&serving);
-        self.config.store(Arc::new(config(authorities, serving)?));
+        self.config.store(Arc::new(config(cas, serving)?));
         self.expires.store(Arc::new(expires));
         Ok(())
     }
@@ -108,12 +105,12 @@ fn expires(serving: &[ServingPair]) -> SystemTime {
 }
 
 fn config(
-    authorities: &[CertificateDer<'static>],
+    cas: &[CertificateDer<'static>],
     serving: Vec<ServingPair>,
 ) -> Result<ServerConfig, TlsError> {
     let mut roots = RootCertStore::empty();
-    for authority in authorities {
-        roots.add(authority.clone())?;
+    for ca in cas {
+        roots.add(ca.clone())?;
     }
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?

@@ -11,9 +11,7 @@ use tokio::time::timeout;
 
 use super::server::{Limits, incoming_within};
 use super::*;
-use crate::identity::{
-    Authority, Fingerprint, MemberKey, ServingPair, SignedCertificate, SpiffeId,
-};
+use crate::identity::{Ca, Fingerprint, MemberKey, ServingPair, SignedCertificate, SpiffeId};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -21,22 +19,22 @@ const HUB: &str = "hubid";
 
 use std::time::Duration;
 
-fn authority() -> Authority {
-    Authority::generate(HUB, SystemTime::now()).unwrap()
+fn ca() -> Ca {
+    Ca::generate(HUB, SystemTime::now()).unwrap()
 }
 
-fn member_of(authority: &Authority, at: SystemTime) -> (MemberKey, SignedCertificate) {
+fn member_of(ca: &Ca, at: SystemTime) -> (MemberKey, SignedCertificate) {
     let key = MemberKey::generate().unwrap();
     let request = key.certificate_request().unwrap();
-    let signed = authority
+    let signed = ca
         .sign_member(&request, HUB, "eu-3", "uid-1", at, DAY)
         .unwrap();
     (key, signed)
 }
 
-fn session_of(trusted: &Authority, key: &MemberKey, signed: &SignedCertificate) -> ClientConfig {
-    let authorities = [trusted.certificate().clone()];
-    session_config(&authorities, HUB, vec![signed.der.clone()], key.to_der()).unwrap()
+fn session_of(trusted: &Ca, key: &MemberKey, signed: &SignedCertificate) -> ClientConfig {
+    let cas = [trusted.certificate().clone()];
+    session_config(&cas, HUB, vec![signed.der.clone()], key.to_der()).unwrap()
 }
 
 /// The peer that the hub saw and the bytes that it sent, or `None` for a refused connection.
@@ -45,13 +43,13 @@ type ServedPeer = Option<(Peer, Vec<u8>)>;
 /// Runs one connection of a client to a hub with this serving certificate, over real sockets. The
 /// client sends data after its handshake and reads some.
 async fn handshake_once(
-    authority: &Authority,
+    ca: &Ca,
     serving: ServingPair,
     client: ClientConfig,
 ) -> (Result<(), String>, ServedPeer) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let tls = ServerTls::new(&[authority.certificate().clone()], serving).unwrap();
+    let tls = ServerTls::new(&[ca.certificate().clone()], serving).unwrap();
     let hub = async {
         let (tcp, from) = listener.accept().await.unwrap();
         let mut connection = handshake(tcp, from, tls.current()).await.ok()?;
@@ -83,15 +81,15 @@ async fn handshake_once(
         .unwrap()
 }
 
-fn serving(authority: &Authority) -> ServingPair {
-    authority.sign_hub(HUB, SystemTime::now(), DAY).unwrap()
+fn serving(ca: &Ca) -> ServingPair {
+    ca.sign_hub(HUB, SystemTime::now(), DAY).unwrap()
 }
 
 #[tokio::test]
 async fn a_client_without_certificate_is_anonymous() {
-    let authority = authority();
-    let client = join_config(authority.pin(), HUB).unwrap();
-    let (agent, hub) = handshake_once(&authority, serving(&authority), client).await;
+    let ca = ca();
+    let client = join_config(ca.pin(), HUB).unwrap();
+    let (agent, hub) = handshake_once(&ca, serving(&ca), client).await;
     assert_eq!(agent, Ok(()));
     let (peer, word) = hub.unwrap();
     assert!(peer.certificate.is_none());
@@ -100,14 +98,9 @@ async fn a_client_without_certificate_is_anonymous() {
 
 #[tokio::test]
 async fn member_is_identified_by_its_certificate() {
-    let authority = authority();
-    let (key, signed) = member_of(&authority, SystemTime::now());
-    let (agent, hub) = handshake_once(
-        &authority,
-        serving(&authority),
-        session_of(&authority, &key, &signed),
-    )
-    .await;
+    let ca = ca();
+    let (key, signed) = member_of(&ca, SystemTime::now());
+    let (agent, hub) = handshake_once(&ca, serving(&ca), session_of(&ca, &key, &signed)).await;
     assert_eq!(agent, Ok(()));
     let certificate = hub.unwrap().0.certificate.unwrap();
     assert_eq!(
@@ -118,8 +111,8 @@ async fn member_is_identified_by_its_certificate() {
 }
 
 #[tokio::test]
-async fn certificates_of_another_authority_are_refused() {
-    let (own, foreign) = (authority(), authority());
+async fn certificates_of_another_ca_are_refused() {
+    let (own, foreign) = (ca(), ca());
     for at in [
         SystemTime::now(),
         SystemTime::now() + 3 * DAY,
@@ -137,27 +130,23 @@ async fn certificates_of_another_authority_are_refused() {
 async fn clock_set_back_rejects_no_certificate() {
     let now = SystemTime::now();
     for ahead in [Duration::from_secs(2 * 3600), 2 * DAY, 400 * DAY] {
-        let (old, new) = (authority(), Authority::generate(HUB, now + ahead).unwrap());
-        for authority in [&old, &new] {
-            let (key, signed) = member_of(authority, now + ahead);
-            let serving = || authority.sign_hub(HUB, now + ahead, DAY).unwrap();
-            let (agent, hub) =
-                handshake_once(authority, serving(), session_of(authority, &key, &signed)).await;
+        let (old, new) = (ca(), Ca::generate(HUB, now + ahead).unwrap());
+        for ca in [&old, &new] {
+            let (key, signed) = member_of(ca, now + ahead);
+            let serving = || ca.sign_hub(HUB, now + ahead, DAY).unwrap();
+            let (agent, hub) = handshake_once(ca, serving(), session_of(ca, &key, &signed)).await;
             assert_eq!(agent, Ok(()), "{ahead:?}");
             assert_eq!(
                 hub.unwrap().0.certificate.unwrap().not_after,
                 signed.not_after
             );
-            let joining = join_config(authority.pin(), HUB).unwrap();
-            assert_eq!(
-                handshake_once(authority, serving(), joining).await.0,
-                Ok(())
-            );
+            let joining = join_config(ca.pin(), HUB).unwrap();
+            assert_eq!(handshake_once(ca, serving(), joining).await.0, Ok(()));
             // And certificates issued at the right time.
-            let (key, signed) = member_of(authority, now);
-            let served = authority.sign_hub(HUB, now, DAY).unwrap();
+            let (key, signed) = member_of(ca, now);
+            let served = ca.sign_hub(HUB, now, DAY).unwrap();
             assert_eq!(
-                handshake_once(authority, served, session_of(authority, &key, &signed))
+                handshake_once(ca, served, session_of(ca, &key, &signed))
                     .await
                     .0,
                 Ok(())
@@ -165,11 +154,11 @@ async fn clock_set_back_rejects_no_certificate() {
         }
     }
     // The hub's certificate has an end.
-    let authority = Authority::generate(HUB, now - 9 * DAY).unwrap();
-    let over = authority.sign_hub(HUB, now - 2 * DAY, DAY).unwrap();
-    let (key, signed) = member_of(&authority, now);
+    let ca = Ca::generate(HUB, now - 9 * DAY).unwrap();
+    let over = ca.sign_hub(HUB, now - 2 * DAY, DAY).unwrap();
+    let (key, signed) = member_of(&ca, now);
     assert!(
-        handshake_once(&authority, over, session_of(&authority, &key, &signed))
+        handshake_once(&ca, over, session_of(&ca, &key, &signed))
             .await
             .0
             .is_err()
@@ -178,7 +167,7 @@ async fn clock_set_back_rejects_no_certificate() {
 
 #[tokio::test]
 async fn expired_hub_certificate_blames_the_clock() {
-    let own = authority();
+    let own = ca();
     let (key, signed) = member_of(&own, SystemTime::now());
     for at in [SystemTime::now() - 3 * DAY, SystemTime::now() - 90 * DAY] {
         for client in [
@@ -201,8 +190,8 @@ async fn expired_hub_certificate_blames_the_clock() {
 async fn expired_member_is_identified_as_expired() {
     let made = SystemTime::now() - 9 * DAY;
     let (own, foreign) = (
-        Authority::generate(HUB, made).unwrap(),
-        Authority::generate(HUB, made).unwrap(),
+        Ca::generate(HUB, made).unwrap(),
+        Ca::generate(HUB, made).unwrap(),
     );
     let (key, signed) = member_of(&own, made + DAY);
     let (agent, hub) = handshake_once(&own, serving(&own), session_of(&own, &key, &signed)).await;
@@ -210,7 +199,7 @@ async fn expired_member_is_identified_as_expired() {
     let certificate = hub.unwrap().0.certificate.unwrap();
     assert_eq!(certificate.not_after, signed.not_after);
     assert!(certificate.not_after < SystemTime::now() - 6 * DAY);
-    // Age does not make up for another authority.
+    // Age does not make up for another CA.
     let (key, signed) = member_of(&foreign, made + DAY);
     let (agent, hub) = handshake_once(&own, serving(&own), session_of(&own, &key, &signed)).await;
     assert!(agent.is_err() && hub.is_none());
@@ -218,9 +207,9 @@ async fn expired_member_is_identified_as_expired() {
 
 #[tokio::test]
 async fn a_client_with_another_pin_sends_nothing() {
-    let authority = authority();
+    let ca = ca();
     let client = join_config(Fingerprint::of_key(b"another"), HUB).unwrap();
-    let (agent, hub) = handshake_once(&authority, serving(&authority), client).await;
+    let (agent, hub) = handshake_once(&ca, serving(&ca), client).await;
     assert!(
         agent
             .unwrap_err()
@@ -231,7 +220,7 @@ async fn a_client_with_another_pin_sends_nothing() {
 
 #[tokio::test]
 async fn foreign_chain_with_the_pinned_ca_beside_it_is_rejected() {
-    let (own, foreign) = (authority(), authority());
+    let (own, foreign) = (ca(), ca());
     let mut pair = serving(&foreign);
     pair.chain.push(own.certificate().clone());
     let (agent, hub) = handshake_once(&own, pair, join_config(own.pin(), HUB).unwrap()).await;
@@ -239,76 +228,74 @@ async fn foreign_chain_with_the_pinned_ca_beside_it_is_rejected() {
 }
 
 #[tokio::test]
-async fn another_hub_of_the_same_authority_is_refused() {
-    let authority = authority();
-    let pair = authority.sign_hub("other", SystemTime::now(), DAY).unwrap();
-    let (agent, hub) =
-        handshake_once(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
+async fn another_hub_of_the_same_ca_is_refused() {
+    let ca = ca();
+    let pair = ca.sign_hub("other", SystemTime::now(), DAY).unwrap();
+    let (agent, hub) = handshake_once(&ca, pair, join_config(ca.pin(), HUB).unwrap()).await;
     assert!(agent.unwrap_err().contains("not the hub of this agent"));
     assert!(hub.is_none());
 }
 
 #[tokio::test]
 async fn a_member_cannot_pose_as_the_hub() {
-    let authority = authority();
-    let (key, signed) = member_of(&authority, SystemTime::now());
-    let (own_key, own) = member_of(&authority, SystemTime::now());
+    let ca = ca();
+    let (key, signed) = member_of(&ca, SystemTime::now());
+    let (own_key, own) = member_of(&ca, SystemTime::now());
     let clients = [
-        join_config(authority.pin(), HUB).unwrap(),
-        session_of(&authority, &own_key, &own),
+        join_config(ca.pin(), HUB).unwrap(),
+        session_of(&ca, &own_key, &own),
     ];
     for client in clients {
-        let chain = vec![signed.der.clone(), authority.certificate().clone()];
+        let chain = vec![signed.der.clone(), ca.certificate().clone()];
         let pair = ServingPair {
             chain,
             key: key.to_der(),
             not_after: signed.not_after,
         };
-        let (agent, hub) = handshake_once(&authority, pair, client).await;
+        let (agent, hub) = handshake_once(&ca, pair, client).await;
         assert!(agent.is_err() && hub.is_none());
     }
 }
 
 #[tokio::test]
 async fn a_leaf_without_usages_or_identity_is_no_hub() {
-    let authority = authority();
+    let ca = ca();
     let key = KeyPair::generate().unwrap();
-    let ca_key = KeyPair::from_pem(&authority.key_pem()).unwrap();
-    let issuer = rcgen::Issuer::from_ca_cert_der(authority.certificate(), ca_key).unwrap();
+    let ca_key = KeyPair::from_pem(&ca.key_pem()).unwrap();
+    let issuer = rcgen::Issuer::from_ca_cert_der(ca.certificate(), ca_key).unwrap();
     let mut params = CertificateParams::default();
     params.subject_alt_names = vec![rcgen::SanType::URI(
         format!("spiffe://{HUB}/hub").try_into().unwrap(),
     )];
     let leaf = params.signed_by(&key, &issuer).unwrap();
-    let chain = vec![leaf.der().clone(), authority.certificate().clone()];
+    let chain = vec![leaf.der().clone(), ca.certificate().clone()];
     let der: PrivateKeyDer<'static> = PrivatePkcs8KeyDer::from(key.serialize_der()).into();
     let pair = ServingPair {
         chain,
         key: der,
         not_after: SystemTime::now(),
     };
-    let (agent, hub) =
-        handshake_once(&authority, pair, join_config(authority.pin(), HUB).unwrap()).await;
+    let (agent, hub) = handshake_once(&ca, pair, join_config(ca.pin(), HUB).unwrap()).await;
     assert!(agent.unwrap_err().contains("not the hub of this agent"));
     assert!(hub.is_none());
 }
 
 #[tokio::test]
 async fn the_hubs_certificate_is_no_members() {
-    let authority = authority();
-    let own = serving(&authority);
-    let authorities = [authority.certificate().clone()];
-    let client = session_config(&authorities, HUB, own.chain, own.key).unwrap();
-    let (agent, hub) = handshake_once(&authority, serving(&authority), client).await;
+    let ca = ca();
+    let own = serving(&ca);
+    let cas = [ca.certificate().clone()];
+    let client = session_config(&cas, HUB, own.chain, own.key).unwrap();
+    let (agent, hub) = handshake_once(&ca, serving(&ca), client).await;
     assert!(agent.is_err() && hub.is_none());
 }
 
 #[tokio::test]
 async fn idle_and_failed_connections_do_not_delay_others() {
-    let authority = authority();
+    let ca = ca();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let tls = ServerTls::new(&[authority.certificate().clone()], serving(&authority)).unwrap();
+    let tls = ServerTls::new(&[ca.certificate().clone()], serving(&ca)).unwrap();
     let tls = Arc::new(tls);
     let mut connections = std::pin::pin!(incoming(listener, tls.clone()));
 
@@ -317,12 +304,11 @@ async fn idle_and_failed_connections_do_not_delay_others() {
     noise.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
 
     // A new pair is served to the next handshake.
-    let new = serving(&authority);
+    let new = serving(&ca);
     let leaf = new.chain[0].clone();
-    tls.set(&[authority.certificate().clone()], vec![new])
-        .unwrap();
+    tls.set(&[ca.certificate().clone()], vec![new]).unwrap();
 
-    let connector = Connector::new(join_config(authority.pin(), HUB).unwrap());
+    let connector = Connector::new(join_config(ca.pin(), HUB).unwrap());
     let address = address.to_string();
     let meeting = async { tokio::join!(connector.connect(&address), connections.next()) };
     let (agent, hub) = timeout(DEADLINE, meeting).await.unwrap();
@@ -344,14 +330,10 @@ async fn an_absent_hub_is_named() {
 }
 
 /// Starts a hub with these limits that echoes data.
-async fn hub_within(
-    authority: &Authority,
-    limits: Limits,
-) -> (std::net::SocketAddr, impl Future<Output = ()>) {
+async fn hub_within(ca: &Ca, limits: Limits) -> (std::net::SocketAddr, impl Future<Output = ()>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let tls =
-        Arc::new(ServerTls::new(&[authority.certificate().clone()], serving(authority)).unwrap());
+    let tls = Arc::new(ServerTls::new(&[ca.certificate().clone()], serving(ca)).unwrap());
     let serve =
         incoming_within(listener, tls, limits).for_each_concurrent(None, |connection| async move {
             let (mut reader, mut writer) = tokio::io::split(connection.unwrap());
@@ -386,11 +368,11 @@ const ROOMY: Limits = Limits {
 
 #[tokio::test]
 async fn silent_peers_block_no_others() {
-    let authority = authority();
-    let (key, signed) = member_of(&authority, SystemTime::now());
-    let client = session_of(&authority, &key, &signed);
+    let ca = ca();
+    let (key, signed) = member_of(&ca, SystemTime::now());
+    let client = session_of(&ca, &key, &signed);
     let (address, hub) = hub_within(
-        &authority,
+        &ca,
         Limits {
             handshakes: 4,
             ..ROOMY
@@ -421,12 +403,12 @@ async fn silent_peers_block_no_others() {
 
 #[tokio::test]
 async fn member_from_elsewhere_waits_for_no_crowd() {
-    let authority = authority();
-    let (key, signed) = member_of(&authority, SystemTime::now());
-    let client = session_of(&authority, &key, &signed);
+    let ca = ca();
+    let (key, signed) = member_of(&ca, SystemTime::now());
+    let client = session_of(&ca, &key, &signed);
     // Many connections of one address occupy all places, for longer than any time limit.
     let (address, hub) = hub_within(
-        &authority,
+        &ca,
         Limits {
             handshakes: 4,
             turn: DAY,
@@ -468,15 +450,15 @@ async fn member_from_elsewhere_waits_for_no_crowd() {
 
 #[tokio::test]
 async fn peer_without_certificate_is_cut_soon_and_members_stay() {
-    let authority = authority();
-    let (key, signed) = member_of(&authority, SystemTime::now());
+    let ca = ca();
+    let (key, signed) = member_of(&ca, SystemTime::now());
     let (member, joining) = (
-        session_of(&authority, &key, &signed),
-        join_config(authority.pin(), HUB).unwrap(),
+        session_of(&ca, &key, &signed),
+        join_config(ca.pin(), HUB).unwrap(),
     );
     let life = Duration::from_millis(500);
     let (address, hub) = hub_within(
-        &authority,
+        &ca,
         Limits {
             anonymous_timeout: life,
             ..ROOMY
@@ -498,10 +480,10 @@ async fn peer_without_certificate_is_cut_soon_and_members_stay() {
 
 #[tokio::test]
 async fn too_many_without_a_certificate_end_the_oldest() {
-    let authority = authority();
-    let joining = join_config(authority.pin(), HUB).unwrap();
+    let ca = ca();
+    let joining = join_config(ca.pin(), HUB).unwrap();
     let (address, hub) = hub_within(
-        &authority,
+        &ca,
         Limits {
             anonymous: 2,
             ..ROOMY

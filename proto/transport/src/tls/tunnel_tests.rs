@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::*;
-use crate::identity::Authority;
+use crate::identity::Ca;
 
 const HUB: &str = "hubid";
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -89,11 +89,11 @@ async fn tunnel(mut stream: TcpStream, opened: Arc<AtomicUsize>) {
 
 /// Opens one connection to a hub by this route. Returns the error as text.
 async fn connect(route: Route) -> Result<(), String> {
-    let authority = Authority::generate(HUB, SystemTime::now()).unwrap();
-    let pair = authority
+    let ca = Ca::generate(HUB, SystemTime::now()).unwrap();
+    let pair = ca
         .sign_hub(HUB, SystemTime::now(), Duration::from_secs(3600))
         .unwrap();
-    let tls = ServerTls::new(&[authority.certificate().clone()], pair).unwrap();
+    let tls = ServerTls::new(&[ca.certificate().clone()], pair).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let hub = async {
@@ -108,7 +108,7 @@ async fn connect(route: Route) -> Result<(), String> {
         connection.flush().await.map_err(|error| error.to_string())
     };
     let agent = async {
-        let config = join_config(authority.pin(), HUB).unwrap();
+        let config = join_config(ca.pin(), HUB).unwrap();
         let stream = Connector::new(config)
             .by(route)
             .connect(&address.to_string())

@@ -1,8 +1,8 @@
-//! Verifies peers. An agent verifies its hub by authority and SPIFFE id; DNS names prove nothing
-//! here, because a load balancer has any name. A hub verifies its members by authority, at any time
+//! Verifies peers. An agent verifies its hub by CA and SPIFFE id; DNS names prove nothing
+//! here, because a load balancer has any name. A hub verifies its members by CA, at any time
 //! until the certificate's end and after it.
 //!
-//! Neither checks when a certificate begins. Only the hub's own authority signs. A certificate of
+//! Neither checks when a certificate begins. Only the hub's own CA signs. A certificate of
 //! the future only shows a clock that was ahead at the signature or is behind now, and must not
 //! lock out a peer.
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) enum Trust {
     /// The CA with this key, at any position in the presented chain.
     Pin(Fingerprint),
     /// One of several CAs.
-    Authorities(RootCertStore),
+    Any(RootCertStore),
 }
 
 /// Verifies the certificate of exactly one hub.
@@ -55,7 +55,7 @@ impl HubVerifier {
             verify_server_cert_signed_by_trust_anchor(&parsed, roots, chain, begun, algorithms)
         };
         match &self.trust {
-            Trust::Authorities(roots) => verify(roots).map_err(|why| {
+            Trust::Any(roots) => verify(roots).map_err(|why| {
                 of_clock(&why).unwrap_or_else(|| refusal(&format!("{UNTRUSTED} ({why})")))
             }),
             Trust::Pin(pin) => {
@@ -150,10 +150,10 @@ impl ServerCertVerifier for HubVerifier {
 }
 
 /// Whether this CA signed a member's certificate, independent of its validity.
-pub fn is_signed_by(certificate: &CertificateDer<'_>, authority: &CertificateDer<'static>) -> bool {
+pub fn is_signed_by(certificate: &CertificateDer<'_>, ca: &CertificateDer<'static>) -> bool {
     let mut roots = RootCertStore::empty();
     let Ok(verifier) = roots
-        .add(authority.clone())
+        .add(ca.clone())
         .map_err(TlsError::from)
         .and_then(|()| MemberVerifier::new(roots))
     else {
@@ -172,10 +172,9 @@ pub fn is_signed_by(certificate: &CertificateDer<'_>, authority: &CertificateDer
 pub(super) struct MemberVerifier(Arc<dyn ClientCertVerifier>);
 
 impl MemberVerifier {
-    /// For members of these authorities.
-    pub(super) fn new(authorities: RootCertStore) -> Result<Self, TlsError> {
-        let builder =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider());
+    /// For members of these CAs.
+    pub(super) fn new(cas: RootCertStore) -> Result<Self, TlsError> {
+        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(cas), provider());
         Ok(Self(builder.allow_unauthenticated().build()?))
     }
 }

@@ -17,7 +17,7 @@ use runnel_proto::wire::agent_frame::Frame as Output;
 use runnel_proto::wire::hub_frame::Frame;
 use runnel_proto::wire::{self, HubFrame};
 use runnel_transport::grpc::runnel_server::{Runnel, RunnelServer};
-use runnel_transport::identity::Authority;
+use runnel_transport::identity::Ca;
 use runnel_transport::tls::provider;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
@@ -32,8 +32,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tonic::{Request, Response, Status, Streaming};
 
-/// The file in the folder where the server reads its authority: certificate and key.
-pub const AUTHORITY: [&str; 2] = ["authority.pem", "authority.key"];
+/// The file in the folder where the server reads its CA: certificate and key.
+pub const CA: [&str; 2] = ["ca.pem", "ca.key"];
 /// The file in the folder with the server's address: it listens where a former one did.
 pub const ADDRESS: &str = "address";
 /// The file that exists once the server listens.
@@ -56,15 +56,15 @@ struct BroadcastState {
 /// Serves until it is killed.
 ///
 /// # Errors
-/// When the folder holds no authority, or there is no port.
+/// When the folder holds no CA, or there is no port.
 pub async fn serve(folder: &Path) -> Result<()> {
     let read = |name: &str| {
         std::fs::read_to_string(folder.join(name)).with_context(|| format!("no {name}"))
     };
-    let authority = Authority::from_pem(&read(AUTHORITY[0])?, &read(AUTHORITY[1])?)?;
-    let pair = authority.sign_hub(HUB_ID, SystemTime::now(), Duration::from_secs(24 * 3600))?;
+    let ca = Ca::from_pem(&read(CA[0])?, &read(CA[1])?)?;
+    let pair = ca.sign_hub(HUB_ID, SystemTime::now(), Duration::from_secs(24 * 3600))?;
     let mut roots = RootCertStore::empty();
-    roots.add(authority.certificate().clone())?;
+    roots.add(ca.certificate().clone())?;
     let clients =
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build()?;
     let mut tls = ServerConfig::builder_with_provider(provider())
@@ -199,7 +199,7 @@ impl Runnel for Server {
         _: Request<wire::JoinRequest>,
     ) -> Result<Response<wire::CertificateResponse>, Status> {
         Err(Status::unimplemented(
-            "a bare hub takes everybody whom its authority has signed",
+            "a bare hub takes everybody whom its CA has signed",
         ))
     }
 

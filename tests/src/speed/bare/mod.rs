@@ -4,5 +4,5 @@
 mod broadcast;
 mod relay;
 
-pub use broadcast::{ADDRESS, AUTHORITY, HUB_ID, READY, serve};
+pub use broadcast::{ADDRESS, CA, HUB_ID, READY, serve};
 pub use relay::{apply_all, keep, relay, watch_names};

@@ -20,7 +20,7 @@ use super::{Fingerprint, IdentityError, PeerCertificate, SpiffeId, is_hub_id, ra
 /// Time by which a certificate's validity starts earlier, for slow clocks.
 pub const SKEW: Duration = Duration::from_secs(5 * 60);
 /// The default validity of a self-signed CA: ten years.
-pub const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+pub const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 /// The organization in the names that this system writes.
 const ORGANIZATION: &str = "runnel";
 
@@ -37,7 +37,7 @@ pub struct SignedCertificate {
 
 /// The hub's serving certificate with its key. Without `Debug`.
 pub struct ServingPair {
-    /// The leaf, then the authority.
+    /// The leaf, then the CA.
     pub chain: Vec<CertificateDer<'static>>,
     /// The leaf's key.
     pub key: PrivateKeyDer<'static>,
@@ -52,8 +52,8 @@ impl ServingPair {
     }
 }
 
-/// A certificate authority with its key. Without `Debug`.
-pub struct Authority {
+/// A CA with its key. Without `Debug`.
+pub struct Ca {
     certificate: CertificateDer<'static>,
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -61,13 +61,13 @@ pub struct Authority {
     not_after: SystemTime,
 }
 
-impl Authority {
-    /// A new self-signed authority: ECDSA P-256, ten years.
+impl Ca {
+    /// A new self-signed CA: ECDSA P-256, ten years.
     ///
     /// # Errors
     /// [`IdentityError`], when the hub id is none or the system gives no random numbers.
     pub fn generate(hub_id: &str, now: SystemTime) -> Result<Self, IdentityError> {
-        Self::generate_for(hub_id, now, AUTHORITY_LIFETIME)
+        Self::generate_for(hub_id, now, CA_LIFETIME)
     }
 
     /// As [`Self::generate`], with another validity.
@@ -102,22 +102,21 @@ impl Authority {
     /// [`IdentityError`], with the problem.
     pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, IdentityError> {
         let der = CertificateDer::from_pem_slice(certificate_pem.as_bytes())
-            .map_err(|_| IdentityError::AuthorityPem("certificate"))?;
-        let key = KeyPair::from_pem(key_pem).map_err(|_| IdentityError::AuthorityPem("key"))?;
+            .map_err(|_| IdentityError::CaPem("certificate"))?;
+        let key = KeyPair::from_pem(key_pem).map_err(|_| IdentityError::CaPem("key"))?;
         let certificate = parse(&der)?;
         if certificate.tbs_certificate.subject_pki.raw != key.subject_public_key_info() {
-            return Err(IdentityError::AuthorityKey);
+            return Err(IdentityError::CaKey);
         }
         if !certificate.is_ca() {
-            return Err(IdentityError::NotAuthority);
+            return Err(IdentityError::NotCa);
         }
         let (not_before, not_after) = (
             certificate.validity().not_before,
             certificate.validity().not_after,
         );
         let (not_before, not_after) = (time(not_before.timestamp()), time(not_after.timestamp()));
-        let issuer =
-            Issuer::from_ca_cert_der(&der, key).map_err(|_| IdentityError::NotAuthority)?;
+        let issuer = Issuer::from_ca_cert_der(&der, key).map_err(|_| IdentityError::NotCa)?;
         Ok(Self {
             certificate: der.into_owned(),
             certificate_pem: certificate_pem.to_owned(),
@@ -288,7 +287,7 @@ impl Authority {
         // A CA that is not valid yet is trusted all the same: it was created while a clock was
         // ahead.
         if now >= self.not_after {
-            return Err(IdentityError::AuthorityExpired);
+            return Err(IdentityError::CaExpired);
         }
         let uri = id
             .to_string()
@@ -362,18 +361,18 @@ mod tests {
         time(1_800_000_000)
     }
 
-    fn authority() -> Authority {
-        Authority::generate("hubid", now()).unwrap()
+    fn ca() -> Ca {
+        Ca::generate("hubid", now()).unwrap()
     }
 
-    fn sign(authority: &Authority, request: &[u8]) -> Result<SignedCertificate, IdentityError> {
-        authority.sign_member(request, "hubid", "eu-3", "uid-1", now(), DAY)
+    fn sign(ca: &Ca, request: &[u8]) -> Result<SignedCertificate, IdentityError> {
+        ca.sign_member(request, "hubid", "eu-3", "uid-1", now(), DAY)
     }
 
     #[test]
     fn member_certificate_has_the_names_of_the_hub() {
         let key = MemberKey::generate().unwrap();
-        let signed = sign(&authority(), &key.certificate_request().unwrap()).unwrap();
+        let signed = sign(&ca(), &key.certificate_request().unwrap()).unwrap();
         let read = PeerCertificate::from_der(&signed.der).unwrap();
         assert_eq!(
             read.id,
@@ -405,7 +404,7 @@ mod tests {
         ];
         params.distinguished_name = name("system:masters");
         let request = params.serialize_request(&key).unwrap();
-        let signed = sign(&authority(), request.der()).unwrap();
+        let signed = sign(&ca(), request.der()).unwrap();
         let read = PeerCertificate::from_der(&signed.der).unwrap();
         assert!(matches!(read.id, SpiffeId::Cluster { .. }) && read.client && !read.server);
         let certificate = parse(&signed.der).unwrap();
@@ -433,14 +432,14 @@ mod tests {
 
     #[test]
     fn requests_of_other_keys_or_with_a_wrong_signature_are_refused() {
-        let authority = authority();
+        let ca = ca();
         for algorithm in [&rcgen::PKCS_ED25519, &rcgen::PKCS_ECDSA_P384_SHA384] {
             let key = KeyPair::generate_for(algorithm).unwrap();
             let request = CertificateParams::default()
                 .serialize_request(&key)
                 .unwrap();
             assert_eq!(
-                sign(&authority, request.der()).unwrap_err(),
+                sign(&ca, request.der()).unwrap_err(),
                 IdentityError::RequestKey
             );
         }
@@ -450,19 +449,13 @@ mod tests {
             .unwrap();
         let last = forged.len() - 1;
         forged[last] ^= 1;
-        assert_eq!(
-            sign(&authority, &forged).unwrap_err(),
-            IdentityError::Request
-        );
+        assert_eq!(sign(&ca, &forged).unwrap_err(), IdentityError::Request);
         let mut longer = MemberKey::generate()
             .unwrap()
             .certificate_request()
             .unwrap();
         longer.push(0);
-        assert_eq!(
-            sign(&authority, &longer).unwrap_err(),
-            IdentityError::Request
-        );
+        assert_eq!(sign(&ca, &longer).unwrap_err(), IdentityError::Request);
     }
 
     #[test]
@@ -477,54 +470,54 @@ mod tests {
             ("a", "c", ""),
             ("a", "C", "d"),
         ] {
-            let signed = authority().sign_member(&request, hub, cluster, uid, now(), DAY);
+            let signed = ca().sign_member(&request, hub, cluster, uid, now(), DAY);
             assert_eq!(signed.unwrap_err(), IdentityError::SpiffeId);
         }
-        assert!(Authority::generate("A B", now()).is_err());
+        assert!(Ca::generate("A B", now()).is_err());
     }
 
     #[test]
-    fn an_authority_reads_back_and_a_mismatched_pair_does_not() {
-        let (one, two) = (authority(), authority());
-        let again = Authority::from_pem(one.certificate_pem(), &one.key_pem()).unwrap();
+    fn ca_reads_back_and_mismatched_pair_does_not() {
+        let (one, two) = (ca(), ca());
+        let again = Ca::from_pem(one.certificate_pem(), &one.key_pem()).unwrap();
         assert_eq!(again.pin(), one.pin());
         assert_eq!(
             one.pin(),
             Fingerprint::of_certificate(one.certificate()).unwrap()
         );
         assert!(again.is_self_issued() && again.renew_at() > now() + 4 * 365 * DAY);
-        let mixed = Authority::from_pem(one.certificate_pem(), &two.key_pem());
-        assert_eq!(mixed.err(), Some(IdentityError::AuthorityKey));
+        let mixed = Ca::from_pem(one.certificate_pem(), &two.key_pem());
+        assert_eq!(mixed.err(), Some(IdentityError::CaKey));
         assert_eq!(
-            Authority::from_pem("x", "y").err(),
-            Some(IdentityError::AuthorityPem("certificate"))
+            Ca::from_pem("x", "y").err(),
+            Some(IdentityError::CaPem("certificate"))
         );
     }
 
     #[test]
-    fn no_certificate_outlives_its_authority() {
-        let authority = authority();
+    fn no_certificate_outlives_its_ca() {
+        let ca = ca();
         let request = MemberKey::generate()
             .unwrap()
             .certificate_request()
             .unwrap();
-        let late = authority.not_after() - Duration::from_secs(60);
-        let signed = authority
+        let late = ca.not_after() - Duration::from_secs(60);
+        let signed = ca
             .sign_member(&request, "hubid", "a", "b", late, DAY)
             .unwrap();
-        assert_eq!(signed.not_after, authority.not_after());
-        let over = authority.sign_member(&request, "hubid", "a", "b", authority.not_after(), DAY);
-        assert_eq!(over.unwrap_err(), IdentityError::AuthorityExpired);
+        assert_eq!(signed.not_after, ca.not_after());
+        let over = ca.sign_member(&request, "hubid", "a", "b", ca.not_after(), DAY);
+        assert_eq!(over.unwrap_err(), IdentityError::CaExpired);
     }
 
     #[test]
     fn the_serving_pair_is_the_hubs_and_for_servers_only() {
-        let authority = authority();
-        let pair = authority.sign_hub("hubid", now(), DAY).unwrap();
+        let ca = ca();
+        let pair = ca.sign_hub("hubid", now(), DAY).unwrap();
         let read = PeerCertificate::from_der(&pair.chain[0]).unwrap();
         assert_eq!(read.id, SpiffeId::hub("hubid").unwrap());
         assert!(read.server && !read.client);
-        assert_eq!(&pair.chain[1], authority.certificate());
+        assert_eq!(&pair.chain[1], ca.certificate());
     }
 
     proptest! {
@@ -532,14 +525,14 @@ mod tests {
 
         #[test]
         fn a_damaged_request_is_refused_or_signed_for_its_key(at: prop::sample::Index, to: u8) {
-            let authority = authority();
+            let ca = ca();
             let key = MemberKey::generate().unwrap();
             let mut request = key.certificate_request().unwrap();
             let at = at.index(request.len());
             request[at] = to;
             // A request is signed with its key. Any other key results from the damage, and is never
             // accepted.
-            if let Ok(signed) = sign(&authority, &request) {
+            if let Ok(signed) = sign(&ca, &request) {
                 prop_assert_eq!(PeerCertificate::from_der(&signed.der).unwrap().key, key.fingerprint());
             }
         }
