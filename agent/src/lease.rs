@@ -20,6 +20,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use runnel_proto::lease::{Candidate, Holder, Lead, LeaseName, Step, Timing, holder};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::call::{NotActive, Throttled, call_error};
 
@@ -34,6 +35,8 @@ const TIMING: Timing = Timing {
 };
 /// Duration of a watch, in seconds.
 const WATCH_SECONDS: u32 = 290;
+/// The resource that the span of the watch names.
+const LEASES: &str = "leases.coordination.k8s.io";
 /// Time that the writes under way may take at the end. After it, the Lease is not released.
 const LAST_WRITES: Duration = Duration::from_secs(4);
 /// Attempts to release the Lease. A failure only makes the next holder wait.
@@ -102,7 +105,7 @@ pub struct Election {
 }
 
 /// The result of a request for the Lease.
-enum Answer {
+enum LeaseResponse {
     /// The Lease, if it exists.
     Lease(Option<Box<Lease>>),
     /// The Lease has changed since it was observed.
@@ -169,6 +172,7 @@ impl Election {
     /// date.
     pub async fn run(mut self, drain: CancellationToken) -> anyhow::Result<()> {
         let mut events = None;
+        let span = tracing::info_span!("watch", resource = LEASES);
         loop {
             let step = self.candidate.next(true, Instant::now(), Timestamp::now());
             self.publish()?;
@@ -186,7 +190,7 @@ impl Election {
             let is_active = self.candidate.lead(Instant::now()).is_some();
             tokio::select! {
                 () = drain.cancelled() => break,
-                Some(event) = next_event(&mut events, &self.leases), if !is_active => self.observe(event),
+                Some(event) = next_event(&mut events, &self.leases).instrument(span.clone()), if !is_active => span.in_scope(|| self.observe(event)),
                 () = tokio::time::sleep_until(until.into()) => {}
             }
         }
@@ -240,13 +244,13 @@ impl Election {
         };
         let now = Instant::now();
         match answer {
-            Answer::Lease(Some(lease)) if step != Step::Read => {
+            LeaseResponse::Lease(Some(lease)) if step != Step::Read => {
                 self.candidate.record_write(*lease, sent, now)
             }
-            Answer::Lease(None) if step != Step::Read => self.candidate.failed(true, now),
-            Answer::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
-            Answer::Changed => self.candidate.failed(true, now),
-            Answer::Failed => self.candidate.failed(false, now),
+            LeaseResponse::Lease(None) if step != Step::Read => self.candidate.failed(true, now),
+            LeaseResponse::Lease(seen) => self.candidate.observe(seen.map(|lease| *lease), now),
+            LeaseResponse::Changed => self.candidate.failed(true, now),
+            LeaseResponse::Failed => self.candidate.failed(false, now),
         }
     }
 
@@ -255,13 +259,13 @@ impl Election {
         &self,
         verb: &str,
         call: impl Future<Output = Result<Option<Lease>, Error>>,
-    ) -> Answer {
+    ) -> LeaseResponse {
         let namespace = &self.namespace;
         match tokio::time::timeout(TIMING.renew / 3, call).await {
-            Ok(Ok(lease)) => Answer::Lease(lease.map(Box::new)),
+            Ok(Ok(lease)) => LeaseResponse::Lease(lease.map(Box::new)),
             // The server refuses a PUT without a version if the Lease exists.
             Ok(Err(Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
-                Answer::Changed
+                LeaseResponse::Changed
             }
             Ok(Err(Error::Api(status))) if matches!(status.code, 401 | 403) => {
                 tracing::error!(
@@ -270,7 +274,7 @@ impl Election {
                      create, update and delete on leases.coordination.k8s.io, resourceName {LEASE}, in namespace \
                      {namespace} (the chart's Role does)"
                 );
-                Answer::Failed
+                LeaseResponse::Failed
             }
             Ok(Err(error)) => {
                 let status = call_error(error).code();
@@ -278,13 +282,13 @@ impl Election {
                     status,
                     "cannot {verb} the Lease {LEASE} in namespace {namespace}; trying again"
                 );
-                Answer::Failed
+                LeaseResponse::Failed
             }
             Err(_) => {
                 tracing::warn!(
                     "cannot {verb} the Lease {LEASE} in namespace {namespace}: no answer in time; trying again"
                 );
-                Answer::Failed
+                LeaseResponse::Failed
             }
         }
     }
@@ -349,18 +353,20 @@ impl Election {
                 })
                 .await
             {
-                Answer::Lease(_) => {
+                LeaseResponse::Lease(_) => {
                     tracing::info!("the Lease {LEASE} is released");
                     break;
                 }
                 // An interrupted renewal may have arrived.
-                Answer::Changed => match self.call("get", self.leases.get_opt(LEASE)).await {
-                    Answer::Lease(seen) => self
-                        .candidate
-                        .observe(seen.map(|lease| *lease), Instant::now()),
-                    Answer::Changed | Answer::Failed => break,
-                },
-                Answer::Failed => break,
+                LeaseResponse::Changed => {
+                    match self.call("get", self.leases.get_opt(LEASE)).await {
+                        LeaseResponse::Lease(seen) => self
+                            .candidate
+                            .observe(seen.map(|lease| *lease), Instant::now()),
+                        LeaseResponse::Changed | LeaseResponse::Failed => break,
+                    }
+                }
+                LeaseResponse::Failed => break,
             }
         }
     }

@@ -23,6 +23,7 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
+use tracing::Instrument;
 
 use crate::join::error_chain;
 use crate::lease::WriteRight;
@@ -175,7 +176,8 @@ impl Link {
             Err(ended) => return ended,
         };
         let ended = loop {
-            match self.session(next, address).await {
+            let span = tracing::info_span!("session", hub = address);
+            match self.session(next, address).instrument(span).await {
                 Ok(second) => next = second,
                 Err(ended) => break ended,
             }
@@ -236,7 +238,7 @@ impl Link {
             Err(ended) => return Err(ended),
         };
         self.reached(address).await;
-        tracing::info!(hub = address, cluster = %self.identity.cluster, "connected to the hub");
+        tracing::info!(cluster = %self.identity.cluster, "connected to the hub");
         self.metrics.connected.set(1);
         if let Some(at) = not_after(&self.identity) {
             self.metrics.certificate_expires(at);

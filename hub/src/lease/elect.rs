@@ -12,12 +12,15 @@ use kube::{Api, Client};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::hub_state::HubState;
 use runnel_hub_core::lease::{Candidate, Holder, LEASE, Lead, Step, Timing};
 
 /// The server ends a watch after this long.
 const WATCH_SECONDS: u32 = 290;
+/// The resource that the span of the watch names.
+const LEASES: &str = "leases.coordination.k8s.io";
 /// The time limit for the sessions to end before the Lease is released.
 const SESSION_END_TIMEOUT: Duration = Duration::from_millis(1500);
 /// The time in which the last frames of the sessions are sent.
@@ -94,6 +97,7 @@ impl Election {
     /// that the process has complete lists.
     pub async fn run(mut self, mut known: watch::Receiver<bool>, shutdown: CancellationToken) {
         let mut events = std::pin::pin!(events(self.leases.clone()));
+        let span = tracing::info_span!("watch", resource = LEASES);
         loop {
             let eligible = *known.borrow_and_update();
             let step = self
@@ -109,7 +113,7 @@ impl Election {
             };
             tokio::select! {
                 () = shutdown.cancelled() => break,
-                Some(event) = events.next() => self.received(event),
+                Some(event) = events.next().instrument(span.clone()) => span.in_scope(|| self.received(event)),
                 Ok(()) = known.changed() => {}
                 () = tokio::time::sleep_until(until.into()) => {}
             }
