@@ -140,8 +140,10 @@ fn files_stay_small() -> Result<()> {
 
 #[test]
 fn word_is_matched_as_a_whole() {
-    assert!(says("x.await?", ".await") && says("x.await", ".await"));
-    assert!(!says("x.awaited", ".await") && says("a.awaited || b.await;", ".await"));
+    assert!(contains_word("x.await?", ".await") && contains_word("x.await", ".await"));
+    assert!(
+        !contains_word("x.awaited", ".await") && contains_word("a.awaited || b.await;", ".await")
+    );
 }
 
 #[test]
@@ -170,7 +172,7 @@ fn none(wrong: Vec<String>) -> Result<()> {
 }
 
 /// Whether the line contains the whole word.
-fn says(line: &str, word: &str) -> bool {
+fn contains_word(line: &str, word: &str) -> bool {
     let whole = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
     let ends_open = word.ends_with(|last: char| last.is_alphanumeric());
     line.match_indices(word)

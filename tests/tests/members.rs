@@ -42,7 +42,7 @@ async fn is_cut(ops_url: &str, within: Duration) -> Result<()> {
 }
 
 /// Waits until the condition of a member has this status and reason.
-async fn member_says(
+async fn wait_for_member(
     hub: &TestCluster,
     name: &str,
     kind: &str,
@@ -187,7 +187,7 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
     )
     .await?;
     is_cut(&fleet.agent_ops_url(2), A_SECOND).await?;
-    let observed = member_says(hub, "member-2", "Accepted", "False", "NotAccepted").await?;
+    let observed = wait_for_member(hub, "member-2", "Accepted", "False", "NotAccepted").await?;
     let connected = condition(&observed, "Connected")?;
     ensure!(
         connected["status"] == "False" && connected["reason"] == "NotAccepted",
@@ -241,7 +241,7 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
     .await?;
     hub.change(&Id::member("member-2"), json!({"spec": {"accepted": true}}))
         .await?;
-    member_says(hub, "member-2", "Accepted", "True", "Accepted").await?;
+    wait_for_member(hub, "member-2", "Accepted", "True", "Accepted").await?;
     member.has_copy(&edited, home, &rule).await?;
     member.has_copy(&added, home, &rule).await?;
     member.lacks(&Id::config_map(home, "deleted")).await?;
@@ -258,7 +258,7 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
             Ok(())
         })
         .await?;
-    let observed = member_says(hub, "member-2", "Connected", "True", "SessionOpen").await?;
+    let observed = wait_for_member(hub, "member-2", "Connected", "True", "SessionOpen").await?;
     ensure!(
         condition(&observed, "OrphanedCopies").is_err(),
         "{}",
@@ -299,7 +299,7 @@ async fn is_cordoned_and_catches_up(
 
     hub.change(&Id::member("late"), json!({"spec": {"cordoned": true}}))
         .await?;
-    member_says(hub, "late", "Cordoned", "True", "Cordoned").await?;
+    wait_for_member(hub, "late", "Cordoned", "True", "Cordoned").await?;
     let edited = hub
         .change(&Id::of(&kept)?, json!({"data": {"k": "after"}}))
         .await?;
@@ -346,7 +346,7 @@ async fn is_cordoned_and_catches_up(
         hub.has_copy(source, target, &rule).await?;
     }
     hub.all_applied(&rule, 4).await?;
-    let observed = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    let observed = wait_for_member(hub, "late", "Accepted", "True", "Accepted").await?;
     ensure!(
         condition(&observed, "Cordoned").is_err(),
         "{}",
@@ -395,7 +395,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
 
     // The new member is the hub's own cluster: one more control plane would show nothing more.
     let late = Newcomer::join(fleet, "late", fleet.hub(), &FleetOptions::default()).await?;
-    member_says(hub, "late", "Connected", "True", "SessionOpen").await?;
+    wait_for_member(hub, "late", "Connected", "True", "SessionOpen").await?;
     hub.has_copy(&source, target, &deletes).await?;
     let kept_copy = hub.has_copy(&kept, target, &retains).await?;
     for rule in [&deletes, &retains] {
@@ -412,7 +412,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     let recorder = Recorder::start(scene.member(1), &Id::config_map(target, "")).await?;
     hub.change(&Id::member("late"), json!({"spec": {"leaving": true}}))
         .await?;
-    let observed = member_says(hub, "late", "Accepted", "False", "Drained").await?;
+    let observed = wait_for_member(hub, "late", "Accepted", "False", "Drained").await?;
     let left = condition(&observed, "Drained")?;
     let message = left["message"].as_str().unwrap_or_default();
     let behind = "1 copies were left behind by deletionPolicy: Retain (1 of leaves/retains)";
@@ -455,7 +455,7 @@ async fn cluster_joins_late_leaves_returns_and_is_deleted() -> Result<()> {
     }
     let again = hub.has_copy(&kept, target, &retains).await?;
     ensure!(again["metadata"]["uid"] == kept_copy["metadata"]["uid"]);
-    let observed = member_says(hub, "late", "Accepted", "True", "Accepted").await?;
+    let observed = wait_for_member(hub, "late", "Accepted", "True", "Accepted").await?;
     ensure!(
         condition(&observed, "Drained").is_err(),
         "{}",

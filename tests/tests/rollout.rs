@@ -641,7 +641,7 @@ async fn rule_whose_state_does_not_fit_stops_with_a_message() -> Result<()> {
     stage
         .wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null}))
         .await?;
-    let says_why = |rollout: &Value| {
+    let names_the_cause = |rollout: &Value| {
         rollout["rollbackBlocker"]
             .as_str()
             .is_some_and(|why| why.contains("does not fit"))
@@ -652,7 +652,7 @@ async fn rule_whose_state_does_not_fit_stops_with_a_message() -> Result<()> {
         .sees("why it would stop", &stage.rule, |rule| {
             let rollout = &rule["status"]["rollout"];
             ensure!(
-                rollout["phase"] == "Completed" && says_why(rollout),
+                rollout["phase"] == "Completed" && names_the_cause(rollout),
                 "{rollout}"
             );
             Ok(())
@@ -661,7 +661,7 @@ async fn rule_whose_state_does_not_fit_stops_with_a_message() -> Result<()> {
     let bad = stage.edit("poison", "1").await?;
     stage.has(stage.last(), &bad).await?;
     let observed = stage.is_in_phase("Stopped", 1).await?;
-    ensure!(says_why(&observed), "{observed}");
+    ensure!(names_the_cause(&observed), "{observed}");
     let rule = stage.scene.hub.get(&stage.rule).await?;
     let stopped = condition(&rule, "RolloutStopped")?;
     ensure!(

@@ -26,7 +26,12 @@ fn message_of<'a>(object: &'a Value, kind: &str) -> Result<&'a str> {
 }
 
 /// The message of the rule's condition Ready, once it has this reason.
-async fn says(scene: &Scene, rule: &Id, status: &str, reason: &str) -> Result<String> {
+async fn wait_for_condition(
+    scene: &Scene,
+    rule: &Id,
+    status: &str,
+    reason: &str,
+) -> Result<String> {
     let observed = scene.hub.wait_ready(rule, status, reason).await?;
     Ok(message_of(&observed, "Ready")?.to_owned())
 }
@@ -46,7 +51,7 @@ async fn name_that_matches_nothing_is_named_until_it_exists() -> Result<()> {
         .with("substitute", json!({"keys": ["app.yaml", "nokey"]}));
     hub.make(&draft.json()).await?;
 
-    let message = says(&scene, &rule, "False", "UnknownClusters").await?;
+    let message = wait_for_condition(&scene, &rule, "False", "UnknownClusters").await?;
     for part in [
         "no MemberCluster is called ghost",
         "no configmap or secret `not-there` in namespace names",
@@ -60,10 +65,10 @@ async fn name_that_matches_nothing_is_named_until_it_exists() -> Result<()> {
     // A cluster that never connected is no error of the rule.
     let ghost = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster", "metadata": {"name": "ghost"}, "spec": {}});
     hub.make(&ghost).await?;
-    says(&scene, &rule, "False", "MissingSources").await?;
+    wait_for_condition(&scene, &rule, "False", "MissingSources").await?;
     let missing = Draft::config_map(home, "not-there").data("nokey", "n");
     hub.make(&missing.json()).await?;
-    let message = says(&scene, &rule, "True", "AllApplied").await?;
+    let message = wait_for_condition(&scene, &rule, "True", "AllApplied").await?;
     ensure!(message.contains("ghost has never connected"), "{message}");
     let shown = fleet()
         .await?
@@ -82,9 +87,9 @@ async fn name_that_matches_nothing_is_named_until_it_exists() -> Result<()> {
     );
 
     hub.delete(&Id::of(&missing.json())?).await?;
-    says(&scene, &rule, "False", "MissingSources").await?;
+    wait_for_condition(&scene, &rule, "False", "MissingSources").await?;
     hub.delete(&Id::member("ghost")).await?;
-    says(&scene, &rule, "False", "UnknownClusters").await?;
+    wait_for_condition(&scene, &rule, "False", "UnknownClusters").await?;
     Ok(())
 }
 
@@ -101,13 +106,13 @@ async fn rule_without_target_namespaces_is_not_ready() -> Result<()> {
         .to(&["member-1"])
         .into(&["taem-*"]);
     hub.make(&draft.json()).await?;
-    let message = says(&scene, &rule, "False", "NoNamespaces").await?;
+    let message = wait_for_condition(&scene, &rule, "False", "NoNamespaces").await?;
     ensure!(message.contains("is called taem-*"), "{message}");
     scene
         .member(1)
         .make(&Draft::namespace("taem-a").json())
         .await?;
-    says(&scene, &rule, "True", "AllApplied").await?;
+    wait_for_condition(&scene, &rule, "True", "AllApplied").await?;
     Ok(())
 }
 
@@ -124,7 +129,7 @@ async fn copies_that_wait_name_their_namespaces() -> Result<()> {
         .to(&["member-1"])
         .into(&["waits-a", "waits-b", "waits-c", "waits-d"]);
     hub.make(&draft.json()).await?;
-    let message = says(&scene, &rule, "False", "CopiesWaiting").await?;
+    let message = wait_for_condition(&scene, &rule, "False", "CopiesWaiting").await?;
     ensure!(
         message
             .ends_with("the namespaces waits-a, waits-b, waits-c and 1 other do not exist there"),

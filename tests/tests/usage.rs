@@ -21,7 +21,7 @@ use stage::{Which, stage};
 const SECRET: &str = "s3cr3t-of-the-file";
 
 /// The expected text for each wrong call.
-async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
+async fn prints(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
     let output = stage().await?.fails(which, arguments).await?;
     for word in words {
         ensure!(
@@ -50,7 +50,7 @@ async fn says(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
 
 /// The error with its causes, in one line.
 async fn fails_with_one_line(which: Which, arguments: &[&str], words: &[&str]) -> Result<()> {
-    says(which, arguments, words).await?;
+    prints(which, arguments, words).await?;
     let output = stage().await?.fails(which, arguments).await?;
     ensure!(
         output.lines().count() == 1,
@@ -70,35 +70,35 @@ fn text(path: &Path) -> &str {
 #[tokio::test]
 async fn unknown_flags_and_unreadable_values_are_refused() -> Result<()> {
     let help = "--help";
-    says(Which::Hub, &["run", "--bogus"], &["--bogus", help]).await?;
-    says(Which::Hub, &["bogus"], &["bogus", help]).await?;
-    says(
+    prints(Which::Hub, &["run", "--bogus"], &["--bogus", help]).await?;
+    prints(Which::Hub, &["bogus"], &["bogus", help]).await?;
+    prints(
         Which::Hub,
         &["run", "--listen", "nowhere"],
         &["--listen", "nowhere", help],
     )
     .await?;
-    says(
+    prints(
         Which::Hub,
         &["run", "--advertise", "no port"],
         &["--advertise", "host:port", help],
     )
     .await?;
-    says(
+    prints(
         Which::Hub,
         &["run", "--source-gone-grace", "soon"],
         &["--source-gone-grace", "5s", help],
     )
     .await?;
-    says(
+    prints(
         Which::Hub,
         &["run", "--log-format", "xml"],
         &["--log-format", "text, json", help],
     )
     .await?;
-    says(Which::Agent, &["run", "--bogus"], &["--bogus", help]).await?;
-    says(Which::Agent, &["bogus"], &["bogus", help]).await?;
-    says(
+    prints(Which::Agent, &["run", "--bogus"], &["--bogus", help]).await?;
+    prints(Which::Agent, &["bogus"], &["bogus", help]).await?;
+    prints(
         Which::Agent,
         &["run", "--ops-listen", "nowhere"],
         &["--ops-listen", "nowhere", help],
@@ -204,7 +204,7 @@ async fn a_join_string_that_is_none_is_explained() -> Result<()> {
         let file = stage.file("bad-join-string", &content)?;
         let join = format!("--join-string-file={}", text(&file));
         let arguments = ["run", &kubeconfig, &join, OPS];
-        says(Which::Agent, &arguments, &[words, text(&file)]).await?;
+        prints(Which::Agent, &arguments, &[words, text(&file)]).await?;
     }
     for (arguments, words) in [
         (vec!["run", &kubeconfig, OPS], "runnel-hub token create"),
@@ -213,11 +213,11 @@ async fn a_join_string_that_is_none_is_explained() -> Result<()> {
             "/no/such/file",
         ),
     ] {
-        says(Which::Agent, &arguments, &["--join-string-file", words]).await?;
+        prints(Which::Agent, &arguments, &["--join-string-file", words]).await?;
     }
     let empty = stage.file("empty-join-string", "\n")?;
     let join = format!("--join-string-file={}", text(&empty));
-    says(
+    prints(
         Which::Agent,
         &["run", &kubeconfig, &join, OPS],
         &["empty", text(&empty)],

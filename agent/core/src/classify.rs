@@ -483,21 +483,24 @@ mod tests {
 
     #[test]
     fn only_not_found_of_the_object_means_absent() {
-        let says = |reason: &str, details: serde_json::Value| {
+        let is_gone = |reason: &str, details: serde_json::Value| {
             let status = json!({"code": 404, "message": "", "reason": reason, "details": details});
             CallError::Refused(serde_json::from_value(status).unwrap()).is_absent("one")
         };
-        assert!(says("NotFound", json!({"name": "one", "kind": "secrets"})));
-        assert!(!says(
+        assert!(is_gone(
+            "NotFound",
+            json!({"name": "one", "kind": "secrets"})
+        ));
+        assert!(!is_gone(
             "NotFound",
             json!({"name": "other", "kind": "secrets"})
         ));
-        assert!(!says(
+        assert!(!is_gone(
             "NotFound",
             json!({"name": "one", "kind": "namespaces"})
         ));
-        assert!(!says("NotFound", json!({})));
-        assert!(!says(
+        assert!(!is_gone("NotFound", json!({})));
+        assert!(!is_gone(
             "Failed to parse error data",
             json!({"name": "one", "kind": "secrets"})
         ));

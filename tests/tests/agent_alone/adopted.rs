@@ -208,6 +208,6 @@ async fn agent_without_a_policy_file_keeps_to_the_defaults() -> Result<()> {
         .hub
         .wait_for_report("creation denied", "beside", denied)
         .await?;
-    alone.says(&alone.id("a", "one"), "1").await?;
+    alone.has_value(&alone.id("a", "one"), "1").await?;
     alone.place.is_untouched(&theirs).await
 }

@@ -247,7 +247,7 @@ impl Alone {
     }
 
     /// Waits until a copy has a text, with all our labels and annotations.
-    pub async fn says(&self, id: &Id, text: &str) -> Result<Value> {
+    pub async fn has_value(&self, id: &Id, text: &str) -> Result<Value> {
         let (data, hub) = (json!({"text": text}), json!(self.hub.hub_id()));
         self.place
             .sees("the copy", id, |copy| {

@@ -48,7 +48,7 @@ async fn a_hub_that_refuses_the_agent_is_asked_again() -> Result<()> {
     })
     .await?;
     alone.hub.refuse(false);
-    alone.says(&alone.id("a", "one"), "1").await.map(drop)
+    alone.has_value(&alone.id("a", "one"), "1").await.map(drop)
 }
 
 #[tokio::test]
@@ -101,7 +101,7 @@ async fn flow_that_a_middlebox_drops_is_replaced() -> Result<()> {
     alone.make_namespace("a").await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
     alone.start_agent().await?;
-    alone.says(&alone.id("a", "one"), "1").await?;
+    alone.has_value(&alone.id("a", "one"), "1").await?;
     let sessions = alone.hub.sessions();
 
     // Neither side sees an end: the agent detects the missing answers, and reconnects.
@@ -109,7 +109,7 @@ async fn flow_that_a_middlebox_drops_is_replaced() -> Result<()> {
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
     let again = async || Ok((alone.hub.sessions() > sessions).then_some(()));
     eventually("a new session", Duration::from_secs(90), again).await?;
-    alone.says(&alone.id("a", "one"), "2").await?;
+    alone.has_value(&alone.id("a", "one"), "2").await?;
     ensure!(
         alone.hub.sessions() == sessions + 1,
         "{} sessions",
@@ -141,7 +141,9 @@ async fn certificates_are_renewed_at_half_life_before_expiry() -> Result<()> {
         );
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    alone.says(&alone.id("a", "one"), &edit.to_string()).await?;
+    alone
+        .has_value(&alone.id("a", "one"), &edit.to_string())
+        .await?;
     ensure!(
         alone.hub.renewals() == 3,
         "{} renewals",
@@ -170,7 +172,9 @@ async fn certificates_are_renewed_at_half_life_before_expiry() -> Result<()> {
     alone
         .hub
         .want("r", alone.rule(&["a"], &[("one", "not handed over")]));
-    alone.says(&alone.id("a", "one"), "not handed over").await?;
+    alone
+        .has_value(&alone.id("a", "one"), "not handed over")
+        .await?;
     ensure!(alone.hub.sessions() == sessions, "the stream did not go on");
     eventually("another stream", Duration::from_secs(20), async || {
         Ok((alone.hub.sessions() > sessions).then_some(()))
@@ -180,7 +184,7 @@ async fn certificates_are_renewed_at_half_life_before_expiry() -> Result<()> {
         .hub
         .want("r", alone.rule(&["a"], &[("one", "at the end")]));
     alone
-        .says(&alone.id("a", "one"), "at the end")
+        .has_value(&alone.id("a", "one"), "at the end")
         .await
         .map(drop)
 }
@@ -220,7 +224,7 @@ async fn hub_that_has_moved_is_found_by_a_spent_join_string() -> Result<()> {
     alone.set_join_string("")?;
     alone.start_agent().await?;
     alone.hub.want("r", alone.rule(&["a"], &[("one", "1")]));
-    alone.says(&alone.id("a", "one"), "1").await.map(drop)
+    alone.has_value(&alone.id("a", "one"), "1").await.map(drop)
 }
 
 #[tokio::test]

@@ -16,13 +16,13 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
         .want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
     alone.hub.wait_applied("r", 4).await?;
     let id = alone.id("a", "one");
-    alone.says(&id, "1").await?;
+    alone.has_value(&id, "1").await?;
 
     alone
         .hub
         .want("r", alone.rule(&["a", "b"], &[("one", "2"), ("two", "1")]));
     for namespace in ["a", "b"] {
-        alone.says(&alone.id(namespace, "one"), "2").await?;
+        alone.has_value(&alone.id(namespace, "one"), "2").await?;
     }
     alone.hub.wait_applied("r", 4).await?;
 
@@ -35,7 +35,7 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
             json!({"data": {"surplus": "x", "text": "changed"}, "binaryData": {"more": "AA=="}}),
         )
         .await?;
-    alone.says(&id, "2").await?;
+    alone.has_value(&id, "2").await?;
     alone
         .place
         .sees("no surplus", &id, |copy| {
@@ -66,16 +66,16 @@ async fn copies_are_made_changed_and_put_back() -> Result<()> {
     // Stripped marks.
     let strip = json!({"metadata": {"labels": {"runnel.dev/hub": null, "app.kubernetes.io/managed-by": null}}});
     alone.place.change(&id, strip).await?;
-    alone.says(&id, "2").await?;
+    alone.has_value(&id, "2").await?;
     let strip = json!({"metadata": {
         "labels": {"runnel.dev/hub": null},
         "annotations": {"runnel.dev/seal": null, "runnel.dev/rule": "forged", "runnel.dev/source": null},
     }});
     alone.place.change(&id, strip).await?;
-    alone.says(&id, "2").await?;
+    alone.has_value(&id, "2").await?;
 
     alone.place.delete(&id).await?;
-    alone.says(&id, "2").await?;
+    alone.has_value(&id, "2").await?;
     alone.place.has_event(&id, "DriftCorrected").await?;
 
     // When idle nothing is written, not even after events of our own writes.
@@ -102,7 +102,7 @@ async fn foreign_objects_are_left_alone() -> Result<()> {
     alone
         .hub
         .want("r", alone.rule(&["a", "b"], &[("one", "1")]));
-    let copy = alone.says(&alone.id("a", "one"), "1").await?;
+    let copy = alone.has_value(&alone.id("a", "one"), "1").await?;
     let settled = |state: &RuleState| (state.counts.failed, state.counts.applied) == (1, 1);
     let state = alone
         .hub
@@ -139,7 +139,7 @@ async fn foreign_objects_are_left_alone() -> Result<()> {
         .wait_for_report("a conflict", "q", |state| state.counts.failed == 1)
         .await?;
     alone.place.delete(&alone.id("b", "one")).await?;
-    alone.says(&alone.id("b", "one"), "1").await?;
+    alone.has_value(&alone.id("b", "one"), "1").await?;
     alone.hub.wait_applied("q", 1).await.map(drop)
 }
 
@@ -193,7 +193,7 @@ async fn tombstones_delete_or_retain_and_equal_objects_are_taken_back() -> Resul
     alone
         .hub
         .want("q", alone.rule(&["a", "b"], &[("two", "1")]));
-    let taken = alone.says(&left, "1").await?;
+    let taken = alone.has_value(&left, "1").await?;
     assert_eq!(taken["metadata"]["uid"], uid);
     // The marks of a copy are written first; what it was retained from is taken off after that.
     let without = alone.place.sees(
@@ -250,7 +250,7 @@ async fn a_suspended_rule_touches_nothing_and_catches_up() -> Result<()> {
     .await?;
     wanted.terms.suspend = false;
     alone.hub.want("r", wanted);
-    alone.says(&alone.id("b", "one"), "1").await?;
+    alone.has_value(&alone.id("b", "one"), "1").await?;
     alone.place.lacks(&alone.id("a", "one")).await
 }
 
@@ -266,7 +266,7 @@ async fn created_and_deleted_namespaces_are_followed() -> Result<()> {
     assert_eq!((state.counts.copies, state.counts.waiting), (2, 1));
     for late in ["late", "x-1"] {
         alone.make_namespace(late).await?;
-        alone.says(&alone.id(late, "one"), "1").await?;
+        alone.has_value(&alone.id(late, "one"), "1").await?;
     }
     alone.hub.wait_applied("r", 3).await?;
 
@@ -304,7 +304,7 @@ async fn created_and_deleted_namespaces_are_followed() -> Result<()> {
         .await?;
     wanted.terms.create_namespaces = true;
     alone.hub.want("r", wanted);
-    alone.says(&alone.id("late", "one"), "1").await?;
+    alone.has_value(&alone.id("late", "one"), "1").await?;
     alone.hub.wait_applied("r", 3).await.map(drop)
 }
 
@@ -377,5 +377,8 @@ async fn bad_object_is_named_without_content_and_delays_no_other() -> Result<()>
         .await?;
     assert_eq!(state.failures[0].reason, Reason::Immutable);
     alone.place.delete(&alone.id("a", "fixed")).await?;
-    alone.says(&alone.id("a", "fixed"), "2").await.map(drop)
+    alone
+        .has_value(&alone.id("a", "fixed"), "2")
+        .await
+        .map(drop)
 }

@@ -24,7 +24,7 @@ impl Alone {
 
     /// Waits until a copy holds exactly this text, and nothing in `binaryData`.
     async fn is_exact(&self, id: &Id, text: &str) -> Result<()> {
-        let copy = self.says(id, text).await?;
+        let copy = self.has_value(id, text).await?;
         ensure!(copy["binaryData"].is_null(), "{}", copy["binaryData"]);
         Ok(())
     }

@@ -70,7 +70,7 @@ async fn hanging_webhook_of_one_namespace_delays_no_other() -> Result<()> {
             alone
                 .hub
                 .want("q", alone.rule(&["fast"], &[("quick", edit)]));
-            alone.says(&alone.id("fast", "quick"), edit).await?;
+            alone.has_value(&alone.id("fast", "quick"), edit).await?;
         }
         anyhow::Ok(())
     };

@@ -47,7 +47,7 @@ async fn second_agent_is_standby_and_edits_cost_one_write() -> Result<()> {
     let mark = alone.plane.mark();
     for edit in ["2", "3", "4"] {
         alone.hub.want("r", alone.rule(&["a"], &[("one", edit)]));
-        alone.says(&alone.id("a", "one"), edit).await?;
+        alone.has_value(&alone.id("a", "one"), edit).await?;
     }
     let writes = alone.writes(mark)?;
     ensure!(writes.len() == 3, "{writes:?}");
@@ -81,7 +81,7 @@ async fn ended_agent_releases_the_lease_to_the_standby() -> Result<()> {
         .context("it waits for a released Lease")??;
     alone.set_agent(second);
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
-    alone.says(&alone.id("a", "one"), "2").await.map(drop)
+    alone.has_value(&alone.id("a", "one"), "2").await.map(drop)
 }
 
 #[tokio::test]
@@ -106,7 +106,7 @@ async fn killed_agent_is_succeeded_by_its_own_pod_at_once() -> Result<()> {
         .context("the Lease of a dead agent is never taken")??;
     alone.set_agent(other);
     alone.hub.want("r", alone.rule(&["a"], &[("one", "2")]));
-    alone.says(&alone.id("a", "one"), "2").await.map(drop)
+    alone.has_value(&alone.id("a", "one"), "2").await.map(drop)
 }
 
 #[tokio::test]

@@ -66,7 +66,7 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
         .wait_for_report("four copies and four failures", "r", settled)
         .await?;
     for namespace in ["a", "b"] {
-        alone.says(&alone.id(namespace, "one"), "1").await?;
+        alone.has_value(&alone.id(namespace, "one"), "1").await?;
     }
     let forbidden: Vec<_> = state
         .failures
@@ -115,7 +115,7 @@ async fn agent_of_two_namespaces_continues_with_a_wider_role() -> Result<()> {
         .hub
         .wait_for_report("the third namespace", "r", settled)
         .await?;
-    alone.says(&alone.id("c", "one"), "1").await?;
+    alone.has_value(&alone.id("c", "one"), "1").await?;
     assert_eq!(
         alone.place.get(&Id::secret("two-c", "two")).await?["data"]["k"],
         "dg=="

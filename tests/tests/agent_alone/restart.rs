@@ -38,11 +38,11 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
             .await?;
     }
     alone.start_agent().await?;
-    alone.says(&alone.id("a", "one"), "1").await?;
+    alone.has_value(&alone.id("a", "one"), "1").await?;
     alone.make_namespace("new-1").await?;
-    alone.says(&alone.id("new-1", "one"), "1").await?;
+    alone.has_value(&alone.id("new-1", "one"), "1").await?;
     alone.place.delete(&alone.id("b", "one")).await?;
-    alone.says(&alone.id("b", "one"), "1").await?;
+    alone.has_value(&alone.id("b", "one"), "1").await?;
     assert_eq!(
         alone.place.get(&alone.id("a", "two")).await?["data"]["text"],
         "changed"
@@ -53,13 +53,13 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
         .place
         .change(&alone.id("a", "lone"), json!({"data": {"text": "changed"}}))
         .await?;
-    alone.says(&alone.id("a", "lone"), "1").await?;
+    alone.has_value(&alone.id("a", "lone"), "1").await?;
 
     // The hub returns with another desired state: pending work is done, and copies that it no
     // longer selects are removed.
     alone.hub.resume().await?;
     alone.hub.wait_applied("r", 6).await?;
-    alone.says(&alone.id("a", "two"), "1").await?;
+    alone.has_value(&alone.id("a", "two"), "1").await?;
     assert!(
         alone
             .hub
@@ -72,7 +72,7 @@ async fn agent_works_without_hub_also_after_its_restart() -> Result<()> {
         .hub
         .want("r", alone.rule(&["a", "b"], &[("one", "2")]));
     alone.hub.resume().await?;
-    alone.says(&alone.id("a", "one"), "2").await?;
+    alone.has_value(&alone.id("a", "one"), "2").await?;
     alone.hub.wait_applied("r", 2).await?;
     alone.place.lacks(&alone.id("new-1", "one")).await
 }
@@ -181,7 +181,7 @@ async fn a_crash_in_the_middle_of_a_removal_loses_nothing() -> Result<()> {
         alone.hub.observed("r").is_none_or(|state| !state.gone),
         "the removal was over before the crash"
     );
-    alone.says(&alone.id("b", "two"), "1").await?;
+    alone.has_value(&alone.id("b", "two"), "1").await?;
 
     Refusal {
         alone: &alone,
@@ -237,7 +237,7 @@ async fn removal_cut_short_by_a_kill_is_not_undone() -> Result<()> {
     alone.place.delete(&alone.id("a", "two")).await?;
     let mark = alone.plane.mark();
     alone.start_agent().await?;
-    alone.says(&alone.id("a", "two"), "1").await?;
+    alone.has_value(&alone.id("a", "two"), "1").await?;
     steadily(
         "nothing to be created again",
         Duration::from_secs(3),
@@ -317,7 +317,7 @@ async fn agent_alone_restores_copies_deleted_while_it_was_down() -> Result<()> {
     let begin = Instant::now();
     alone.start_agent().await?;
     for (namespace, name) in [("a", "one"), ("c", "one"), ("c", "two")] {
-        alone.says(&alone.id(namespace, name), "1").await?;
+        alone.has_value(&alone.id(namespace, name), "1").await?;
     }
     println!("all is back after {:?}", begin.elapsed());
     Ok(())
@@ -332,7 +332,7 @@ async fn rule_removed_before_the_agent_recorded_it_is_removed() -> Result<()> {
         .hub
         .want("r", alone.rule(&["a", "b"], &[("one", "1"), ("two", "1")]));
     for (namespace, name) in [("a", "one"), ("a", "two"), ("b", "one")] {
-        alone.says(&alone.id(namespace, name), "1").await?;
+        alone.has_value(&alone.id(namespace, name), "1").await?;
     }
     refusal.tried("patch", mark).await?;
     let name = refusal.name;

@@ -54,7 +54,7 @@ async fn kind_without_rights_is_reported_and_resumed_when_granted() -> Result<()
         },
     );
     alone.hub.want("r", wanted);
-    alone.says(&alone.id("a", "one"), "1").await?;
+    alone.has_value(&alone.id("a", "one"), "1").await?;
     let is_partial = |state: &RuleState| (state.counts.applied, state.counts.failed) == (1, 1);
     let state = alone
         .hub

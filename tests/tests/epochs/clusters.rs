@@ -9,7 +9,7 @@ use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use super::stage::{confirm, says, wait_without_condition};
+use super::stage::{confirm, wait_for_condition, wait_without_condition};
 
 const HOME: &str = "clusters";
 
@@ -83,7 +83,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
         .await?;
     fleet.agent(2).hand_over(&join_string).await?;
     fleet.start_agent(2).await?;
-    let message = says(
+    let message = wait_for_condition(
         hub,
         "member-2",
         "PreviousMembership",
@@ -113,7 +113,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     let kept = scene.member(2).get(&Id::of(&stays)?).await?;
     clone_identity(&scene).await?;
     fleet.start_agent(2).await?;
-    let message = says(hub, "member-1", "Duplicate", "SecondCluster").await?;
+    let message = wait_for_condition(hub, "member-1", "Duplicate", "SecondCluster").await?;
     ensure!(
         uids.iter().all(|uid| message.contains(uid.as_str())),
         "{message}"
@@ -135,7 +135,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     is_known_as(&scene, "member-1", &uids[1]).await?;
     let of_first = scene.member(1).get(&Id::of(&stays)?).await?;
     eventually("the first cluster to be the other one", SOON, async || {
-        let message = says(hub, "member-1", "Duplicate", "SecondCluster").await?;
+        let message = wait_for_condition(hub, "member-1", "Duplicate", "SecondCluster").await?;
         Ok(message
             .contains(&format!("uid {} there", uids[0]))
             .then_some(()))

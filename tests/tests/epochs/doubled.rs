@@ -9,7 +9,7 @@ use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, SOON, Scene, TestCluste
 use runnel_tests::wait::eventually;
 use serde_json::json;
 
-use super::stage::{remembered, remembers_more, renewed, says};
+use super::stage::{remembered, remembers_more, renewed, wait_for_condition};
 
 const HOME: &str = "doubled";
 
@@ -77,7 +77,7 @@ async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
     // The first is away for a while: the second may not make use of it.
     fleet.hub_process().kill()?;
     let twin_hub = TestCluster::new("twin", twin.client().await?);
-    let message = says(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
+    let message = wait_for_condition(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
     ensure!(message.contains("second hub"), "{message}");
     twin_hub
         .has_event(&Id::member("member-1"), "Duplicate")
@@ -95,6 +95,6 @@ async fn second_hub_with_one_identity_rolls_nothing_back() -> Result<()> {
         .change(&Id::of(&source)?, json!({"data": {"k": "third"}}))
         .await?;
     member.has_copy(&third, HOME, &rule).await?;
-    says(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
+    wait_for_condition(&twin_hub, "member-1", "Duplicate", "SecondHub").await?;
     Ok(())
 }

@@ -8,7 +8,9 @@ use runnel_tests::scene::{Draft, Id, Metrics, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use super::stage::{confirm, remembered, remembers_more, renewed, says, wait_without_condition};
+use super::stage::{
+    confirm, remembered, remembers_more, renewed, wait_for_condition, wait_without_condition,
+};
 
 const HOME: &str = "restored";
 const NOTICED: Duration = Duration::from_secs(60);
@@ -142,8 +144,9 @@ async fn hub_restored_from_backup_rolls_nothing_back_unconfirmed() -> Result<()>
     fleet.hub().restore(&backup).await?;
     fleet.start_hub().await?;
     let began = Instant::now();
-    let message = says(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
-    says(hub, "member-2", "RestoredFromBackup", "HubStateBehind").await?;
+    let message =
+        wait_for_condition(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
+    wait_for_condition(hub, "member-2", "RestoredFromBackup", "HubStateBehind").await?;
     ensure!(
         began.elapsed() < NOTICED,
         "noticed after {:?}",
@@ -205,7 +208,8 @@ async fn lives_through_it(stage: &Stage, edited: &Value) -> Result<()> {
     let copies = stage.copies(&["app-edited", "app-added"]).await?;
 
     fleet.hub().restore(&backup).await?;
-    let message = says(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
+    let message =
+        wait_for_condition(hub, "member-1", "RestoredFromBackup", "HubStateBehind").await?;
     stage.diverged(2, 2).await?;
     renewed(&hub.client()).await?;
     stage.untouched(&copies, |_| true).await?;

@@ -52,7 +52,12 @@ pub async fn renewed(hub: &Client) -> Result<()> {
 }
 
 /// Waits until a MemberCluster has this condition for this reason; returns its message.
-pub async fn says(hub: &TestCluster, member: &str, kind: &str, reason: &str) -> Result<String> {
+pub async fn wait_for_condition(
+    hub: &TestCluster,
+    member: &str,
+    kind: &str,
+    reason: &str,
+) -> Result<String> {
     let object = hub
         .sees(
             &format!("{kind}, {reason}"),

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use super::{none, product_code, root, says};
+use super::{contains_word, none, product_code, root};
 
 /// The crates that decide: name and folder.
 const NO_IO: [(&str, &str); 4] = [
@@ -105,7 +105,7 @@ fn modules_of_the_hub_that_decide_do_no_io() -> Result<()> {
             let calls = code
                 .lines
                 .iter()
-                .filter(|(_, line)| IO_CALLS.iter().any(|call| says(line, call)));
+                .filter(|(_, line)| IO_CALLS.iter().any(|call| contains_word(line, call)));
             wrong.extend(calls.map(|(number, line)| {
                 format!("{}:{number}: this is I/O: {}", code.path, line.trim())
             }));

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use runnel_api::conditions::{ConditionType, Reason};
 use runnel_proto::model;
 
-use super::{none, product_code, root, says};
+use super::{contains_word, none, product_code, root};
 
 /// The file that defines conditions, with their types and reasons.
 const LISTS: &str = "hub/api/src/conditions.rs";
@@ -108,7 +108,7 @@ fn every_word_of_the_lists_is_written_somewhere() -> Result<()> {
         runnel_hub_core::status::EventReason::OWN.map(|word| format!("EventReason::{word}"));
     let all = types.into_iter().chain(reasons).chain(events);
     none(
-        all.filter(|word| !says(&text, word))
+        all.filter(|word| !contains_word(&text, word))
             .map(|word| format!("nothing writes {word}: remove it"))
             .collect(),
     )

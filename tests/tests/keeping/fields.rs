@@ -120,7 +120,7 @@ async fn ignored_fields_are_written_at_creation_and_never_again() -> Result<()> 
 async fn path_that_is_no_copy_field_cannot_be_ignored() -> Result<()> {
     let home = "ignored-wrongly";
     let scene = scene_with(home).await?;
-    for (pointer, says) in [
+    for (pointer, expected_text) in [
         ("/spec/x", "write /data/KEY"),
         ("data/x", "write /data/KEY"),
         ("/data/a/b", "write /data/KEY"),
@@ -140,7 +140,7 @@ async fn path_that_is_no_copy_field_cannot_be_ignored() -> Result<()> {
             scene.hub.make(&draft.json()).await.expect_err(pointer)
         );
         ensure!(
-            refused.contains("ignoreFields") && refused.contains(says),
+            refused.contains("ignoreFields") && refused.contains(expected_text),
             "{pointer}: {refused}"
         );
     }

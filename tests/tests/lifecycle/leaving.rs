@@ -44,7 +44,12 @@ async fn stage(agent_values: Value) -> Result<(Fleet, Scene, FleetOptions)> {
     Ok((fleet, scene, options))
 }
 
-async fn says(hub: &TestCluster, kind: &str, status: &str, text: &str) -> Result<String> {
+async fn wait_for_condition(
+    hub: &TestCluster,
+    kind: &str,
+    status: &str,
+    text: &str,
+) -> Result<String> {
     let what = format!("{kind}={status}, {text}");
     let shown = eventually(&what, LONG, async || {
         let member = hub.get(&Id::member(MEMBER)).await?;
@@ -85,10 +90,10 @@ async fn orphaned_copies_do_not_delay_a_leaving_cluster() -> Result<()> {
     hub.change(&orphan, json!({"metadata": {"finalizers": null}}))
         .await?;
     hub.lacks(&orphan).await?;
-    says(hub, "OrphanedCopies", "True", "leaving/orphan").await?;
+    wait_for_condition(hub, "OrphanedCopies", "True", "leaving/orphan").await?;
 
     leave(hub).await?;
-    says(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
+    wait_for_condition(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
     member.lacks(&Id::config_map(HOME, "deletes")).await?;
     ensure!(
         !is_marked(&member.get(&Id::config_map(HOME, "retains")).await?),
@@ -116,8 +121,8 @@ async fn cluster_that_joined_again_leaves_once_it_is_confirmed() -> Result<()> {
     fleet.agent(1).hand_over(&join_string).await?;
     fleet.start_agent(1).await?;
 
-    let message = says(hub, "PreviousMembership", "True", "kubectl annotate").await?;
-    says(
+    let message = wait_for_condition(hub, "PreviousMembership", "True", "kubectl annotate").await?;
+    wait_for_condition(
         hub,
         "Drained",
         "False",
@@ -136,7 +141,7 @@ async fn cluster_that_joined_again_leaves_once_it_is_confirmed() -> Result<()> {
         .context("the message names no command")?;
     let words: Vec<&str> = command.split_whitespace().skip(1).collect();
     fleet.hub().kubectl(&words).await?;
-    says(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
+    wait_for_condition(hub, "Drained", "True", "this MemberCluster can be deleted").await?;
     scene
         .member(1)
         .lacks(&Id::config_map(HOME, "deletes"))

@@ -32,7 +32,7 @@ async fn fleet() -> Result<&'static Fleet> {
         .await
 }
 
-async fn member_says(
+async fn wait_for_member(
     hub: &TestCluster,
     name: &str,
     kind: &str,
@@ -54,7 +54,7 @@ async fn member_says(
     .await
 }
 
-async fn log_says(fleet: &Fleet, number: usize, text: &str) -> Result<()> {
+async fn wait_for_log(fleet: &Fleet, number: usize, text: &str) -> Result<()> {
     eventually(&format!("the agent to log {text:?}"), SOON, async || {
         Ok(std::fs::read_to_string(fleet.agent_log(number))?
             .contains(text)
@@ -137,7 +137,7 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
         json!({"spec": {"accepted": false}}),
     )
     .await?;
-    log_says(
+    wait_for_log(
         fleet,
         1,
         "the hub has revoked this cluster: the copies here are kept as they are",
@@ -165,7 +165,7 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
         .await?;
     fleet.kill_agent(1)?;
     fleet.start_agent(1).await?;
-    member_says(hub, "member-1", "Connected", "True", "SessionOpen").await?;
+    wait_for_member(hub, "member-1", "Connected", "True", "SessionOpen").await?;
     hub.all_applied(&rule, 2).await?;
 
     // Purge, also where a rule would retain: the member's own word is the last.
@@ -177,7 +177,7 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
         json!({"spec": {"accepted": false}}),
     )
     .await?;
-    log_says(fleet, 1, "the copies here are deleted (onRevoke: Purge)").await?;
+    wait_for_log(fleet, 1, "the copies here are deleted (onRevoke: Purge)").await?;
     for (source, namespace) in copies {
         member.lacks(&Id::of(source)?.within(namespace)).await?;
     }
@@ -238,7 +238,8 @@ async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
     // Longer than the hub renews: the hub reports it without the agent.
     fleet.stop_agent(2).await?;
     passes(expiry(hub, "member-2").await? + LIMIT).await?;
-    let observed = member_says(hub, "member-2", "Connected", "False", "CertificateExpired").await?;
+    let observed =
+        wait_for_member(hub, "member-2", "Connected", "False", "CertificateExpired").await?;
     let message = condition(&observed, "Connected")?["message"]
         .as_str()
         .unwrap_or_default();
@@ -247,7 +248,7 @@ async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
         "{message}"
     );
     fleet.start_agent(2).await?;
-    log_says(
+    wait_for_log(
         fleet,
         2,
         "expired longer ago than the hub renews (--expired-renewal-limit)",
@@ -267,7 +268,7 @@ async fn expired_member_returns_or_needs_a_join_string() -> Result<()> {
     fleet.kill_agent(2)?;
     fleet.agent(2).hand_over(&old).await?;
     fleet.start_agent(2).await?;
-    log_says(fleet, 2, "the token is wrong for cluster member-2").await?;
+    wait_for_log(fleet, 2, "the token is wrong for cluster member-2").await?;
     let after = member.get(&identity).await?;
     for part in ["tls.crt", "tls.key", "token-id"] {
         ensure!(

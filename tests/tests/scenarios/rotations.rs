@@ -385,14 +385,14 @@ async fn change_cas(hub: &Hub<'_>, before: usize) -> Result<()> {
     })
     .await?;
     let unusable = "runnel_hub_identity_unusable";
-    let says = async |wanted: f64| {
+    let wait_for_count = async |wanted: f64| {
         eventually("the hub to judge its identity", SOON, async || {
             let shown = Metrics::of(&hub.fleet.hub_ops_url()).await?.sum(unusable)?;
             Ok((shown == wanted).then_some(()))
         })
         .await
     };
-    says(1.0).await?;
+    wait_for_count(1.0).await?;
     let observed = hub
         .scene
         .hub
@@ -410,7 +410,7 @@ async fn change_cas(hub: &Hub<'_>, before: usize) -> Result<()> {
         .hub
         .change(&Id::secret(NAMESPACE, IDENTITY_SECRET), gone)
         .await?;
-    says(0.0).await?;
+    wait_for_count(0.0).await?;
     let fourth = hub.pair().await?;
     ensure!(fourth.certificate != third.certificate);
     hub.followed(&fourth.print()?).await?;

@@ -55,7 +55,7 @@ async fn condition(plane: &ControlPlane, namespace: &str, kind: &str) -> Result<
 }
 
 /// Waits until a condition of the namespace's rule has this reason, with all these words in its message.
-async fn says(
+async fn wait_for_condition(
     plane: &ControlPlane,
     namespace: &str,
     kind: &str,
@@ -122,7 +122,7 @@ async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<(
     let process = hub.replicas()[0].process();
 
     // One rule is served, one lacks a permission, one is out of scope; none affects the others.
-    says(&plane, "open", "Ready", "NoClusters", &[])
+    wait_for_condition(&plane, "open", "Ready", "NoClusters", &[])
         .await
         .with_context(|| process.last_words())?;
     let missing = [
@@ -130,8 +130,8 @@ async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<(
         "get, list and watch",
         "a Role in the namespace shut",
     ];
-    says(&plane, "shut", "Stalled", "SourceUnreadable", &missing).await?;
-    says(
+    wait_for_condition(&plane, "shut", "Stalled", "SourceUnreadable", &missing).await?;
+    wait_for_condition(
         &plane,
         "outside",
         "Stalled",
@@ -154,7 +154,7 @@ async fn limited_hub_reads_where_it_may_and_reports_missing_rights() -> Result<(
     plane
         .kubectl_stdin(&["create", "-f", "-"], &renewed(&binding)?)
         .await?;
-    says(&plane, "shut", "Ready", "NoClusters", &[]).await?;
+    wait_for_condition(&plane, "shut", "Ready", "NoClusters", &[]).await?;
 
     let asked = plane.writes_since(mark)?;
     let own = asked

@@ -20,7 +20,7 @@ async fn takes_in(line: &mut AgentStream, copies_there: &mut Holdings) -> Result
 }
 
 /// Waits until the rule's condition Ready has this reason; with its message.
-async fn says(stage: &Stage, reason: &str) -> Result<String> {
+async fn wait_for_condition(stage: &Stage, reason: &str) -> Result<String> {
     eventually(&format!("the rule to say {reason}"), SOON, async || {
         let status = stage
             .rules()
@@ -80,7 +80,7 @@ async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
         ..right[0].clone()
     };
     line.send(&AgentFrame::Report(vec![with(Some(Proof([7; 16])))]));
-    let message = says(&stage, "DigestMismatch").await?;
+    let message = wait_for_condition(&stage, "DigestMismatch").await?;
     ensure!(message.contains("in proof-wrong"), "{message}");
     ensure!(differing(&stage).await? == 1.0);
     // It reconnects and reports the same from the beginning.
@@ -90,9 +90,9 @@ async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
     ensure!(differing(&stage).await? == 1.0);
     // A report without a proof is accepted, and proves nothing.
     line.send(&AgentFrame::Report(vec![with(None)]));
-    says(&stage, "AllApplied").await?;
+    wait_for_condition(&stage, "AllApplied").await?;
     line.send(&AgentFrame::Report(vec![with(Some(Proof([8; 16])))]));
-    says(&stage, "DigestMismatch").await?;
+    wait_for_condition(&stage, "DigestMismatch").await?;
     line.send(&AgentFrame::Report(right.clone()));
     stage.ready("all", 2).await?;
     ensure!(differing(&stage).await? == 0.0);
@@ -104,7 +104,7 @@ async fn member_with_a_wrong_digest_is_not_ready() -> Result<()> {
         proof: right[0].proof,
         ..next[0].clone()
     }]));
-    says(&stage, "DigestMismatch").await?;
+    wait_for_condition(&stage, "DigestMismatch").await?;
     line.send(&AgentFrame::Report(next.clone()));
     stage.ready("all", 2).await?;
 

@@ -30,7 +30,7 @@ async fn connects(credentials: &Credentials, boot_id: &str) -> Result<AgentStrea
     Ok(line)
 }
 
-fn says(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> {
+fn condition_of(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> {
     let found = member
         .status
         .as_ref()?
@@ -44,7 +44,7 @@ fn says(member: &MemberCluster, kind: &str) -> Option<(String, String, String)> 
     ))
 }
 
-async fn eventually_says(
+async fn wait_for_condition(
     stage: &Stage,
     cluster: &str,
     kind: &str,
@@ -55,7 +55,7 @@ async fn eventually_says(
         SOON,
         async || {
             let member = stage.members().get(cluster).await?;
-            let output = says(&member, kind);
+            let output = condition_of(&member, kind);
             ensure!(
                 output.as_ref().is_some_and(|(_, why, _)| why == reason),
                 "{output:?}"
@@ -78,8 +78,12 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
         "{}",
         first.record().sketch()
     );
-    let member = eventually_says(&stage, cluster, "Connected", "SessionOpen").await?;
-    ensure!(says(&member, "KeyShared").is_none(), "{:?}", member.status);
+    let member = wait_for_condition(&stage, cluster, "Connected", "SessionOpen").await?;
+    ensure!(
+        condition_of(&member, "KeyShared").is_none(),
+        "{:?}",
+        member.status
+    );
 
     // The one before lives, and so does the other.
     let mut first = connects(&credentials, "first").await?;
@@ -94,8 +98,8 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
         "{}",
         first.record().sketch()
     );
-    let member = eventually_says(&stage, cluster, "KeyShared", "ConcurrentSessions").await?;
-    let (status, _, message) = says(&member, "KeyShared").unwrap_or_default();
+    let member = wait_for_condition(&stage, cluster, "KeyShared", "ConcurrentSessions").await?;
+    let (status, _, message) = condition_of(&member, "KeyShared").unwrap_or_default();
     ensure!(
         status == "True" && message.contains("spec.accepted") && message.contains("token create"),
         "{message}"
@@ -111,7 +115,7 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
     let joined = stage.join(cluster).await?;
     let _line = connects(&joined, "third").await?;
     eventually("the condition to go", SOON, async || {
-        let output = says(&stage.members().get(cluster).await?, "KeyShared");
+        let output = condition_of(&stage.members().get(cluster).await?, "KeyShared");
         Ok(output.is_none().then_some(()))
     })
     .await

@@ -240,36 +240,36 @@ fn each_denial_names_its_field() {
         "{namespaces: {allowed: ['*'], denied: [never]}, kinds: [secrets], maxObjectBytes: 3,
         secretTypes: {allowed: [Opaque, 'a/*'], denied: [a/b]}}",
     );
-    let says = |copy_error: Option<CopyError>, field: &str| {
+    let assert_field = |copy_error: Option<CopyError>, field: &str| {
         let copy_error = copy_error.unwrap();
         assert_eq!(copy_error.reason, Reason::Denied);
         assert!(copy_error.message.contains(field), "{}", copy_error.message);
     };
-    says(policy.denies_namespace("never", HOME), "namespaces.denied");
-    says(
+    assert_field(policy.denies_namespace("never", HOME), "namespaces.denied");
+    assert_field(
         policy.denies_namespace("kube-system", HOME),
         "namespaces.allowed",
     );
-    says(policy.denies_kind("configmaps"), "(kinds)");
-    says(
+    assert_field(policy.denies_kind("configmaps"), "(kinds)");
+    assert_field(
         policy.denies_content(&secret("kubernetes.io/tls", "")),
         "kubernetes.io/tls (secretTypes.allowed)",
     );
-    says(
+    assert_field(
         policy.denies_content(&secret("a/b", "")),
         "secretTypes.denied",
     );
-    says(
+    assert_field(
         policy.denies_content(&secret("Opaque", "MTIzNA==")),
         "4 bytes",
     );
-    says(policy.denies_creation("new"), "createNamespaces");
-    says(policy.denies_namespace(HOME, HOME), "namespaces.allowed");
-    says(
+    assert_field(policy.denies_creation("new"), "createNamespaces");
+    assert_field(policy.denies_namespace(HOME, HOME), "namespaces.allowed");
+    assert_field(
         policy.denies_namespace("argocd", HOME),
         "namespaces.allowed",
     );
-    says(
+    assert_field(
         Policy {
             adopt: Adopt::Never,
             ..Policy::default()

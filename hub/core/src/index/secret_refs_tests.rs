@@ -190,7 +190,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
     index.set_rule(rule());
     let (login, eu) = (secret("team", "login"), secret("team", "eu"));
     set(&mut index, &login, Some(body(json!({"password": "eA=="}))));
-    let says = |index: &Index, words: &[&str]| {
+    let assert_message = |index: &Index, words: &[&str]| {
         let message = sent(index, "team", "eu-1").unwrap().unwrap_err();
         assert!(
             words.iter().all(|reason| message.contains(reason)),
@@ -204,11 +204,11 @@ fn missing_secret_reference_is_reported_without_its_value() {
         );
     };
     set(&mut index, &eu, Some(body(json!({"other": EU}))));
-    says(&index, &["secrets/team/eu has no key pw"]);
+    assert_message(&index, &["secrets/team/eu has no key pw"]);
     // Its owner forbids the distribution, or it is a credential of this cluster.
     for refused in [UnsupportedSource::Annotation, UnsupportedSource::Type] {
         set(&mut index, &eu, Some(SourceState::Refused(refused)));
-        says(&index, &["secrets/team/eu is never distributed"]);
+        assert_message(&index, &["secrets/team/eu is never distributed"]);
     }
     set(&mut index, &eu, Some(body(json!({"pw": EU}))));
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
@@ -217,7 +217,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
     index.sources_mut().mark_deleted(&eu, now);
     assert!(sent(&index, "team", "eu-1").unwrap().is_ok());
     index.expire_deleted(now + GRACE, GRACE);
-    says(&index, &["there is no secrets/team/eu"]);
+    assert_message(&index, &["there is no secrets/team/eu"]);
     // A Secret of that name in another namespace does not count: each source uses its own
     // namespace.
     set(
@@ -225,7 +225,7 @@ fn missing_secret_reference_is_reported_without_its_value() {
         &secret("other", "eu"),
         Some(body(json!({"pw": NEW}))),
     );
-    says(&index, &["there is no secrets/team/eu"]);
+    assert_message(&index, &["there is no secrets/team/eu"]);
     set(
         &mut index,
         &secret("other", "login"),

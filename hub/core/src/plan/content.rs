@@ -244,11 +244,11 @@ mod tests {
     #[test]
     fn an_annotation_of_the_owner_refuses_and_only_with_false() {
         let kind = Kind::by_resource("configmaps").unwrap();
-        let says =
+        let annotated =
             |value: &str| json!({"metadata": {"annotations": {"runnel.dev/distribute": value}}});
-        assert!(content_of(kind, &says("false")).err() == Some(UnsupportedSource::Annotation));
+        assert!(content_of(kind, &annotated("false")).err() == Some(UnsupportedSource::Annotation));
         for other in ["true", "", "no"] {
-            let content = content_of(kind, &says(other)).ok().unwrap();
+            let content = content_of(kind, &annotated(other)).ok().unwrap();
             assert!(content.annotations.is_empty(), "{other}");
         }
     }

@@ -485,7 +485,7 @@ mod tests {
                 .begin(&cluster.into(), &self.new.plan.uid, since, awaits);
         }
 
-        fn says(
+        fn report(
             &mut self,
             cluster: &str,
             after: u64,
@@ -527,9 +527,9 @@ mod tests {
             ),
             None
         );
-        assert_eq!(story.says("one", 3, 1, 0), None);
-        assert_eq!(story.says("one", 4, 2, 0), took(Some(4), Some(4)));
-        assert_eq!(story.says("one", 5, 2, 0), None);
+        assert_eq!(story.report("one", 3, 1, 0), None);
+        assert_eq!(story.report("one", 4, 2, 0), took(Some(4), Some(4)));
+        assert_eq!(story.report("one", 5, 2, 0), None);
         assert!(story.is_over());
     }
 
@@ -540,15 +540,15 @@ mod tests {
         story.begin("two", 0, false);
         // The cluster's wave begins later.
         story.begin("three", 0, true);
-        assert_eq!(story.says("two", 1, 2, 0), took(Some(1), None));
+        assert_eq!(story.report("two", 1, 2, 0), took(Some(1), None));
         // Another edit before the first one is everywhere.
         story.begin("two", 2, false);
-        assert_eq!(story.says("two", 3, 2, 0), took(Some(1), None));
-        assert_eq!(story.says("one", 4, 2, 0), took(Some(4), None));
-        assert_eq!(story.says("three", 9, 2, 0), took(None, Some(9)));
+        assert_eq!(story.report("two", 3, 2, 0), took(Some(1), None));
+        assert_eq!(story.report("one", 4, 2, 0), took(Some(4), None));
+        assert_eq!(story.report("three", 9, 2, 0), took(None, Some(9)));
         assert!(story.is_over());
         story.begin("one", 10, false);
-        assert_eq!(story.says("one", 11, 2, 0), took(Some(1), Some(1)));
+        assert_eq!(story.report("one", 11, 2, 0), took(Some(1), Some(1)));
     }
 
     #[test]
@@ -556,25 +556,25 @@ mod tests {
         let mut story = Timeline::new();
         story.begin("one", 0, false);
         story.begin("two", 0, false);
-        assert_eq!(story.says("one", 1, 1, 1), took(None, None));
-        assert_eq!(story.says("one", 2, 1, 1), took(None, None));
+        assert_eq!(story.report("one", 1, 1, 1), took(None, None));
+        assert_eq!(story.report("one", 2, 1, 1), took(None, None));
         // It comes round before the other has it.
-        assert_eq!(story.says("one", 3, 2, 0), took(None, None));
-        assert_eq!(story.says("two", 4, 2, 0), took(Some(4), Some(4)));
+        assert_eq!(story.report("one", 3, 2, 0), took(None, None));
+        assert_eq!(story.report("two", 4, 2, 0), took(Some(4), Some(4)));
         assert!(story.is_over());
 
         story.begin("one", 10, false);
         story.begin("two", 10, false);
-        assert_eq!(story.says("two", 11, 2, 0), took(Some(1), None));
-        assert_eq!(story.says("one", 12, 1, 1), took(None, Some(1)));
-        assert_eq!(story.says("one", 60, 2, 0), took(None, None), "long over");
+        assert_eq!(story.report("two", 11, 2, 0), took(Some(1), None));
+        assert_eq!(story.report("one", 12, 1, 1), took(None, Some(1)));
+        assert_eq!(story.report("one", 60, 2, 0), took(None, None), "long over");
         assert!(story.is_over());
         // Only failed: nothing was delivered.
         story.begin("one", 70, false);
-        assert_eq!(story.says("one", 71, 1, 1), took(None, None));
+        assert_eq!(story.report("one", 71, 1, 1), took(None, None));
         // The next edit is measured again.
         story.begin("one", 80, false);
-        assert_eq!(story.says("one", 81, 2, 0), took(Some(1), Some(1)));
+        assert_eq!(story.report("one", 81, 2, 0), took(Some(1), Some(1)));
         assert!(story.is_over());
     }
 
@@ -583,19 +583,19 @@ mod tests {
         let mut story = Timeline::new();
         story.begin("one", 0, false);
         assert!(story.lost("one").is_empty());
-        assert_eq!(story.says("one", 1, 2, 0), None);
+        assert_eq!(story.report("one", 1, 2, 0), None);
         assert!(story.is_over());
 
         story.begin("one", 10, false);
         story.begin("two", 10, false);
-        assert_eq!(story.says("one", 13, 2, 0), took(Some(3), None));
+        assert_eq!(story.report("one", 13, 2, 0), took(Some(3), None));
         // The time at which the loss of the other one was noticed does not matter.
         assert_eq!(story.lost("two"), [Duration::from_secs(3)]);
         assert!(story.is_over());
 
         story.begin("one", 20, false);
         story.begin("two", 20, false);
-        assert_eq!(story.says("two", 21, 2, 0), took(Some(1), None));
+        assert_eq!(story.report("two", 21, 2, 0), took(Some(1), None));
         let kept = story
             .deliveries
             .retain(|cluster, _| *cluster != "one".into());

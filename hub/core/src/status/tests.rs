@@ -209,7 +209,7 @@ impl World {
         written
     }
 
-    fn says(&self, condition_type: ConditionType) -> (String, String) {
+    fn condition(&self, condition_type: ConditionType) -> (String, String) {
         let known = condition(&self.status.conditions, condition_type);
         known
             .map(|known| (known.status.clone(), known.reason.clone()))
@@ -217,7 +217,7 @@ impl World {
     }
 
     fn ready(&self) -> (String, String) {
-        self.says(ConditionType::Ready)
+        self.condition(ConditionType::Ready)
     }
 }
 
@@ -360,7 +360,7 @@ fn silence_turns_unknown_within_its_time() {
     assert!(world.fold());
     assert_eq!(world.ready(), pair("Unknown", "ClustersUnreachable"));
     assert_eq!(
-        world.says(ConditionType::Applied),
+        world.condition(ConditionType::Applied),
         pair("True", "AllApplied")
     );
     // The Event about a lost cluster is on its MemberCluster.
@@ -434,29 +434,32 @@ fn reconciling_stalled_and_suspended_exist_only_while_true() {
     world.overdue = true;
     world.fold();
     assert_eq!(
-        world.says(ConditionType::Reconciling),
+        world.condition(ConditionType::Reconciling),
         pair("True", "Progressing")
     );
     world.applied("one");
     world.fold();
-    assert_eq!(world.says(ConditionType::Reconciling), Default::default());
+    assert_eq!(
+        world.condition(ConditionType::Reconciling),
+        Default::default()
+    );
 
     let unreadable = SourceRef::new("configmaps", "a", "t");
     world.plan.set(&unreadable, Some(&SourceState::Unreadable));
     world.fold();
     assert_eq!(
-        world.says(ConditionType::Stalled),
+        world.condition(ConditionType::Stalled),
         pair("True", "SourceUnreadable")
     );
     assert_eq!(world.ready(), pair("False", "SourceUnreadable"));
     world.plan.set(&unreadable, None);
     world.fold();
-    assert_eq!(world.says(ConditionType::Stalled), Default::default());
+    assert_eq!(world.condition(ConditionType::Stalled), Default::default());
 
     world.becomes(rule(json!({"suspend": true})));
     world.fold();
     assert_eq!(
-        world.says(ConditionType::Suspended),
+        world.condition(ConditionType::Suspended),
         pair("True", "Suspended")
     );
     assert_eq!(world.ready(), pair("False", "Suspended"));
@@ -494,7 +497,10 @@ fn dry_run_shows_counts_and_the_first_change() {
     );
     world.planned_removals = BTreeMap::from([("one".into(), 4), ("elsewhere".into(), 8)]);
     world.fold();
-    assert_eq!(world.says(ConditionType::DryRun), pair("True", "DryRun"));
+    assert_eq!(
+        world.condition(ConditionType::DryRun),
+        pair("True", "DryRun")
+    );
     assert_eq!(world.ready(), pair("False", "DryRun"));
     let summary = world.status.summary.unwrap();
     assert_eq!(
@@ -779,7 +785,10 @@ fn pending_prunes_are_under_way_until_blocked() {
     world.fold();
     let blocked = (pair("False", "RemovalLimit"), pair("True", "RemovalLimit"));
     assert_eq!(
-        (world.ready(), world.says(ConditionType::ApprovalRequired)),
+        (
+            world.ready(),
+            world.condition(ConditionType::ApprovalRequired)
+        ),
         blocked
     );
     let text = condition(&world.status.conditions, ConditionType::ApprovalRequired)
@@ -806,7 +815,7 @@ fn pending_prunes_are_under_way_until_blocked() {
     world.fold();
     assert_eq!(
         (
-            world.says(ConditionType::ApprovalRequired),
+            world.condition(ConditionType::ApprovalRequired),
             &world.status.pending_approval
         ),
         (pair("", ""), &None)

@@ -221,11 +221,11 @@ fn replicator(
     places: &NamespaceLabels,
     read: &mut ReadAnnotations,
 ) {
-    let says = |key: &str| marked.annotation(REPLICATOR, key);
+    let annotation = |key: &str| marked.annotation(REPLICATOR, key);
     if marked.allows(REPLICATOR, "keep-owner-references") {
         read.note(id, "keep-owner-references: a copy in another cluster cannot have the owner, copies get no owner");
     }
-    if let Some(from) = says("replicate-from") {
+    if let Some(from) = annotation("replicate-from") {
         let allowed = |source: &ObjectMetadata| {
             let list = source
                 .annotation(REPLICATOR, "replication-allowed-namespaces")
@@ -237,7 +237,10 @@ fn replicator(
         };
         return filled(Copier::Replicator, id, from, objects, allowed, read);
     }
-    let (list, selector) = (says("replicate-to"), says("replicate-to-matching"));
+    let (list, selector) = (
+        annotation("replicate-to"),
+        annotation("replicate-to-matching"),
+    );
     if list.is_none() && selector.is_none() {
         return;
     }
@@ -272,17 +275,17 @@ fn reflector(
     places: &NamespaceLabels,
     read: &mut ReadAnnotations,
 ) {
-    let says = |key: &str| marked.annotation(REFLECTOR, key).unwrap_or_default();
-    if !says("reflects").is_empty() {
+    let annotation = |key: &str| marked.annotation(REFLECTOR, key).unwrap_or_default();
+    if !annotation("reflects").is_empty() {
         if marked.allows(REFLECTOR, "auto-reflects") {
             return; // The source says it.
         }
         let labels = places.get(&id.namespace).cloned().unwrap_or_default();
         let allowed = |source: &ObjectMetadata| {
-            let says = |key: &str| source.annotation(REFLECTOR, key).unwrap_or_default();
+            let annotation = |key: &str| source.annotation(REFLECTOR, key).unwrap_or_default();
             let written = NamespaceExpression {
-                list: says("reflection-allowed-namespaces"),
-                selector: says("reflection-allowed-namespaces-selector"),
+                list: annotation("reflection-allowed-namespaces"),
+                selector: annotation("reflection-allowed-namespaces-selector"),
             };
             source.allows(REFLECTOR, "reflection-allowed")
                 && written.includes(&id.namespace, &labels)
@@ -290,7 +293,7 @@ fn reflector(
         return filled(
             Copier::Reflector,
             id,
-            says("reflects"),
+            annotation("reflects"),
             objects,
             allowed,
             read,
@@ -307,7 +310,7 @@ fn reflector(
         return;
     }
     let written = |list: &str, selector: &str| -> (String, String) {
-        (says(list).to_owned(), says(selector).to_owned())
+        (annotation(list).to_owned(), annotation(selector).to_owned())
     };
     let allowed = written(
         "reflection-allowed-namespaces",

@@ -48,7 +48,7 @@ fn name_of_no_source_makes_the_rule_not_ready() {
     insta::assert_snapshot!(page(&mut world));
     assert_eq!(world.ready(), pair("False", "MissingSources"));
     assert_eq!(
-        world.says(ConditionType::Applied),
+        world.condition(ConditionType::Applied),
         pair("True", "AllApplied")
     );
     // The copies are applied everywhere, so a change has arrived.
@@ -165,7 +165,7 @@ fn failed_and_moving_copies_precede_missing_names() {
     world.fold();
     assert_eq!(world.ready(), pair("False", "MissingSources"));
     assert_eq!(
-        world.says(ConditionType::Applied),
+        world.condition(ConditionType::Applied),
         pair("False", "CopiesWaiting")
     );
 }
