@@ -153,10 +153,10 @@ async fn a_cluster_joins_once_and_renews() -> Result<()> {
         .join(HERE, request("eu-1", &join.token, &key)?)
         .await?;
     ensure!(admitted(&client, &peer(&again)?, "eu-1").await? == Ok(()));
-    let thief = registrar
+    let attacker = registrar
         .join(HERE, request("eu-1", &join.token, &MemberKey::generate()?)?)
         .await;
-    ensure!(code(thief) == Some(Code::FailedPrecondition));
+    ensure!(code(attacker) == Some(Code::FailedPrecondition));
 
     let new_key = MemberKey::generate()?;
     let renew = RenewRequest {

@@ -20,12 +20,12 @@ const TARGET: &str = "guarded-shop";
 const POLICY: &str = "ValidatingAdmissionPolicy 'guarded-writes'";
 
 /// The API server, for the holder of the token of the agent's account.
-struct Thief<'a> {
+struct Attacker<'a> {
     cluster: &'a ControlPlane,
     kubeconfig: String,
 }
 
-impl Thief<'_> {
+impl Attacker<'_> {
     async fn run(&self, arguments: &[&str], input: &str) -> Result<String> {
         let own = format!("--kubeconfig={}", self.kubeconfig);
         self.cluster
@@ -110,14 +110,14 @@ fn unmarks(more: Value) -> Value {
 
 const CREATE: [&str; 3] = ["create", "-f", "-"];
 
-async fn guarded(cluster: &ControlPlane) -> Result<Thief<'_>> {
+async fn guarded(cluster: &ControlPlane) -> Result<Attacker<'_>> {
     let values = json!({"policy": {"namespaces": ["*"], "deniedNamespaces": ["not-*"], "createNamespaces": true}});
     let kubeconfig = account(cluster, AGENT, HOME, &values).await?;
     let kubeconfig = kubeconfig
         .to_str()
         .context("a path that is not text")?
         .to_owned();
-    let thief = Thief {
+    let attacker = Attacker {
         cluster,
         kubeconfig,
     };
@@ -128,25 +128,25 @@ async fn guarded(cluster: &ControlPlane) -> Result<Thief<'_>> {
     let unmarked = object("ConfigMap", TARGET, "probe", json!({})).to_string();
     eventually("the policy to be enforced", SOON, async || {
         let dry = ["create", "--dry-run=server", "-f", "-"];
-        thief
+        attacker
             .refused("a probe", &dry, &unmarked, "creates only copies")
             .await
             .map(Some)
     })
     .await?;
-    Ok(thief)
+    Ok(attacker)
 }
 
 #[tokio::test]
 async fn stolen_agent_token_is_refused_beyond_the_policy() -> Result<()> {
-    let thief = guarded(cluster().await?).await?;
-    creations(&thief).await?;
-    copies(&thief).await?;
-    foreign_objects(&thief).await?;
-    large_objects(&thief).await
+    let attacker = guarded(cluster().await?).await?;
+    creations(&attacker).await?;
+    copies(&attacker).await?;
+    foreign_objects(&attacker).await?;
+    large_objects(&attacker).await
 }
 
-async fn creations(thief: &Thief<'_>) -> Result<()> {
+async fn creations(attacker: &Attacker<'_>) -> Result<()> {
     let marked = || json!({"runnel.dev/hub": "h"});
     let typed = |mut secret: Value, kind: &str| {
         secret["type"] = json!(kind);
@@ -227,18 +227,18 @@ async fn creations(thief: &Thief<'_>) -> Result<()> {
             "only in the namespaces of its policy",
         ),
     ] {
-        thief
+        attacker
             .refused(what, &CREATE, &object.to_string(), words)
             .await?;
     }
-    thief
+    attacker
         .allowed(
             "a copy",
             &CREATE,
             &object("Secret", TARGET, "own", marked()).to_string(),
         )
         .await?;
-    thief
+    attacker
         .allowed(
             "a namespace",
             &CREATE,
@@ -253,7 +253,7 @@ async fn creations(thief: &Thief<'_>) -> Result<()> {
         "-f",
         "-",
     ];
-    thief.allowed("an own Secret", &apply, &own).await?;
+    attacker.allowed("an own Secret", &apply, &own).await?;
     let policy = [
         "patch",
         "configmap",
@@ -269,7 +269,7 @@ async fn creations(thief: &Thief<'_>) -> Result<()> {
         &[r#"{"data": {"policy.yaml": "{overwrite: true}"}}"#],
     ]
     .concat();
-    thief
+    attacker
         .refused(
             "its own policy",
             &widened,
@@ -279,17 +279,17 @@ async fn creations(thief: &Thief<'_>) -> Result<()> {
         .await
 }
 
-async fn copies(thief: &Thief<'_>) -> Result<()> {
+async fn copies(attacker: &Attacker<'_>) -> Result<()> {
     let own = "secret/own";
-    thief
+    attacker
         .patches("the seal of a copy", own, &marks("v1."), None)
         .await?;
-    thief
+    attacker
         .patches("an edit", own, &json!({"data": {"key": "b3RoZXI="}}), None)
         .await?;
     // Somebody took the label off: the seal is enough to put it back.
     let unlabeled = json!({"metadata": {"labels": {"runnel.dev/hub": null}}});
-    thief
+    attacker
         .cluster
         .kubectl(&[
             "patch",
@@ -301,7 +301,7 @@ async fn copies(thief: &Thief<'_>) -> Result<()> {
             &unlabeled.to_string(),
         ])
         .await?;
-    thief
+    attacker
         .patches(
             "the label",
             own,
@@ -310,7 +310,7 @@ async fn copies(thief: &Thief<'_>) -> Result<()> {
         )
         .await?;
     // Retained, adopted again, and deleted.
-    thief
+    attacker
         .patches(
             "leaving it",
             own,
@@ -319,7 +319,7 @@ async fn copies(thief: &Thief<'_>) -> Result<()> {
         )
         .await?;
     let edit = json!({"data": {"key": "YQ=="}});
-    thief
+    attacker
         .patches(
             "an edit of what was left",
             own,
@@ -327,18 +327,18 @@ async fn copies(thief: &Thief<'_>) -> Result<()> {
             Some("changes only what it created"),
         )
         .await?;
-    thief
+    attacker
         .patches("taking it back", own, &marks("v1."), None)
         .await?;
-    thief
+    attacker
         .allowed("its deletion", &["delete", own, "--namespace", TARGET], "")
         .await
 }
 
-async fn foreign_objects(thief: &Thief<'_>) -> Result<()> {
+async fn foreign_objects(attacker: &Attacker<'_>) -> Result<()> {
     let mut foreign = object("Secret", TARGET, "foreign", json!({"team": "a"}));
     foreign["metadata"]["annotations"] = json!({"note": "mine"});
-    thief
+    attacker
         .cluster
         .kubectl_stdin(&CREATE, &foreign.to_string())
         .await?;
@@ -395,44 +395,44 @@ async fn foreign_objects(thief: &Thief<'_>) -> Result<()> {
             sealed,
         ),
     ] {
-        thief.patches(what, id, &patch, refusal).await?;
+        attacker.patches(what, id, &patch, refusal).await?;
     }
-    thief
+    attacker
         .refused("the deletion", &delete, "", "deletes only what it created")
         .await?;
 
     // Adopted it is still not Runnel's, and it can be released.
-    thief
+    attacker
         .patches("the adoption", id, &marks("v1a."), None)
         .await?;
-    thief
+    attacker
         .patches("an edit of what was adopted", id, &edited(), unlike)
         .await?;
-    thief
+    attacker
         .patches("another seal", id, &marks("v1."), sealed)
         .await?;
     let forged = unmarks(json!({"runnel.dev/retained-from": "a/b"}));
-    thief
+    attacker
         .patches("letting it go as a copy", id, &forged, sealed)
         .await?;
-    thief
+    attacker
         .refused("the deletion", &delete, "", "deletes only what it created")
         .await?;
-    thief
+    attacker
         .patches("letting it go", id, &unmarks(json!({})), None)
         .await
 }
 
 /// The comparison of contents stays within what the API server lets a policy cost.
-async fn large_objects(thief: &Thief<'_>) -> Result<()> {
+async fn large_objects(attacker: &Attacker<'_>) -> Result<()> {
     let mut large = object("ConfigMap", TARGET, "large", json!({}));
     let keys = (0..1000).map(|number| (format!("key-{number}"), json!("x".repeat(1000))));
     large["data"] = Value::Object(keys.collect());
-    thief
+    attacker
         .cluster
         .kubectl_stdin(&CREATE, &large.to_string())
         .await?;
-    thief
+    attacker
         .patches(
             "the adoption of a large object",
             "configmap/large",
@@ -441,7 +441,7 @@ async fn large_objects(thief: &Thief<'_>) -> Result<()> {
         )
         .await?;
     let edit = json!({"data": {"key-999": "y"}});
-    thief
+    attacker
         .patches(
             "its edit",
             "configmap/large",

@@ -711,7 +711,7 @@ mod tests {
         assert!(detects_sharing(&["a", "b", "a", "b"]));
         assert!(
             detects_sharing(&["a", "b", "a", "c", "a"]),
-            "a thief that starts again each time"
+            "an attacker that starts again each time"
         );
         assert!(detects_sharing(&["a", "a", "b", "b", "a", "b"]));
         assert!(
