@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use divan::{Bencher, black_box};
 use runnel_hub_core::index::{Cluster, Index};
 
-use planning::{Labels, cluster, edits, index, labels, rule, shown};
+use planning::{Labels, cluster, edits, index, index_input, labels, rule};
 
 const RULES: usize = 100;
 const SOURCES: usize = 1_000;
@@ -42,9 +42,9 @@ fn bare(bencher: Bencher<'_, '_>) {
 /// Everything from nothing.
 #[divan::bench(sample_count = 10)]
 fn full(bencher: Bencher<'_, '_>) {
-    let shown = shown(SOURCES, CLUSTERS, RULES);
+    let index_input = index_input(SOURCES, CLUSTERS, RULES);
     bencher
-        .with_inputs(|| shown.clone())
+        .with_inputs(|| index_input.clone())
         .bench_values(planning::planned);
 }
 

@@ -92,9 +92,9 @@ pub(super) fn partial(row: &impl ViewObject) -> Value {
 mod tests {
     use super::*;
 
-    struct Named(ObjectMeta);
+    struct NamedObject(ObjectMeta);
 
-    impl ViewObject for Named {
+    impl ViewObject for NamedObject {
         const COLUMNS: &'static [Column] = &[("Name", "string", 0, "The name.")];
 
         fn metadata(&self) -> &ObjectMeta {
@@ -117,14 +117,14 @@ mod tests {
     #[test]
     fn table_without_objects_has_their_namespaces() {
         let named = |namespace: Option<&str>| {
-            Named(ObjectMeta {
+            NamedObject(ObjectMeta {
                 name: Some("a".to_owned()),
                 namespace: namespace.map(str::to_owned),
                 ..ObjectMeta::default()
             })
         };
         let table =
-            |row: &Named, include| super::table(row, &json!({}), include, Timestamp::UNIX_EPOCH);
+            |row: &NamedObject, include| super::table(row, &json!({}), include, Timestamp::UNIX_EPOCH);
         let (shop, cluster) = (named(Some("shop")), named(None));
         let without = table(&shop, IncludeObject::None);
         assert_eq!(without["columnDefinitions"][1]["name"], "Namespace");

@@ -89,14 +89,14 @@ fn everything() -> RuleGrant {
 
 /// The input of an index, as from watches.
 #[derive(Clone)]
-pub struct Shown {
+pub struct IndexInput {
     clusters: Vec<(ClusterName, Cluster)>,
     rules: Vec<Rule>,
     sources: Vec<(SourceRef, Labels, SourceState)>,
 }
 
 /// Creates sources, clusters and rules; each source is selected by one rule.
-pub fn shown(sources: usize, clusters: usize, rules: usize) -> Shown {
+pub fn index_input(sources: usize, clusters: usize, rules: usize) -> IndexInput {
     let named = |number| {
         (
             cluster(number),
@@ -107,7 +107,7 @@ pub fn shown(sources: usize, clusters: usize, rules: usize) -> Shown {
             },
         )
     };
-    Shown {
+    IndexInput {
         clusters: (0..clusters).map(named).collect(),
         rules: (0..rules).map(rule).collect(),
         sources: (0..sources)
@@ -118,24 +118,24 @@ pub fn shown(sources: usize, clusters: usize, rules: usize) -> Shown {
 
 /// Creates an index with this input.
 pub fn index(sources: usize, clusters: usize, rules: usize) -> Index {
-    planned(shown(sources, clusters, rules))
+    planned(index_input(sources, clusters, rules))
 }
 
 /// Creates an index from input.
-pub fn planned(shown: Shown) -> Index {
+pub fn planned(index_input: IndexInput) -> Index {
     let mut index = Index::default();
     index.set_grants(Some(BTreeMap::from([(
         "everything".to_owned(),
         everything(),
     )])));
     index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
-    for (name, cluster) in shown.clusters {
+    for (name, cluster) in index_input.clusters {
         index.set_cluster(name, cluster);
     }
-    for rule in shown.rules {
+    for rule in index_input.rules {
         index.set_rule(rule);
     }
-    for (source, labels, body) in shown.sources {
+    for (source, labels, body) in index_input.sources {
         index.set_source(source, labels, Some(body));
     }
     index

@@ -26,12 +26,12 @@ const SENT_AGAIN: Duration = Duration::from_millis(300);
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     _task: JoinSet<()>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProxyState {
     limit: AtomicU64,
     rate: AtomicU64,
     cuts: AtomicUsize,
@@ -46,7 +46,7 @@ impl Proxy {
     pub async fn start(hub: &str) -> Result<Self> {
         let listener = TcpListener::bind(local(0)).await?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             limit: AtomicU64::new(WHOLE),
             rate: AtomicU64::new(WHOLE),
             cuts: AtomicUsize::new(0),
@@ -94,7 +94,7 @@ impl Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, hub: String, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, hub: String, shared: Arc<ProxyState>) {
     let mut connections = JoinSet::new();
     while let Ok((agent, _)) = listener.accept().await {
         let (hub, shared) = (hub.clone(), shared.clone());

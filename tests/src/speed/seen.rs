@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 
 /// An object in a watch.
 #[derive(Clone, Debug)]
-pub struct Sight {
+pub struct WatchedEvent {
     /// The time of the event.
     pub at: Instant,
     /// Its namespace.
@@ -28,7 +28,7 @@ pub struct Sight {
 /// All events of one member's watch, in order.
 #[derive(Clone, Default)]
 pub struct WatchedEvents {
-    sights: Arc<Mutex<Vec<Sight>>>,
+    events: Arc<Mutex<Vec<WatchedEvent>>>,
     more: Arc<Notify>,
 }
 
@@ -43,13 +43,13 @@ impl WatchedEvents {
     /// The number of records so far, as a mark for later reads.
     #[must_use]
     pub fn mark(&self) -> usize {
-        self.sights.lock().len()
+        self.events.lock().len()
     }
 
     /// The number of records for which `is` is true.
     #[must_use]
-    pub fn shown(&self, is: impl Fn(&Sight) -> bool) -> usize {
-        self.sights.lock().iter().filter(|sight| is(sight)).count()
+    pub fn shown(&self, is: impl Fn(&WatchedEvent) -> bool) -> usize {
+        self.events.lock().iter().filter(|event| is(event)).count()
     }
 
     /// Waits until the records since `mark` contain this many for which `is` is true; returns the
@@ -62,17 +62,17 @@ impl WatchedEvents {
         mark: usize,
         wanted: usize,
         limit: Duration,
-        mut is: impl FnMut(&Sight) -> bool,
+        mut is: impl FnMut(&WatchedEvent) -> bool,
     ) -> Result<Instant> {
         let (mut next, mut found) = (mark, 0);
         let all = async {
             loop {
                 let more = self.more.notified();
-                for sight in self.sights.lock().iter().skip(next) {
+                for event in self.events.lock().iter().skip(next) {
                     next += 1;
-                    found += usize::from(is(sight));
+                    found += usize::from(is(event));
                     if found >= wanted {
-                        return sight.at;
+                        return event.at;
                     }
                 }
                 more.await;
@@ -102,7 +102,7 @@ async fn record(client: Client, seen: WatchedEvents) {
             .cloned()
             .unwrap_or_default();
         let namespace = object.namespace().unwrap_or_default();
-        seen.sights.lock().push(Sight {
+        seen.events.lock().push(WatchedEvent {
             at,
             namespace,
             name,

@@ -48,7 +48,7 @@ struct State {
     cut: CancellationToken,
 }
 
-struct Shared {
+struct FakeHubState {
     hub_id: String,
     ca: Ca,
     token: Token,
@@ -58,7 +58,7 @@ struct Shared {
 
 /// The running fake; dropping it closes the port and every stream.
 pub struct FakeHub {
-    shared: Arc<Shared>,
+    shared: Arc<FakeHubState>,
     pub address: String,
     task: tokio::task::JoinHandle<()>,
 }
@@ -75,7 +75,7 @@ impl FakeHub {
         let hub_id = new_hub_id()?;
         let ca = Ca::generate(&hub_id, SystemTime::now())?;
         let token = Token::generate()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FakeHubState {
             hub_id,
             ca,
             token,
@@ -316,7 +316,7 @@ fn digest(terms: &Terms) -> TermsDigest {
 }
 
 async fn serve(
-    shared: Arc<Shared>,
+    shared: Arc<FakeHubState>,
     address: &str,
 ) -> Result<(String, tokio::task::JoinHandle<()>)> {
     let listener = TcpListener::bind(address).await?;
@@ -334,12 +334,12 @@ async fn serve(
 }
 
 struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<FakeHubState>,
 }
 
 impl Service {
     fn certificate(&self, request: &[u8]) -> Result<Response<wire::CertificateResponse>, Status> {
-        let Shared {
+        let FakeHubState {
             hub_id, ca, life, ..
         } = &*self.shared;
         let signed = ca

@@ -10,7 +10,7 @@ use super::{none, root};
 
 /// A command as a page shows it.
 #[derive(Debug, PartialEq, Eq)]
-struct Shown {
+struct ShownCommand {
     words: Vec<String>,
     /// Whether it is in a block of code, which a reader runs as it is. A piece of code in a sentence may lack arguments.
     whole: bool,
@@ -29,7 +29,7 @@ fn program(words: &[String]) -> Option<(Command, &[String])> {
 }
 
 /// The commands of a page: lines of blocks of `sh` and lines after a prompt in `text`, and code within sentences.
-fn shown_on_page(text: &str) -> Vec<Shown> {
+fn shown_on_page(text: &str) -> Vec<ShownCommand> {
     let (mut all, mut block, mut lines) = (Vec::new(), None, text.lines());
     let mut prose = String::new();
     while let Some(line) = lines.next() {
@@ -49,7 +49,7 @@ fn shown_on_page(text: &str) -> Vec<Shown> {
     for span in prose.split('`').skip(1).step_by(2) {
         let words = words_of(&span.replace("\\|", "|").replace('\n', " "));
         if words.len() > 1 {
-            all.push(Shown {
+            all.push(ShownCommand {
                 words,
                 whole: false,
             });
@@ -59,7 +59,7 @@ fn shown_on_page(text: &str) -> Vec<Shown> {
 }
 
 /// The commands of the notes of a chart, each on a line of its own.
-fn shown_in_notes(text: &str) -> Vec<Shown> {
+fn shown_in_notes(text: &str) -> Vec<ShownCommand> {
     let (mut all, mut lines) = (Vec::new(), text.lines());
     while let Some(line) = lines.next() {
         all.extend(shown_on_line(&continued(line, &mut lines)));
@@ -79,13 +79,13 @@ fn continued<'a>(line: &str, lines: &mut impl Iterator<Item = &'a str>) -> Strin
 }
 
 /// The commands of one line of a shell.
-fn shown_on_line(line: &str) -> Vec<Shown> {
+fn shown_on_line(line: &str) -> Vec<ShownCommand> {
     let line = line.split_once("$ ").map_or(line, |(_, command)| command);
     let line = line.split_once(" # ").map_or(line, |(command, _)| command);
     let commands = line.split([';', '|', '&']).map(words_of);
     commands
         .filter(|words| words.len() > 1)
-        .map(|words| Shown { words, whole: true })
+        .map(|words| ShownCommand { words, whole: true })
         .collect()
 }
 
@@ -109,7 +109,7 @@ fn words_of(command: &str) -> Vec<String> {
 }
 
 /// What is wrong with a command of ours.
-fn problem(shown: &Shown) -> Option<String> {
+fn problem(shown: &ShownCommand) -> Option<String> {
     let (command, arguments) = program(&shown.words)?;
     let placeholder = |word: &String| word.chars().all(|c| c.is_ascii_uppercase());
     if arguments.first().is_none_or(placeholder) {
@@ -139,7 +139,7 @@ fn problem(shown: &Shown) -> Option<String> {
 }
 
 /// The pages, and the notes of the charts, as paths from the root with their commands.
-fn all_shown() -> Result<Vec<(String, Vec<Shown>)>> {
+fn all_shown() -> Result<Vec<(String, Vec<ShownCommand>)>> {
     let mut paths = Vec::new();
     for folder in ["deploy", "hub", "agent", "proto"] {
         paths.extend(files_below(&root().join(folder), "md")?);
@@ -227,7 +227,7 @@ fn commands_are_found_and_wrong_ones_refused() {
     );
     let is_wrong = |command: &str, whole| {
         let words = words_of(command);
-        problem(&Shown { words, whole }).is_some()
+        problem(&ShownCommand { words, whole }).is_some()
     };
     for good in [
         "kubectl runnel status RULE -o wide",

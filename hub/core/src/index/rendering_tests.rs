@@ -133,7 +133,7 @@ enum Step {
         env: u8,
     },
     RemoveCluster(u8),
-    Place(bool),
+    SetPlace(bool),
     MarkStale,
     Begin,
     Take,
@@ -151,7 +151,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (any::<bool>(), 0..3u8).prop_map(|(secret, name)| Step::Gone { secret, name }),
         3 => (0..3u8, 0..2u8).prop_map(|(name, env)| Step::Cluster { name, env }),
         1 => (0..3u8).prop_map(Step::RemoveCluster),
-        1 => any::<bool>().prop_map(Step::Place),
+        1 => any::<bool>().prop_map(Step::SetPlace),
         1 => Just(Step::MarkStale),
         4 => Just(Step::Begin),
         4 => Just(Step::Take),
@@ -222,7 +222,7 @@ fn apply(step: &Step, index: &mut Index, count: u64, last: &mut Option<Rule>) ->
             index.set_cluster(format!("c{name}").as_str().into(), cluster(*env))
         }
         Step::RemoveCluster(name) => index.remove_cluster(&format!("c{name}").as_str().into()),
-        Step::Place(known) => {
+        Step::SetPlace(known) => {
             let state = if *known {
                 ScopeState::Known
             } else {

@@ -91,7 +91,7 @@ fn head(out: &mut String, import: &ImportReport) {
     );
     let (equal, differs, absent) = (
         of(CopyComparison::Equal),
-        of(CopyComparison::Differs),
+        of(CopyComparison::Different),
         of(CopyComparison::Absent),
     );
     comment(
@@ -244,7 +244,7 @@ fn write_rule(out: &mut String, rule: &ImportedRule) {
             count(rule.sources.len(), "source", "sources"),
             count(rule.copies.len(), "copy", "copies"),
             of(CopyComparison::Equal),
-            of(CopyComparison::Differs),
+            of(CopyComparison::Different),
             of(CopyComparison::Absent)
         ),
     );
@@ -254,7 +254,7 @@ fn write_rule(out: &mut String, rule: &ImportedRule) {
     let different = rule
         .copies
         .iter()
-        .filter(|(_, comparison)| **comparison == CopyComparison::Differs);
+        .filter(|(_, comparison)| **comparison == CopyComparison::Different);
     let different: Vec<String> = different.map(|(id, _)| id.to_string()).collect();
     for id in different.iter().take(LISTED) {
         item(out, &format!("{id} has other content than its source"));

@@ -31,7 +31,7 @@ pub enum CopyComparison {
     /// The copy has the content of its source.
     Equal,
     /// The copy has other content.
-    Differs,
+    Different,
     /// There is none.
     Absent,
 }
@@ -385,6 +385,6 @@ fn compare_copy(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison 
     if equal {
         CopyComparison::Equal
     } else {
-        CopyComparison::Differs
+        CopyComparison::Different
     }
 }

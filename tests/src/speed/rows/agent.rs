@@ -230,7 +230,7 @@ async fn without_change(
             && (200..300).contains(&request.code)
     };
     let applies = all.iter().filter(is_apply).count();
-    let changes = seen.shown(|sight| sight.namespace == SOURCES && sight.name.starts_with(RULE));
+    let changes = seen.shown(|event| event.namespace == SOURCES && event.name.starts_with(RULE));
     ensure!(
         applies >= size && changes >= size,
         "{applies} applies and {changes} changes of {size} copies"

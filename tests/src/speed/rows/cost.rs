@@ -87,8 +87,8 @@ async fn edited(lab: &Lab, member: Client, edits: usize) -> Result<f64> {
                 &Patch::Apply(object),
             )
             .await?;
-        seen.count(mark, 1, PATIENCE, |sight| {
-            sight.name == RULE && sight.value == value
+        seen.count(mark, 1, PATIENCE, |event| {
+            event.name == RULE && event.value == value
         })
         .await?;
         anyhow::Ok(())

@@ -17,7 +17,7 @@ use crate::speed::bar::Bar;
 use crate::speed::bare;
 use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
 use crate::speed::process::at_rest;
-use crate::speed::seen::{Sight, WatchedEvents};
+use crate::speed::seen::{WatchedEvent, WatchedEvents};
 use crate::speed::text::noise;
 use crate::speed::verdict::{Reading, percentile};
 
@@ -97,11 +97,11 @@ impl RealStage {
         let each = self.seen.iter().zip(marks).map(|(seen, mark)| {
             // A restarted watch shows everything again.
             let mut names = BTreeSet::new();
-            seen.count(*mark, count, PATIENCE, move |sight| {
-                let is = sight.namespace == namespace
-                    && sight.name.starts_with(name)
-                    && sight.value.starts_with(value);
-                is && names.insert(sight.name.clone())
+            seen.count(*mark, count, PATIENCE, move |event| {
+                let is = event.namespace == namespace
+                    && event.name.starts_with(name)
+                    && event.value.starts_with(value);
+                is && names.insert(event.name.clone())
             })
         });
         try_join_all(each)
@@ -293,10 +293,10 @@ impl RealStage {
         )
         .await?;
         let mut changed = false;
-        let is = |sight: &Sight| {
-            let same = sight.namespace == namespace && sight.name == name;
-            changed |= same && sight.value == wrong;
-            same && changed && sight.value == right
+        let is = |event: &WatchedEvent| {
+            let same = event.namespace == namespace && event.name == name;
+            changed |= same && event.value == wrong;
+            same && changed && event.value == right
         };
         Ok(milliseconds(
             begin,
