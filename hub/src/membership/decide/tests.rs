@@ -168,7 +168,7 @@ fn restored_join_stays_redeemed() {
         &member,
         "eu-3",
         &back,
-        key_record(print("thief"), at(1), at(9)),
+        key_record(print("attacker"), at(1), at(9)),
         at(5000),
     );
     assert_eq!(other, Err(JoinRefusal::Spent("eu-3".to_owned())));
