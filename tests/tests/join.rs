@@ -191,7 +191,7 @@ async fn a_cluster_joins_once_and_renews() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_two_keys_that_join_at_once_one_wins() -> Result<()> {
+async fn one_of_two_keys_that_join_at_once_wins() -> Result<()> {
     let client = hub().await?;
     let (one, two) = (registrar().await?, registrar().await?);
     let join = join_string(&client, "eu-2", &[]).await?;

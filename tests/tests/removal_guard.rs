@@ -92,20 +92,26 @@ impl Stage {
 
     async fn is_not_blocked(&self) -> Result<Value> {
         let free = |rule: &Value| {
-            ensure!(condition(rule, "ApprovalRequired").is_err(), "still held");
+            ensure!(
+                condition(rule, "ApprovalRequired").is_err(),
+                "still blocked"
+            );
             Ok(())
         };
-        self.scene.hub.sees("nothing held", &self.rule, free).await
+        self.scene
+            .hub
+            .sees("nothing blocked", &self.rule, free)
+            .await
     }
 
-    async fn release(&self, rule: &Id, digest: &str) -> Result<()> {
+    async fn approve(&self, rule: &Id, digest: &str) -> Result<()> {
         let change = json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}});
         self.scene.hub.change(rule, change).await.map(|_| ())
     }
 
     /// The deletion of a blocked rule is carried out after the approval, with all its copies.
     async fn ends(&self, digest: &str) -> Result<()> {
-        self.release(&self.rule, digest).await?;
+        self.approve(&self.rule, digest).await?;
         self.scene.hub.lacks(&self.rule).await?;
         for member in 1..=MEMBERS {
             ensure!(self.copies(member).await?.is_empty());
@@ -242,7 +248,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
     stage.select("nothing").await?;
     let first = stage.is_blocked(24, 12).await?;
     stage.blocked_metric(1.0).await?;
-    stage.release(&stage.rule, "00000000000000000000").await?;
+    stage.approve(&stage.rule, "00000000000000000000").await?;
     stage.select("a").await?;
     stage.is_not_blocked().await?;
     stage.blocked_metric(0.0).await?;
@@ -328,7 +334,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
 
     // The former digest approves nothing; the published one approves the set everywhere.
     stage.fleet.views_are_served().await?;
-    stage.release(&stage.rule, &blocked).await?;
+    stage.approve(&stage.rule, &blocked).await?;
     ensure!(stage.is_blocked(24, 12).await? == grown);
     let (code, printed) = stage.runnel(&["approve", "all"]).await?;
     ensure!(code == Some(2) && printed.contains("--yes"), "{printed}");

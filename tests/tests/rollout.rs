@@ -189,7 +189,7 @@ async fn refuse(stage: &Stage, members: &[usize]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_change_travels_in_waves_and_a_bad_one_stays_in_the_first() -> Result<()> {
+async fn change_is_sent_in_waves_and_bad_one_stays_in_the_first() -> Result<()> {
     let stage = Stage::start(2).await?;
     refuse(&stage, &[1, 2]).await?;
     // A wave that soaks. The leader is killed meanwhile, and the next one continues it.

@@ -41,7 +41,7 @@ impl EpochCheck {
     pub(super) fn sends_token_with(&self, frame: &HubFrame) -> bool {
         match frame {
             // Each stream repeats that a rule is unknown, so that is no change of this hub.
-            HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_unclaimed(delta)),
+            HubFrame::Batch(batch) => batch.rules.iter().any(|delta| !is_only_orphaned(delta)),
             HubFrame::SnapshotEnd(_) => self.sends_history_token,
             _ => false,
         }
@@ -74,7 +74,7 @@ impl EpochCheck {
 }
 
 /// Whether the delta contains only that the hub does not know the rule.
-fn is_only_unclaimed(delta: &RuleDelta) -> bool {
+fn is_only_orphaned(delta: &RuleDelta) -> bool {
     let changes_terms = delta.terms.is_some() || delta.prune.is_some();
     let changes_copies =
         !delta.upserts.is_empty() || !delta.tombstones.is_empty() || delta.removal.is_some();

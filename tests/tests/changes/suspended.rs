@@ -138,7 +138,7 @@ async fn suspended_rule_creates_corrects_and_removes_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_suspended_rule_that_is_deleted_is_seen_to() -> Result<()> {
+async fn deleted_suspended_rule_is_released() -> Result<()> {
     let home = "rests-in-peace";
     let scene = scene_with(home).await?;
     let rule = Id::rule(home, "all");

@@ -87,7 +87,7 @@ impl Stage {
             .to_owned())
     }
 
-    async fn release(&self, name: &str, digest: &str) -> Result<()> {
+    async fn approve(&self, name: &str, digest: &str) -> Result<()> {
         let rule = Id::rule(HOME, name);
         self.scene
             .hub
@@ -96,7 +96,7 @@ impl Stage {
                 json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}}),
             )
             .await?;
-        eventually("what was released to go", SOON, async || {
+        eventually("the approved copies to be gone", SOON, async || {
             Ok((self.copies(name).await? == 0).then_some(()))
         })
         .await
@@ -148,7 +148,7 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
                 .await?
                 .is_empty()
         );
-        stage.release(name, &digests[number]).await?;
+        stage.approve(name, &digests[number]).await?;
         for other in &TARGETS[number + 1..3] {
             ensure!(
                 stage.copies(other).await? == SOURCES,

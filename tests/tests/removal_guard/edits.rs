@@ -116,7 +116,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
             }
             6 => {
                 stage
-                    .release(&stage.rule, &format!("{:020}", roll(1000)))
+                    .approve(&stage.rule, &format!("{:020}", roll(1000)))
                     .await?
             }
             _ => undo(&stage).await?,

@@ -105,7 +105,7 @@ impl Stage {
 
     /// Waits until this many copies in former target namespaces are blocked in these members;
     /// returns the digest.
-    async fn holds(&self, copies: u64, members: &[&str]) -> Result<String> {
+    async fn wait_for_blocked(&self, copies: u64, members: &[&str]) -> Result<String> {
         let what = format!("{copies} copies in former namespaces blocked");
         let observed = self.scene.hub.sees(&what, &self.rule, |rule| {
             let (blocked, namespace_prunes) = (
@@ -171,7 +171,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
 
     // Relabeled by mistake, in one member; and undone. Nothing was touched.
     stage.relabel(1, "one", "no").await?;
-    let first = stage.holds(12, &["member-1"]).await?;
+    let first = stage.wait_for_blocked(12, &["member-1"]).await?;
     stage.blocked_metric(1.0).await?;
     let observed = hub.get(&stage.rule).await?;
     ensure!(
@@ -193,7 +193,9 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
         granted(json!({"all": null, "names": ["one", "lit-*"]})),
     )
     .await?;
-    stage.holds(24, &["member-1", "member-2"]).await?;
+    stage
+        .wait_for_blocked(24, &["member-1", "member-2"])
+        .await?;
     hub.change(&everything, granted(json!({"all": true, "names": null})))
         .await?;
     stage.is_not_blocked().await?;
@@ -203,7 +205,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     // The same set needs a new approval.
     stage.relabel(1, "one", "no").await?;
     ensure!(
-        stage.holds(12, &["member-1"]).await? != first,
+        stage.wait_for_blocked(12, &["member-1"]).await? != first,
         "the former digest fits again"
     );
 
@@ -222,7 +224,9 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     for member in 1..=MEMBERS {
         stage.fleet.connected(member).await?;
     }
-    let grown = stage.holds(24, &["member-1", "member-2"]).await?;
+    let grown = stage
+        .wait_for_blocked(24, &["member-1", "member-2"])
+        .await?;
     ensure!(grown != first);
     stage.fleet.kill_agent(1)?;
     stage.fleet.kill_hub()?;
@@ -232,14 +236,17 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
         stage.fleet.connected(member).await?;
     }
     ensure!(
-        stage.holds(24, &["member-1", "member-2"]).await? == grown,
+        stage
+            .wait_for_blocked(24, &["member-1", "member-2"])
+            .await?
+            == grown,
         "another digest after restarts"
     );
     ensure!(stage.uids().await? == left);
 
     // The former digest approves nothing, and neither does a read. Then exactly that set is
     // removed, and nothing else.
-    stage.release(&stage.rule, &first).await?;
+    stage.approve(&stage.rule, &first).await?;
     stage.fleet.views_are_served().await?;
     let shown = runnel_tests::wait::eventually(
         "both members to have spoken",
@@ -255,7 +262,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
         },
     );
     shown.await?;
-    ensure!(stage.holds(24, &[]).await? == grown && stage.uids().await? == left);
+    ensure!(stage.wait_for_blocked(24, &[]).await? == grown && stage.uids().await? == left);
     let (code, output) = stage.runnel(&["approve", "all", "--yes"]).await?;
     ensure!(
         code == Some(0) && output.contains("Approved: 24 copies"),
@@ -278,7 +285,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     stage.relabel(1, "one", "yes").await?;
     hub.all_applied(&stage.rule, 5 * SOURCES).await?;
     stage.relabel(1, "one", "no").await?;
-    ensure!(![first, grown].contains(&stage.holds(12, &["member-1"]).await?));
+    ensure!(![first, grown].contains(&stage.wait_for_blocked(12, &["member-1"]).await?));
     stage.relabel(1, "one", "yes").await?;
     stage.is_not_blocked().await?;
     hub.change(
@@ -310,7 +317,7 @@ async fn prunes_above_the_limit_wait_for_their_digest() -> Result<()> {
     deselected.await?;
     stage.relabel(2, "one", "no").await?;
     stage
-        .holds(20, &["member-2", "configmaps/guarded/s0"])
+        .wait_for_blocked(20, &["member-2", "configmaps/guarded/s0"])
         .await?;
     let (code, output) = stage.runnel(&["approve", "all"]).await?;
     ensure!(code == Some(2), "{output}");

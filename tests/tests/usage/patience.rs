@@ -204,7 +204,7 @@ async fn join_waits_for_its_hub_and_explains_a_refusal() -> Result<()> {
         );
         ensure!(
             last.matches("runnel-hub token create eu-1").count() == 1,
-            "{name} names the cure not once: {last}"
+            "{name} names the hint not once: {last}"
         );
         anyhow::Ok(())
     };

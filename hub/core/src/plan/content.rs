@@ -193,7 +193,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn data_travels_and_traces_of_other_tools_do_not() {
+    fn data_is_copied_and_traces_of_other_tools_are_not() {
         let object = json!({
             "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
             "metadata": {

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_a_clone_leaves_all_sheets_but_one_shared() {
+    fn a_change_of_a_clone_leaves_all_chunks_but_one_shared() {
         let mut sorted_map = CowSortedMap::<u32, u32>::default();
         for key in 0..10_000 {
             sorted_map.insert(key, 0);

@@ -201,7 +201,7 @@ fn agent_that_has_the_plan_is_sent_nothing_on_reconnect() {
 }
 
 #[test]
-fn only_the_changed_source_travels_after_a_reconnect() {
+fn only_the_changed_source_is_sent_after_a_reconnect() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted(
@@ -1429,7 +1429,7 @@ fn copies_in_a_cordoned_cluster_stay_for_an_unknown_rule() {
 }
 
 #[test]
-fn order_that_was_never_sent_is_dropped_with_an_unclaimed_rule() {
+fn order_that_was_never_sent_is_dropped_with_an_orphaned_rule() {
     let mut agent = Agent::default();
     let mut session = agent.connect();
     session.update([wanted("r", &[])]);

@@ -182,7 +182,7 @@ fn rule_without_target_namespace_has_no_namespaces() {
 }
 
 #[test]
-fn rule_without_cluster_says_what_it_looked_for() {
+fn rule_without_cluster_names_its_choice() {
     let clusters = json!({"names": ["memberr-1"], "selector": {"matchLabels": {"env": "prd"}}});
     let mut world = world(json!({"clusters": clusters}));
     world.target_clusters.clusters.clear();
@@ -191,7 +191,7 @@ fn rule_without_cluster_says_what_it_looked_for() {
 }
 
 #[test]
-fn rule_without_source_says_what_it_looked_for() {
+fn rule_without_source_names_its_choice() {
     let app = json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["a", "b"]}]});
     let sources = json!([
         {"resources": ["configmaps"], "names": ["not-there"]},
