@@ -313,7 +313,7 @@ async fn is_cordoned_and_catches_up(
     }
     hub.wait_ready(&rule, "False", "Cordoned").await?;
     // Copies of the new target are counted a moment later.
-    hub.sees("how each cluster fares", &rule, |observed| {
+    hub.sees("the state of each cluster", &rule, |observed| {
         let entry = entry_of(observed, "late")?;
         ensure!(
             entry["state"] == "Waiting" && entry["reason"] == "Cordoned" && entry["applied"] == 1,

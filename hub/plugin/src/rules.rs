@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_table_looks_like_kubectl() {
+    fn rule_table_equals_that_of_kubectl() {
         let fresh = typed(
             json!({"kind": "ClusterDistributionRule", "metadata": {"name": "ca", "creationTimestamp": NOW}, "spec": {"sources": [], "clusters": {}}}),
         );

@@ -38,7 +38,7 @@ const QUESTION: Duration = Duration::from_secs(30);
 /// The time limit for the answer of an agent.
 const ANSWER: Duration = Duration::from_secs(10);
 /// The time limit for one read of the hub's own API server.
-const LOOK: Duration = Duration::from_secs(5);
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// The limit of objects that are listed in one scope for one query.
 const OBJECTS: usize = 5000;
 /// The number of objects on one page of such a list.
@@ -370,7 +370,7 @@ impl ViewServer {
                 .acquire()
                 .await
                 .map_err(|_| ScopeListError::Shutdown)?;
-            let list = tokio::time::timeout(LOOK, api.list_metadata(&params)).await;
+            let list = tokio::time::timeout(READ_TIMEOUT, api.list_metadata(&params)).await;
             let list = list.map_err(|_| ScopeListError::Silent)?;
             let list = list.map_err(|_| ScopeListError::Refused)?;
             seen += list.items.len();
@@ -398,7 +398,7 @@ impl ViewServer {
         let client = self.client.clone();
         let api: Api<DynamicObject> =
             Api::namespaced_with(client, &source.namespace, &api_resource(kind));
-        match tokio::time::timeout(LOOK, api.get_opt(&source.name)).await {
+        match tokio::time::timeout(READ_TIMEOUT, api.get_opt(&source.name)).await {
             Ok(Ok(Some(object))) => body_of(&self.hub_state, kind, &object),
             _ => SourceState::Unreadable,
         }

@@ -348,7 +348,7 @@ const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Time without data after which a list is not waited for.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How a watch fares.
+/// The state of a watch.
 pub(super) struct WatchHealth {
     /// Since when it is refused repeatedly.
     refused: Option<Instant>,

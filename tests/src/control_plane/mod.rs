@@ -135,7 +135,7 @@ impl ControlPlane {
 
     /// A new client of a cluster administrator, for the runtime of the caller.
     ///
-    /// It gives up after 30 s without an answer and never retries by itself, so a test sees what
+    /// It ends a request after 30 s without an answer and never retries by itself, so a test sees what
     /// the API server says. Watches have to be shorter than that or expect to be cut.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl ControlPlane {
     /// Every write that the API server has answered since `mark`, in the order of the answers, also
     /// refused ones. Without Leases, and without those of the control plane itself.
     ///
-    /// Whoever has received an answer finds its entry here at once. Token and access reviews are
+    /// A client that has received an answer finds its entry here at once. Token and access reviews are
     /// `create`s and so are Events: filter by resource or user.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::control_plane::write_private;
 use crate::scratch::Scratch;
 
 const LOCK: &str = ".runnel-demo.lock";
-const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts the fleet, writes the kubeconfigs, prints `fleet ready`, and waits until it is
 /// interrupted.
@@ -46,7 +46,7 @@ pub async fn run(
         ready = true;
         loop {
             with_logs(fleet.stage.check())?;
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     });
     let ended: Option<()> = kept.await?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 /// In which the system accounts for time.
 const TICK: Duration = Duration::from_millis(10);
 /// The interval between two readings of the processor time.
-const LOOK: Duration = Duration::from_millis(500);
+const SAMPLE: Duration = Duration::from_millis(500);
 /// The readings in the time of two keepalives, which are 9 s apart.
 const KEEPALIVES: usize = 36;
 
@@ -96,9 +96,9 @@ pub async fn at_rest(pid: u32) -> Result<Duration> {
     let mut before = computed(pid)?;
     let mut shares = Vec::new();
     for _ in 0..240 {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(SAMPLE).await;
         let now = computed(pid)?;
-        shares.push(now.saturating_sub(before).as_secs_f64() / LOOK.as_secs_f64());
+        shares.push(now.saturating_sub(before).as_secs_f64() / SAMPLE.as_secs_f64());
         if is_idle(&shares) {
             return Ok(now);
         }

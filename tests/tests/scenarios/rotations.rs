@@ -26,7 +26,7 @@ const ROTATIONS: usize = 100;
 /// Time for one read of the Secrets by the hub, and a renewal or two.
 const SOON: Duration = Duration::from_secs(60);
 /// A reconnect: the longest that an agent waits between two tries. Streams overlap, so that nobody is without one; but where the
-/// machine is so busy that a certificate of four seconds ends before the next one has come, the member has to come anew.
+/// machine is so busy that a certificate of four seconds ends before the next one has come, the member has to connect again.
 const RECONNECT: Duration = Duration::from_secs(10);
 
 fn options(members: usize, life: &str) -> FleetOptions {

@@ -35,13 +35,13 @@ pub struct Stage {
 
 #[allow(dead_code)]
 enum Turn {
-    Shared(RwLockReadGuard<'static, ()>),
+    WithOthers(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
 }
 
 /// The hub, used by other tests at the same time.
 pub async fn shared(namespace: &str) -> Result<Stage> {
-    Stage::new(namespace, Turn::Shared(TURN.read().await)).await
+    Stage::new(namespace, Turn::WithOthers(TURN.read().await)).await
 }
 
 /// A hub for this test alone, which stops it or counts its actions.

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_selector_of_a_job_stays_and_a_manual_one_travels() {
+    fn generated_selector_of_a_job_stays_and_manual_one_is_copied() {
         let labels = json!({
             "app": "x", "controller-uid": "u", "job-name": "j", "batch.kubernetes.io/controller-uid": "u",
             "batch.kubernetes.io/job-name": "j",
@@ -318,9 +318,9 @@ mod tests {
         let expected = json!({"spec": {"template": {"metadata": {"labels": {"app": "x"}}, "spec": {"containers": []}}}});
         assert_eq!(fields("jobs.batch", &job), expected);
         job["spec"]["manualSelector"] = json!(true);
-        let travels = fields("jobs.batch", &job);
-        assert_eq!(travels["spec"]["selector"], job["spec"]["selector"]);
-        assert_eq!(travels["spec"]["template"]["metadata"]["labels"], labels);
+        let copied = fields("jobs.batch", &job);
+        assert_eq!(copied["spec"]["selector"], job["spec"]["selector"]);
+        assert_eq!(copied["spec"]["template"]["metadata"]["labels"], labels);
     }
 
     #[test]
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn injected_ca_stays_and_a_static_one_travels() {
+    fn injected_ca_stays_and_static_one_is_copied() {
         let resource = "validatingwebhookconfigurations.admissionregistration.k8s.io";
         let mut webhook = json!({"webhooks": [{"name": "a.b", "clientConfig": {"caBundle": "Q0E=", "url": "https://x"}}]});
         assert_eq!(fields(resource, &webhook), webhook);
