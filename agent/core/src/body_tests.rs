@@ -140,7 +140,7 @@ fn served_policy(kind: &Kind, sealer: &Sealer) -> Value {
 }
 
 #[test]
-fn kind_without_rules_is_compared_by_the_fields_that_were_applied() {
+fn kind_without_rules_is_compared_by_applied_fields() {
     let kind = Kind::new(
         "networking.k8s.io",
         "v1",

@@ -123,8 +123,9 @@ mod tests {
                 ..ObjectMeta::default()
             })
         };
-        let table =
-            |row: &NamedObject, include| super::table(row, &json!({}), include, Timestamp::UNIX_EPOCH);
+        let table = |row: &NamedObject, include| {
+            super::table(row, &json!({}), include, Timestamp::UNIX_EPOCH)
+        };
         let (shop, cluster) = (named(Some("shop")), named(None));
         let without = table(&shop, IncludeObject::None);
         assert_eq!(without["columnDefinitions"][1]["name"], "Namespace");
