@@ -111,7 +111,7 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
         R::MemberAPIUnavailable => {
             let mut world = applied();
             let lost = LostWatch {
-                resource: "configmaps",
+                resource: "configmaps".into(),
                 status: 403,
             };
             world.report_store.lost_watches(&ONE.into(), 1, vec![lost]);
