@@ -149,6 +149,20 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
         self.within_limit(context, written)
     }
 
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.within_limit(context, written)
+    }
+
+    /// Without vectored writes each connection keeps a buffer of its largest part.
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let written = Pin::new(&mut self.stream).poll_flush(context);
         self.within_limit(context, written)

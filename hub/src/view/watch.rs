@@ -24,7 +24,9 @@ use super::{ViewServer, body, versioned};
 /// The interval of bookmarks, and of checks whether this replica still leads.
 const TICK: Duration = Duration::from_secs(20);
 /// The limit of deliveries in one part of a watch.
-const PART: usize = 250;
+const PART: usize = 64;
+/// The limit of deliveries that are read at a time to find those that match.
+const READ: usize = 1000;
 /// The limit of deliveries that a watch remembers as matching its selectors.
 const MATCHING: usize = 20_000;
 
@@ -122,7 +124,7 @@ impl Watch {
             }
             batch = self.batch(batch.version).ok_or(ViewError::Expired)?;
         }
-        let mut part = Some(all);
+        let mut part = Some(Query { limit: READ, ..all });
         while let Some(asked) = part {
             let page = self.server.reader().page(&self.scope, &asked)?;
             for row in &page.rows {
