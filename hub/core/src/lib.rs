@@ -5,7 +5,6 @@
 //! - [`session`]: the next messages to one agent.
 //! - [`rollout`]: the clusters that may have a change now.
 //! - [`guard`]: the removals that need an approval.
-//! - [`reports`]: the reports of one frame of an agent.
 //! - [`status`]: the contents of the statuses.
 //! - [`epoch`]: the history of leaders, and the divergences that it proves.
 //! - [`lease`]: the steps of a candidate, and the records of leaders in the Lease.
