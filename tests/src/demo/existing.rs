@@ -133,6 +133,8 @@ async fn open_clusters(
             .iter()
             .map(|(name, kubeconfig)| cluster(name, kubeconfig))
             .collect::<Result<_>>()?,
+        // The API server of a cluster of the user cannot reach a process of this machine.
+        local: false,
     };
     let mut known = BTreeMap::new();
     for cluster in clusters.all() {
@@ -225,7 +227,7 @@ async fn namespaces(cluster: &Cluster, names: &[&str]) -> Result<Vec<String>> {
 
 /// Returns the existing objects of a chart. Namespaces and CRDs are checked separately.
 async fn installed(helm: &Helm, cluster: &Cluster, chart: &'static str) -> Result<Vec<String>> {
-    let manifests = rendered(helm, chart, &options()).await?;
+    let manifests = rendered(helm, chart, &options(false)).await?;
     let found = cluster
         .kubectl(
             &["get", "--ignore-not-found", "-o", "name", "-f", "-"],

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, bail};
 use super::local::LocalFleet;
 use super::narrate::Narrator;
 use super::{DemoOutcome, unless_interrupted, with_logs};
+use crate::cargo;
 use crate::control_plane::write_private;
+use crate::restartable::Restartable;
 use crate::scratch::Scratch;
 
 const LOCK: &str = ".runnel-demo.lock";
@@ -59,30 +61,82 @@ pub async fn run(
 }
 
 fn invite(narrator: &Narrator, folder: &Folder, fleet: &LocalFleet) {
-    let kubectl = if on_search_path("kubectl") {
-        "kubectl".into()
-    } else {
-        fleet.assets.kubectl()
-    };
-    let command = format!(
-        "{} --kubeconfig {}",
-        kubectl.display(),
-        folder.path.join("hub.kubeconfig").display()
-    );
     narrator.pause();
     narrator.title("fleet ready");
     narrator.pause();
-    narrator.title(&format!("    {command} get member"));
-    narrator.title(&format!(
-        "    {command} apply -f deploy/examples/seed-rule.yaml"
-    ));
+    for line in invitation(folder, fleet) {
+        narrator.title(format!("    {line}").trim_end());
+    }
     narrator.pause();
     narrator.say("Ctrl-C ends and removes everything.");
 }
 
-fn on_search_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+/// Returns what a person needs to use the fleet: the environment, commands to try, and for each
+/// program its log and metrics.
+fn invitation(folder: &Folder, fleet: &LocalFleet) -> Vec<String> {
+    let kubectl = fleet.assets.kubectl();
+    let kubectl = kubectl.parent().unwrap_or(&kubectl);
+    let search_path = format!("{}:{}", kubectl.display(), fleet.binaries.folder.display());
+    let root = fs::canonicalize(cargo::ROOT).unwrap_or_else(|_| cargo::ROOT.into());
+    let example = root.join("deploy/examples/seed-rule.yaml");
+    let mut lines = vec![
+        format!("export PATH={}:$PATH", quoted(&search_path)),
+        format!(
+            "export KUBECONFIG={}",
+            quoted(&folder.kubeconfig("hub").display().to_string())
+        ),
+        String::new(),
+        format!(
+            "kubectl apply -f {}",
+            quoted(&example.display().to_string())
+        ),
+        "kubectl get deliveries -A".to_owned(),
+        "kubectl runnel status -A".to_owned(),
+        String::new(),
+    ];
+    let hub = fleet.stage.hub().replicas().iter();
+    lines
+        .extend(hub.flat_map(|replica| program("hub", None, replica.process(), replica.ops_url())));
+    lines.extend(fleet.stage.agents().iter().flat_map(|agent| {
+        let kubeconfig = folder.kubeconfig(agent.member());
+        program(
+            agent.member(),
+            Some(&kubeconfig),
+            agent.process(),
+            agent.ops_url(),
+        )
+    }));
+    lines
+}
+
+fn program(
+    name: &str,
+    kubeconfig: Option<&Path>,
+    process: &Restartable,
+    ops_url: &str,
+) -> Vec<String> {
+    let kubeconfig = kubeconfig.map(|path| ("kubeconfig", path.display().to_string()));
+    let rows = kubeconfig.into_iter().chain([
+        ("log", process.log().display().to_string()),
+        ("metrics", format!("{ops_url}/metrics")),
+    ]);
+    rows.enumerate()
+        .map(|(row, (what, value))| {
+            let name = if row == 0 { name } else { "" };
+            format!("{name:<12} {what:<11} {value}")
+        })
+        .collect()
+}
+
+/// Quotes a word for a shell, if it needs quotes.
+fn quoted(word: &str) -> String {
+    let is_plain =
+        |character: char| character.is_ascii_alphanumeric() || "-_./:+@,".contains(character);
+    if word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 /// The user's folder while the fleet runs; written files are removed with it.
@@ -125,9 +179,13 @@ impl Folder {
         })
     }
 
+    fn kubeconfig(&self, cluster: &str) -> PathBuf {
+        self.path.join(format!("{cluster}.kubeconfig"))
+    }
+
     fn write(&mut self, fleet: &LocalFleet) -> Result<()> {
         for cluster in fleet.clusters.all() {
-            let path = self.path.join(format!("{}.kubeconfig", cluster.name));
+            let path = self.kubeconfig(&cluster.name);
             self.written.push(path.clone());
             write_private(&path, &fs::read_to_string(&cluster.kubeconfig)?)?;
         }
@@ -150,4 +208,38 @@ impl Drop for Folder {
 fn kubeconfigs(members: usize) -> impl Iterator<Item = String> {
     let members = (1..=members).map(|number| format!("member-{number}.kubeconfig"));
     std::iter::once("hub.kubeconfig".to_owned()).chain(members)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_with_spaces_or_quotes_are_quoted() {
+        assert_eq!(quoted("a/b-1.yaml"), "a/b-1.yaml");
+        assert_eq!(quoted("my dir/it's"), r"'my dir/it'\''s'");
+    }
+
+    #[test]
+    fn files_of_the_user_survive_the_folder() -> Result<()> {
+        let scratch = Scratch::new("keep")?;
+        let own = scratch.path().join("notes.txt");
+        let mut folder = Folder::claim(scratch.path(), 1)?;
+        fs::write(&own, "mine")?;
+        let made = folder.kubeconfig("hub");
+        fs::write(&made, "")?;
+        folder.written.push(made.clone());
+        assert!(
+            Folder::claim(scratch.path(), 1).is_err(),
+            "a second demo uses the folder"
+        );
+        drop(folder);
+        assert!(own.exists() && !made.exists() && !scratch.path().join(LOCK).exists());
+        fs::write(scratch.path().join("member-1.kubeconfig"), "")?;
+        assert!(
+            Folder::claim(scratch.path(), 1).is_err(),
+            "a file of the user is overwritten"
+        );
+        Ok(())
+    }
 }

@@ -11,7 +11,7 @@ use super::seed;
 use super::stage::{Clusters, DemoStage};
 use super::{DemoOutcome, unless_interrupted, with_logs};
 use crate::assets::{Assets, KUBERNETES_VERSION};
-use crate::binaries;
+use crate::binaries::{self, Binaries};
 use crate::control_plane::{ControlPlane, Options};
 
 const MEMBERS: usize = 2;
@@ -26,6 +26,8 @@ pub struct LocalFleet {
     pub clusters: Clusters,
     /// The `kubectl` of the control planes' version.
     pub assets: Assets,
+    /// The programs that run, and the plugin.
+    pub binaries: Binaries,
     _planes: Vec<ControlPlane>,
 }
 
@@ -76,6 +78,7 @@ impl LocalFleet {
         let clusters = Clusters {
             hub: cluster(&planes[0]),
             members: planes[1..].iter().map(cluster).collect(),
+            local: true,
         };
         let stage =
             with_logs(DemoStage::start(&clusters, &built, planes[0].folder(), narrator).await)?;
@@ -84,6 +87,7 @@ impl LocalFleet {
             stage,
             clusters,
             assets,
+            binaries: built,
             _planes: planes,
         })
     }

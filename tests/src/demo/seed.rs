@@ -105,6 +105,10 @@ impl DemoStory<'_> {
         })
         .await?;
         self.show_rule().await?;
+        if self.clusters.local {
+            let deliveries = ["-n", NAMESPACE, "get", "deliveries"];
+            self.clusters.hub.show(self.narrator, &deliveries).await?;
+        }
         for member in &self.clusters.members {
             member.show(self.narrator, &COPIES).await?;
         }

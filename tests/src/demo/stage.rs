@@ -19,6 +19,7 @@ use crate::restartable::Restartable;
 use crate::wait::eventually;
 
 const CONNECTS: Duration = Duration::from_secs(60);
+const VIEW: &str = "v1alpha1.view.runnel.dev";
 
 /// The clusters of a fleet.
 #[derive(Clone, Debug)]
@@ -27,6 +28,9 @@ pub struct Clusters {
     pub hub: Cluster,
     /// The target clusters.
     pub members: Vec<Cluster>,
+    /// Whether they run on this machine. Their API servers can reach the hub then, so the view API
+    /// is served.
+    pub local: bool,
 }
 
 impl Clusters {
@@ -36,15 +40,15 @@ impl Clusters {
     }
 }
 
-/// What a fleet of the demo is made of. Where clusters have nodes, none of them takes the charts' pods: hub and agents run
-/// as processes of this machine.
+/// What a fleet of the demo is made of; `local` as in [`Clusters`]. Where clusters have nodes, none of them takes the
+/// charts' pods: hub and agents run as processes of this machine.
 #[must_use]
-pub fn options() -> FleetOptions {
-    let nowhere = json!({"nodeSelector": {"runnel.dev/demo": "runs-as-processes"}});
+pub fn options(local: bool) -> FleetOptions {
+    let nowhere = json!({"runnel.dev/demo": "runs-as-processes"});
     FleetOptions {
         log: "runnel=info,warn".to_owned(),
-        hub_values: nowhere.clone(),
-        agent_values: nowhere,
+        hub_values: json!({"nodeSelector": nowhere, "view": {"enabled": local}}),
+        agent_values: json!({"nodeSelector": nowhere}),
         ..FleetOptions::default()
     }
 }
@@ -108,7 +112,7 @@ impl DemoStage {
                 .hand_over(
                     &stage
                         .hub
-                        .join_string(agent.member(), binaries, &options())
+                        .join_string(agent.member(), binaries, &options(clusters.local))
                         .await?,
                 )
                 .await?;
@@ -124,7 +128,22 @@ impl DemoStage {
             anyhow::Ok(())
         }))
         .await?;
+        if clusters.local {
+            view_is_served(&clusters.hub).await?;
+        }
         Ok(stage)
+    }
+
+    /// Returns the hub.
+    #[must_use]
+    pub fn hub(&self) -> &Hub {
+        &self.hub
+    }
+
+    /// Returns the agents, in the order of the members.
+    #[must_use]
+    pub fn agents(&self) -> &[Agent] {
+        &self.agents
     }
 
     /// Checks that every process runs.
@@ -148,7 +167,7 @@ impl DemoStage {
         narrator: &Narrator,
     ) -> Result<Self> {
         let begin = Instant::now();
-        let options = options();
+        let options = options(clusters.local);
         let hub = site(&clusters.hub, folder)?;
         let members = clusters
             .members
@@ -175,6 +194,19 @@ impl DemoStage {
         );
         Ok(Self { agents, hub })
     }
+}
+
+/// Waits until the API server forwards requests for views to the hub.
+async fn view_is_served(hub: &Cluster) -> Result<()> {
+    eventually("the view API to be served", CONNECTS, async || {
+        let shown = hub
+            .kubectl(&["get", "apiservice", VIEW, "-o", "json"], "")
+            .await?;
+        let status = condition_of(&serde_json::from_str::<Value>(&shown)?, "Available");
+        ensure!(status == "True", "its condition Available is {status:?}");
+        Ok(Some(()))
+    })
+    .await
 }
 
 async fn connected(hub: &Cluster, member: &str, agent: &Restartable) -> Result<()> {

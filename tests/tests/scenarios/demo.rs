@@ -1,13 +1,17 @@
-//! The demo on existing clusters: it asks first, runs to the end, and leaves nothing behind.
+//! The demo. On existing clusters it asks first, runs to the end, and leaves nothing behind. A kept
+//! fleet can be used with what it prints.
 
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use runnel_tests::control_plane::{ControlPlane, Options};
+use runnel_tests::http;
+use runnel_tests::scratch::Scratch;
+use runnel_tests::wait::eventually;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 
 const WHOLE_STORY: Duration = Duration::from_secs(300);
 
@@ -116,6 +120,15 @@ async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     Ok(())
 }
 
+/// Ends the demo as Ctrl-C does.
+fn end(demo: &Child) -> Result<()> {
+    let pid = demo
+        .id()
+        .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?))
+        .context("it has ended")?;
+    Ok(kill_process(pid, Signal::INT)?)
+}
+
 /// Ends the demo by a signal while its rule and copies exist.
 async fn interrupted(clusters: &Clusters) -> Result<()> {
     let mut demo = clusters.demo(&["--yes"])?;
@@ -126,14 +139,10 @@ async fn interrupted(clusters: &Clusters) -> Result<()> {
                 return anyhow::Ok(());
             }
         }
-        anyhow::bail!("it ended by itself")
+        bail!("it ended by itself")
     };
     tokio::time::timeout(WHOLE_STORY, until_edits).await??;
-    let pid = demo
-        .id()
-        .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?))
-        .context("it has ended")?;
-    kill_process(pid, Signal::INT)?;
+    end(&demo)?;
     let mut rest = String::new();
     lines.into_inner().read_to_string(&mut rest).await?;
     let ended = tokio::time::timeout(WHOLE_STORY, demo.wait()).await??;
@@ -141,5 +150,100 @@ async fn interrupted(clusters: &Clusters) -> Result<()> {
         ended.code() == Some(130) && rest.contains("nothing is left behind"),
         "{ended}: {rest}"
     );
+    Ok(())
+}
+
+/// Reads what a kept fleet prints after `fleet ready`, up to the way to end it.
+async fn invitation(lines: &mut Lines<BufReader<ChildStdout>>) -> Result<Vec<String>> {
+    let mut printed: Option<Vec<String>> = None;
+    while let Some(line) = lines.next_line().await? {
+        match &mut printed {
+            None if line == "fleet ready" => printed = Some(Vec::new()),
+            None => {}
+            Some(_) if line.contains("Ctrl-C") => return Ok(printed.unwrap_or_default()),
+            Some(printed) => printed.push(line.trim().to_owned()),
+        }
+    }
+    bail!("it ended by itself")
+}
+
+async fn shell(commands: &str) -> Result<String> {
+    let output = Command::new("bash")
+        .args(["-e", "-u", "-o", "pipefail", "-c", commands])
+        .env_remove("KUBECONFIG")
+        .stdin(Stdio::null())
+        .output()
+        .await?;
+    let printed = [&output.stdout[..], &output.stderr]
+        .map(String::from_utf8_lossy)
+        .concat();
+    ensure!(output.status.success(), "{commands}: {printed}");
+    Ok(printed)
+}
+
+#[tokio::test]
+async fn kept_fleet_is_used_with_what_the_demo_prints() -> Result<()> {
+    let scratch = Scratch::new("kept")?;
+    let notes = scratch.path().join("notes.txt");
+    std::fs::write(&notes, "mine")?;
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"))
+        .args(["--keep", "--members", "1", "--dir"])
+        .arg(scratch.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot run the demo")?;
+    let mut lines = BufReader::new(demo.stdout.take().context("no standard output")?).lines();
+    let printed = tokio::time::timeout(WHOLE_STORY, invitation(&mut lines)).await??;
+
+    let (exports, commands): (Vec<_>, Vec<_>) = printed
+        .iter()
+        .filter(|line| line.starts_with("export ") || line.starts_with("kubectl "))
+        .cloned()
+        .partition(|line| line.starts_with("export "));
+    ensure!(commands.len() == 3, "{printed:#?}");
+    let exports = exports.join("\n");
+    for command in &commands {
+        shell(&format!("{exports}\n{command}")).await?;
+    }
+    let delivered = format!("{exports}\nkubectl get deliveries -A --no-headers");
+    eventually("a delivery is ready", WHOLE_STORY, async || {
+        let table = shell(&delivered).await?;
+        ensure!(
+            table.contains("member-1") && table.contains("2/4"),
+            "{table}"
+        );
+        Ok(Some(()))
+    })
+    .await?;
+    let value = |what: &str| {
+        let line = printed.iter().rfind(|line| line.contains(what));
+        line.and_then(|line| line.split_whitespace().last().map(str::to_owned))
+            .with_context(|| format!("no {what}: {printed:#?}"))
+    };
+    let copies = "-n default get configmap app-settings -o name";
+    shell(&format!(
+        "{exports}\nkubectl --kubeconfig {} {copies}",
+        value("kubeconfig")?
+    ))
+    .await?;
+    ensure!(std::fs::read_to_string(value("log")?)?.contains("runnel_agent"));
+    let metrics = value("metrics")?;
+    let address = metrics
+        .strip_prefix("http://")
+        .and_then(|url| url.strip_suffix("/metrics"))
+        .with_context(|| metrics.clone())?;
+    let scraped = http::get(address, "/metrics", WHOLE_STORY).await?;
+    ensure!(scraped.body.contains("runnel_"), "{}", scraped.body);
+
+    end(&demo)?;
+    let ended = tokio::time::timeout(WHOLE_STORY, demo.wait()).await??;
+    ensure!(ended.success(), "{ended}");
+    let left: Vec<_> = std::fs::read_dir(scratch.path())?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.contains("kubeconfig") || name.contains("demo"))
+        .collect();
+    ensure!(left.is_empty() && notes.exists(), "{left:?}");
     Ok(())
 }
