@@ -8,6 +8,8 @@ mod copies;
 mod member_targets;
 #[path = "views/requests.rs"]
 mod requests;
+#[path = "views/wait.rs"]
+mod wait;
 #[path = "views/watches.rs"]
 mod watches;
 

@@ -22,6 +22,7 @@ mod member;
 mod rollout;
 mod rule;
 mod rule_status;
+mod rule_sync;
 mod schema;
 mod selector;
 mod shape;
@@ -48,6 +49,9 @@ pub use rule::{
     ImmutablePolicy, OnRuleDelete, RemovalLimit, RuleTerms, Source,
 };
 pub use rule_status::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary};
+pub use rule_sync::{
+    ClusterRuleSync, ClusterRuleSyncSpec, RuleSync, RuleSyncSpec, RuleSyncStatus, UnobservedObject,
+};
 pub use selector::{Clusters, LabelExpression, LabelSelector, Namespaces, Operator, SelectorError};
 pub use shape::{
     Keys, Marks, Override, PatchStep, SecretKeyRef, SecretValue, Substitute, Transform, ValueFrom,

@@ -78,6 +78,9 @@ pub enum Command {
     /// Show what was done to the copies of a rule, and why: the last 50 Events about it.
     #[command(arg = rule_namespace())]
     History(History),
+    /// Wait until every cluster of a rule has the newest sources: also those of an edit that the hub has not observed yet.
+    #[command(arg = rule_namespace())]
+    Wait(Wait),
     /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, block or refuse.
     #[command(arg = rule_namespace())]
     Plan(Plan),
@@ -367,6 +370,19 @@ pub struct History {
     /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<HistoryOutput>,
+}
+
+/// Wait for a rule.
+#[derive(Debug, Args)]
+pub struct Wait {
+    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
+    pub rule: String,
+    /// How long to wait; then the exit code is 3, and what is missing is printed.
+    #[arg(long, default_value = "5m", value_name = "DURATION")]
+    pub timeout: String,
+    /// The namespace of the hub.
+    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    pub hub_namespace: String,
 }
 
 /// Where writes are tried as a dry run.

@@ -277,16 +277,20 @@ pub fn lease(lease: Option<&Lease>, now: Timestamp) -> Check {
 
 /// Returns a warning if the Lease of the leader has expired: then no hub updates what is shown.
 pub fn silence(lease: &Lease, now: Timestamp) -> Option<String> {
+    silent_for(lease, now).map(|silent| {
+        format!(
+            "warning: the hub has been silent for {silent}; what follows is the last reported state"
+        )
+    })
+}
+
+/// Returns how long ago the Lease of the leader was renewed, if it has expired.
+pub fn silent_for(lease: &Lease, now: Timestamp) -> Option<String> {
     let spec = lease.spec.as_ref()?;
     let renewed = spec.renew_time.as_ref()?.0;
     let silent = now.as_second().saturating_sub(renewed.as_second());
     let lasts = i64::from(spec.lease_duration_seconds.unwrap_or_default().max(1));
-    (silent > lasts).then(|| {
-        format!(
-            "warning: the hub has been silent for {}; what follows is the last reported state",
-            age(Some(renewed), now)
-        )
-    })
+    (silent > lasts).then(|| age(Some(renewed), now))
 }
 
 /// Checks the rights of the user.

@@ -38,6 +38,7 @@ mod unjoin;
 mod values;
 mod version;
 mod views;
+mod wait;
 mod wrap;
 
 use std::io::Write;
@@ -144,6 +145,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Explain(options) => explain::run(&session, &options).await,
         Command::History(options) => history::run(&session, &options).await,
         Command::Plan(options) => plan::run(&session, &options).await,
+        Command::Wait(options) => wait::run(&session, &options).await,
         Command::Import(options) => import::run(&session, &options).await,
         Command::Ui(options) => ui::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,

@@ -98,12 +98,47 @@ pub async fn create<T: Serialize + DeserializeOwned>(
     (namespace, resource): (Option<&str>, &str),
     request: &T,
 ) -> anyhow::Result<T> {
+    let place = (namespace, resource);
+    Ok(create_within(hub, action, place, request, REQUEST_LIMIT).await?)
+}
+
+/// As [`create`], within this time.
+///
+/// # Errors
+/// [`RequestError`].
+pub async fn create_within<T: Serialize + DeserializeOwned>(
+    hub: &Cluster,
+    action: &str,
+    (namespace, resource): (Option<&str>, &str),
+    request: &T,
+    limit: Duration,
+) -> Result<T, RequestError> {
     let place = namespace.map_or_else(String::new, |name| format!("namespaces/{name}/"));
     let path = format!("{}/{place}{resource}", group_path());
-    let body = serde_json::to_value(request)?;
-    let answer = call(hub, action, (Method::POST, &path, body), REQUEST_LIMIT).await?;
-    understood(action, answer)
+    let body = serde_json::to_value(request).expect("a request is JSON");
+    let answer = call(hub, action, (Method::POST, &path, body), limit).await?;
+    understood(action, answer).map_err(RequestError::Final)
 }
+
+/// Why a request has no answer.
+#[derive(Debug)]
+pub enum RequestError {
+    /// The same request may have an answer later.
+    Temporary(anyhow::Error),
+    /// The request is refused.
+    Final(anyhow::Error),
+}
+
+impl From<RequestError> for anyhow::Error {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Temporary(error) | RequestError::Final(error) => error,
+        }
+    }
+}
+
+/// Codes with which an API server answers while it, or the hub behind it, is busy or restarts.
+const TEMPORARY: [u16; 5] = [429, 500, 502, 503, 504];
 
 fn group_path() -> String {
     format!("/apis/{VIEW_GROUP}/{VIEW_VERSION}")
@@ -123,20 +158,34 @@ async fn call(
     action: &str,
     (method, path, body): (Method, &str, Value),
     limit: Duration,
-) -> anyhow::Result<Value> {
+) -> Result<Value, RequestError> {
     let kind = if body.is_null() {
         ""
     } else {
         "application/json"
     };
-    match hub.call(method, path, (kind, body), limit).await {
-        Ok(answer) => Ok(answer),
-        Err(Some(error)) if is_not_served(&error) => match obstacle(hub).await {
-            Some(obstacle) => Err(anyhow!("cannot {action} on {}: {obstacle}", hub.place)),
-            None => Err(hub.explained(action, Some(error))),
-        },
-        Err(error) => Err(hub.explained(action, error)),
-    }
+    let error = match hub.call(method, path, (kind, body), limit).await {
+        Ok(answer) => return Ok(answer),
+        Err(error) => error,
+    };
+    let is_temporary = match &error {
+        Some(kube::Error::Api(status)) => TEMPORARY.contains(&status.code),
+        _ => true,
+    };
+    let obstacle = match &error {
+        Some(error) if is_not_served(error) => obstacle(hub).await,
+        _ => None,
+    };
+    let error = match (obstacle, error) {
+        (Some(obstacle), _) => anyhow!("cannot {action} on {}: {obstacle}", hub.place),
+        (None, None) => anyhow!("cannot {action}: the hub did not answer in time"),
+        (None, error) => hub.explained(action, error),
+    };
+    Err(if is_temporary {
+        RequestError::Temporary(error)
+    } else {
+        RequestError::Final(error)
+    })
 }
 
 /// Whether the API server has answered in place of the hub.

@@ -4,8 +4,9 @@ use std::sync::LazyLock;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 use runnel_api::{
-    ClusterDelivery, ClusterRulePlan, CopyExplanation, Delivery, ListedClusterCopy, ListedCopy,
-    MemberTarget, RemovalReview, RulePlan, VIEW_GROUP, VIEW_VERSION,
+    ClusterDelivery, ClusterRulePlan, ClusterRuleSync, CopyExplanation, Delivery,
+    ListedClusterCopy, ListedCopy, MemberTarget, RemovalReview, RulePlan, RuleSync, VIEW_GROUP,
+    VIEW_VERSION,
 };
 use serde_json::{Map, Value, json};
 
@@ -26,6 +27,8 @@ pub(super) enum View {
     Explanations,
     /// A request for the removals of a rule that wait for approval.
     Removals,
+    /// A request for whether the hub has observed the newest sources of a rule.
+    Syncs,
 }
 
 /// A resource of the view API.
@@ -59,9 +62,11 @@ impl Resource {
             fields: match view {
                 View::Deliveries => DELIVERY_FIELDS,
                 View::Copies => COPY_FIELDS,
-                View::MemberTargets | View::Plans | View::Explanations | View::Removals => {
-                    METADATA_FIELDS
-                }
+                View::MemberTargets
+                | View::Plans
+                | View::Explanations
+                | View::Removals
+                | View::Syncs => METADATA_FIELDS,
             },
             schema,
         }
@@ -72,7 +77,7 @@ impl Resource {
         match self.view {
             View::Deliveries => &["get", "list", "watch"],
             View::Copies | View::MemberTargets => &["get", "list"],
-            View::Plans | View::Explanations | View::Removals => &["create"],
+            View::Plans | View::Explanations | View::Removals | View::Syncs => &["create"],
         }
     }
 
@@ -109,7 +114,7 @@ fn unknown_field(schema: &Value, value: &Value, path: &str) -> Option<String> {
 }
 
 /// The resources of the view API.
-pub(super) static RESOURCES: LazyLock<[Resource; 9]> = LazyLock::new(|| {
+pub(super) static RESOURCES: LazyLock<[Resource; 11]> = LazyLock::new(|| {
     [
         Resource::of(View::Deliveries, &Delivery::crd()),
         Resource::of(View::Deliveries, &ClusterDelivery::crd()),
@@ -120,6 +125,8 @@ pub(super) static RESOURCES: LazyLock<[Resource; 9]> = LazyLock::new(|| {
         Resource::of(View::Plans, &ClusterRulePlan::crd()),
         Resource::of(View::Explanations, &CopyExplanation::crd()),
         Resource::of(View::Removals, &RemovalReview::crd()),
+        Resource::of(View::Syncs, &RuleSync::crd()),
+        Resource::of(View::Syncs, &ClusterRuleSync::crd()),
     ]
 });
 

@@ -20,6 +20,7 @@ mod removals;
 mod request;
 mod requests;
 mod review;
+mod rule_sync;
 mod table;
 mod target;
 mod watch;
@@ -82,6 +83,8 @@ const LISTINGS: usize = 3;
 const PLANS: usize = 4;
 /// The limit of parts of lists and watches that are computed at a time.
 const READS: usize = 4;
+/// The limit of syncs at a time. Each lists sources at the API server.
+const SYNCS: usize = 4;
 
 /// The server of the view API.
 pub struct ViewServer {
@@ -107,6 +110,8 @@ pub struct ViewServer {
     /// slowly has no turn meanwhile.
     reads: Semaphore,
     watches: Arc<WatchLimit>,
+    /// Limits the syncs, which list sources at the API server.
+    syncs: Semaphore,
 }
 
 impl ViewServer {
@@ -134,6 +139,7 @@ impl ViewServer {
             plans: Semaphore::new(PLANS),
             reads: Semaphore::new(READS),
             watches: Arc::default(),
+            syncs: Semaphore::new(SYNCS),
         })
     }
 
@@ -393,7 +399,9 @@ impl ViewServer {
             (View::MemberTargets, Some(name)) => {
                 self.member_target(&target, name, &query, form).await
             }
-            (View::Plans | View::Explanations | View::Removals, _) => Err(ViewError::Method),
+            (View::Plans | View::Explanations | View::Removals | View::Syncs, _) => {
+                Err(ViewError::Method)
+            }
         }
     }
 

@@ -1,14 +1,14 @@
-//! Create-only requests: plans and explanations. The answer is in the status, and nothing is stored.
+//! Create-only requests: plans, explanations and syncs. The answer is in the status, and nothing is stored.
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::api::ObjectMeta;
 use runnel_api::{
-    ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyTarget, PlanOptions, RemovalReview,
-    RemovalReviewSpec, RulePlan, RulePlanSpec,
+    ClusterRulePlan, ClusterRulePlanSpec, ClusterRuleSync, CopyExplanation, CopyTarget,
+    PlanOptions, RemovalReview, RemovalReviewSpec, RulePlan, RulePlanSpec, RuleSync,
 };
-use runnel_proto::model::{ClusterName, Kind, RuleName, SourceRef};
+use runnel_proto::model::{ClusterName, Kind, RuleName, SourceRef, is_subdomain};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -47,6 +47,17 @@ impl ViewServer {
                 let rule = reviewed(&asked.spec, &target.namespace)?;
                 let skip = usize::try_from(asked.spec.skip).unwrap_or(usize::MAX);
                 asked.status = Some(self.removals_for(user, &rule, skip).await?);
+                Ok(created(&asked))
+            }
+            View::Syncs if target.resource.namespaced => {
+                let mut asked: RuleSync = read(body)?;
+                place(&mut asked.metadata, target)?;
+                asked.status = Some(self.sync(&rule_name(target, &asked.spec.rule)?).await?);
+                Ok(created(&asked))
+            }
+            View::Syncs => {
+                let mut asked: ClusterRuleSync = read(body)?;
+                asked.status = Some(self.sync(&rule_name(target, &asked.spec.rule)?).await?);
                 Ok(created(&asked))
             }
             _ if target.resource.namespaced => {
@@ -119,6 +130,25 @@ fn place(metadata: &mut ObjectMeta, target: &Target) -> Result<(), ViewError> {
         "metadata.namespace is {given:?}, and the request is for the namespace {:?}",
         target.namespace
     )))
+}
+
+/// Returns the rule that a sync is about.
+fn rule_name(target: &Target, name: &str) -> Result<RuleName, ViewError> {
+    if !is_subdomain(name) {
+        return Err(ViewError::BadRequest(format!(
+            "spec.rule {name:?} is not the name of a rule"
+        )));
+    }
+    let kind = if target.resource.namespaced {
+        NAMESPACED
+    } else {
+        CLUSTER_SCOPED
+    };
+    Ok(RuleName {
+        kind: kind.to_owned(),
+        namespace: target.namespace.clone(),
+        name: name.to_owned(),
+    })
 }
 
 /// Returns what is planned, which must fit the resource of the request.

@@ -6,6 +6,7 @@
 mod crd_deletion;
 mod first_grant;
 mod grants;
+mod list;
 mod members;
 mod origins;
 mod reader;
@@ -30,6 +31,7 @@ use serde::{Deserialize, Deserializer};
 use crate::relist_barrier::RelistSubscription;
 
 pub use grants::{watch_crd, watch_fleet, watch_grants, watch_hub_namespaces};
+pub use list::{ListError, list_metadata};
 pub use members::{observe_member, watch_members};
 pub use reader::{body_of, expire_deleted_sources, read_sources};
 pub use renderer::render_rules;

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use kube::api::{DynamicObject, ListParams, Request};
+use kube::api::{DynamicObject, Request};
 use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
-use runnel_transport::pages::{PageSize, parse_page, read_page};
+use runnel_transport::pages::{PageSize, parse_page};
 use runnel_transport::readable::Readable;
 
+use super::list::{ListError, describe, page, page_params};
 use super::sources::api_resource;
 use super::{DecodedObject, READ_LIMIT};
 use crate::hub_state::{HubState, until};
@@ -119,30 +120,11 @@ async fn read_by_list(
     let mut left = wanted.clone();
     let list = list(&client, &hub_state, &scope, &mut left);
     let listed = tokio::time::timeout(limit, list).await;
-    if let Err(why) = listed.unwrap_or(Err(ContentListError::Timeout)) {
+    if let Err(why) = listed.unwrap_or(Err(ListError::Timeout)) {
         let (resource, namespace) = (&scope.resource, &scope.namespace);
         tracing::warn!(%resource, %namespace, %why, "cannot list sources with their content; reading them one by one");
     }
     ReadResult::List(scope, wanted, left)
-}
-
-/// Why a list with contents failed; the sources are read one by one then.
-#[derive(Debug, thiserror::Error)]
-enum ContentListError {
-    #[error("it is of an unknown kind")]
-    UnknownKind,
-    #[error("no such request")]
-    NoSuchRequest,
-    #[error("{}", describe(.0))]
-    Api(kube::Error),
-    #[error("the connection broke")]
-    Broken,
-    #[error("the API server did not answer in time")]
-    Timeout,
-    #[error("the API server's answer is not readable")]
-    Unreadable,
-    #[error("an object is too large")]
-    TooLarge,
 }
 
 /// Removes the sources of a list from `left`, until nothing is left to read or too much of the list
@@ -152,9 +134,9 @@ async fn list(
     hub_state: &Arc<HubState>,
     scope: &ListScope,
     left: &mut BTreeSet<SourceRef>,
-) -> Result<(), ContentListError> {
+) -> Result<(), ListError> {
     let Some(kind) = Kind::by_resource(&scope.resource) else {
-        return Err(ContentListError::UnknownKind);
+        return Err(ListError::UnknownKind);
     };
     let path = Request::new(DynamicObject::url_path(
         &api_resource(kind),
@@ -164,11 +146,12 @@ async fn list(
         (PageSize::default(), None::<String>, 0, left.len());
     let mut all_readable = true;
     loop {
-        let bytes = match page(client, &path, (size.limit(), next.as_deref()), size.bytes()).await?
-        {
+        let request = path.list(&page_params(size, next.as_deref()));
+        let request = request.map_err(|_| ListError::NoSuchRequest)?;
+        let bytes = match page(client, request, size).await? {
             Some(bytes) => bytes,
             None if size.shrink() => continue,
-            None => return Err(ContentListError::TooLarge),
+            None => return Err(ListError::TooLarge),
         };
         size.record_page_size(bytes.len());
         let (hub_state, requested) = (hub_state.clone(), left.clone());
@@ -183,7 +166,7 @@ async fn list(
             continue_token,
         })) = taken
         else {
-            return Err(ContentListError::Unreadable);
+            return Err(ListError::Unreadable);
         };
         shown += count;
         all_readable &= readable;
@@ -199,29 +182,6 @@ async fn list(
         }
         next = continue_token;
     }
-}
-
-/// Returns one page of a list; `None` above the size limit.
-async fn page(
-    client: &Client,
-    path: &Request,
-    (limit, next): (u32, Option<&str>),
-    bytes: usize,
-) -> Result<Option<Vec<u8>>, ContentListError> {
-    let mut params = ListParams::default().limit(limit);
-    if let Some(token) = next {
-        params = params.continue_token(token);
-    }
-    let request = path
-        .list(&params)
-        .map_err(|_| ContentListError::NoSuchRequest)?;
-    let body = client
-        .request_stream(request)
-        .await
-        .map_err(ContentListError::Api)?;
-    read_page(body, bytes)
-        .await
-        .map_err(|_| ContentListError::Broken)
 }
 
 /// The content of one page.
@@ -293,14 +253,6 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Re
         Err(_) => unreadable(&hub_state, &source, "the API server did not answer in time"),
     };
     ReadResult::One(source, done)
-}
-
-/// Describes an error of the API server without text that may quote the object.
-fn describe(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => format!("{} {}", status.code, status.reason),
-        _ => "the API server cannot be reached".to_owned(),
-    }
 }
 
 fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {

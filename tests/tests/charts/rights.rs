@@ -194,7 +194,13 @@ pub fn is_front_proxy(right: &Right) -> bool {
 fn is_about_views(right: &Right) -> bool {
     let is_view = right.groups == ["view.runnel.dev"];
     let reads = is_view && right.verbs == ["get", "list", "watch"];
-    let requests = ["clusterruleplans", "copyexplanations", "ruleplans"];
+    let requests = [
+        "clusterruleplans",
+        "clusterrulesyncs",
+        "copyexplanations",
+        "ruleplans",
+        "rulesyncs",
+    ];
     let asks = right.verbs == ["create"]
         && right
             .resources

@@ -28,6 +28,7 @@
 //! - `render_jobs`: what a render job takes from the index, and what its result changes.
 //! - `rollouts`: which clusters may have the newest change, and the stored states.
 //! - `rule_context`: the part of the index that concerns one rule, for a preview.
+//! - `unobserved`: what the index has not observed yet of what the API server lists for a rule.
 mod changes;
 mod clusters;
 mod copy_counter;
@@ -53,6 +54,7 @@ mod sources;
 mod targets;
 #[cfg(test)]
 mod tests;
+mod unobserved;
 mod watch_scopes;
 
 use std::collections::BTreeSet;
@@ -78,6 +80,7 @@ pub use rules::Rules;
 use runnel_api::PendingApproval;
 pub use sources::{Sources, version_number};
 pub use targets::{ChangedObject, Targets};
+pub use unobserved::{ListedScope, Unobserved};
 pub use watch_scopes::{ScopeState, WatchScopes};
 
 /// The hub's directive about one rule to one cluster.

@@ -54,6 +54,23 @@ impl Sources {
         self.sources.get(source)
     }
 
+    /// Returns the version of an existing object that the watch or a read delivered last.
+    pub fn version(&self, source: &SourceRef) -> Option<u64> {
+        self.versions.get(source).map(|observed| observed.version)
+    }
+
+    /// The sources of a scope, deleted ones too until their grace period ends.
+    pub(super) fn in_scope<'a>(
+        &'a self,
+        scope: &'a WatchScope,
+    ) -> impl Iterator<Item = (&'a SourceRef, &'a Source)> + 'a {
+        let namespace = scope.namespace.as_deref().unwrap_or_default();
+        let from = SourceRef::new(&scope.resource, namespace, "");
+        self.sources
+            .range(from..)
+            .take_while(move |(source, _)| scope.contains(source))
+    }
+
     /// The state of a source after a change: content that was read before outlives a failure to read it again. `body` is the
     /// content if it was read.
     fn state_after(&self, source: &SourceRef, body: Option<SourceState>) -> SourceState {
@@ -274,16 +291,8 @@ impl Sources {
 
     /// A watch has delivered a complete list: the other objects of its scope are deleted.
     pub fn retain(&mut self, scope: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
-        let from = SourceRef::new(
-            &scope.resource,
-            scope.namespace.as_deref().unwrap_or_default(),
-            "",
-        );
-        let here = self
-            .sources
-            .range(from..)
-            .take_while(|(key, _)| scope.contains(key));
-        let gone: Vec<_> = here
+        let gone: Vec<_> = self
+            .in_scope(scope)
             .filter(|(key, _)| !listed.contains(*key))
             .map(|(key, _)| key.clone())
             .collect();
