@@ -575,6 +575,7 @@ fn other_managers_are_named_unless_the_copy_is_intact() {
         json!({"f:metadata": {"f:annotations": {"f:x": {}}}}),
     ));
     all.push(entry("kubelet", 6, json!({"f:status": {}})));
+    all.push(entry("before-first-apply", 7, json!({"f:data": {}})));
     all.push(entry("evil\u{1b}[31m\nmanager", 3, json!({"f:data": {}})));
     all.push(entry("a-fourth", 2, json!({"f:data": {}})));
     let live = seen(&serde_json::from_value(value).unwrap(), &sealer);

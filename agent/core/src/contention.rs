@@ -110,8 +110,13 @@ impl Contentions {
     pub fn copy_error(&self, copy: &SourceRef) -> Option<CopyError> {
         let story = self.stories.get(copy).filter(|story| story.rounds > 0)?;
         let who = story.managers.as_deref().unwrap_or("somebody");
+        let keep = if who.contains(", ") || who.contains(" and ") {
+            "keep"
+        } else {
+            "keeps"
+        };
         let text = format!(
-            "{who} keeps changing or deleting this copy; it is restored, later each time: end it there, or leave the \
+            "{who} {keep} changing or deleting this copy; it is restored, later each time: end it there, or leave the \
              field to it (ignoreFields), or take the object out of the rule"
         );
         Some(CopyError::new(Reason::Contended, text))

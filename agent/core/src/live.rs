@@ -346,6 +346,9 @@ fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
             .refuses_type(object.data.get("type").and_then(Value::as_str))
 }
 
+/// The API server's own entry for the fields that an object had before its first apply.
+const BEFORE_APPLY: &str = "before-first-apply";
+
 /// Returns the names of the other field managers of the object's content: the latest first, at most
 /// three.
 fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
@@ -364,7 +367,7 @@ fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
     };
     let all = metadata.managed_fields.iter().flatten();
     let mut entries: Vec<_> = all
-        .filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER))
+        .filter(|entry| !matches!(entry.manager.as_deref(), Some(FIELD_MANAGER | BEFORE_APPLY)))
         .filter(writes)
         .collect();
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.time.as_ref().map(|time| time.0)));

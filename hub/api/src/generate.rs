@@ -10,6 +10,9 @@ use super::{
     limits,
 };
 
+/// What precedes the default of a field in its description.
+pub const DEFAULT: &str = " Default: ";
+
 /// The CRDs, ready to be applied.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![
@@ -38,6 +41,8 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
             };
             tidy(root);
             root.title = None;
+            let spec = root.properties.as_mut().and_then(|all| all.get_mut("spec"));
+            spec.map(describe_defaults);
             if is_member {
                 root.x_kubernetes_validations
                     .get_or_insert_default()
@@ -379,18 +384,34 @@ fn tidy(schema: &mut JSONSchemaProps) {
         .description
         .take()
         .map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
-    schema
-        .properties
-        .iter_mut()
+    for_each_child(schema, tidy);
+}
+
+/// Adds the defaults of fields to their descriptions: `kubectl explain` shows nothing else.
+fn describe_defaults(schema: &mut JSONSchemaProps) {
+    let default = schema.default.as_ref().map(|default| &default.0);
+    let default = default.filter(|default| !default.is_object() && !default.is_array());
+    if let (Some(default), Some(text)) = (default, &mut schema.description) {
+        let default = default
+            .as_str()
+            .map_or_else(|| default.to_string(), str::to_owned);
+        text.push_str(&format!("{DEFAULT}{default}."));
+    }
+    for_each_child(schema, describe_defaults);
+}
+
+fn for_each_child(schema: &mut JSONSchemaProps, each: fn(&mut JSONSchemaProps)) {
+    let properties = schema.properties.iter_mut();
+    properties
         .flat_map(|properties| properties.values_mut())
-        .for_each(tidy);
+        .for_each(each);
     match &mut schema.items {
-        Some(JSONSchemaPropsOrArray::Schema(items)) => tidy(items),
-        Some(JSONSchemaPropsOrArray::Schemas(items)) => items.iter_mut().for_each(tidy),
+        Some(JSONSchemaPropsOrArray::Schema(items)) => each(items),
+        Some(JSONSchemaPropsOrArray::Schemas(items)) => items.iter_mut().for_each(each),
         None => {}
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
-        tidy(values);
+        each(values);
     }
 }
 
@@ -473,6 +494,26 @@ mod tests {
             let is_element = path.ends_with("[]") || path.ends_with("{}");
             assert!(is_element || schema["description"].is_string(), "{path}");
         });
+    }
+
+    #[test]
+    fn descriptions_of_specs_have_the_defaults() {
+        let mut count = 0;
+        each_node(|path, schema| {
+            let text = schema["description"].as_str().unwrap_or_default();
+            let is_shown = path.contains(".spec.") && !schema["default"].is_null();
+            if is_shown && !schema["default"].is_object() && !schema["default"].is_array() {
+                let default = schema["default"].to_string().replace('"', "");
+                let expected = format!("{DEFAULT}{default}.");
+                assert!(text.ends_with(&expected), "{path}: {text}");
+            } else {
+                assert!(!text.contains(DEFAULT), "{path}: {text}");
+            }
+        });
+        for crd in crds() {
+            count += text(&crd).matches(DEFAULT).count();
+        }
+        assert!(count > 20, "{count}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub use fleet::{
     Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit,
     PendingCause,
 };
-pub use generate::{chart_files, crds, files, yaml};
+pub use generate::{DEFAULT, chart_files, crds, files, yaml};
 pub use grant::{
     DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };

@@ -69,7 +69,7 @@ pub struct ClusterDistributionRuleSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::source)]
 pub struct Source {
-    /// The kinds of objects, as `plural` or `plural.group`, as in RBAC. At least one.
+    /// The kinds of objects, as `plural` or `plural.group`, such as configmaps and secrets. At least one.
     #[schemars(transform = schema::filled_set("resources", 16, Item::Resource, "list the kinds to copy, such as [configmaps, secrets]"))]
     pub resources: Vec<String>,
     /// Selects objects by their labels. It may not be empty; for every object write `names: ["*"]`.

@@ -11,30 +11,165 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta};
 use kube::api::PostParams;
 use kube::client::Body;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::args::Connection;
 use super::hints::{self, Endpoint};
+use super::parse;
 use super::rights::{Right, refusal};
 
 /// The field manager of the plugin's writes.
 pub const FIELD_MANAGER: &str = "kubectl-runnel";
-/// The time limit of a call.
+/// The time limit of a call, unless `--request-timeout` sets another one.
 const CALL_LIMIT: Duration = Duration::from_secs(20);
 /// The time after which a connection without data is dead, longer than any call.
 const READ_LIMIT: Duration = Duration::from_secs(60);
 /// The time without a byte after which a watch is broken. API servers send bookmarks about once a minute.
 const IDLE_LIMIT: Duration = Duration::from_secs(180);
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+/// How often a call is repeated that the API server refused because it is busy (429).
+const BUSY_RETRIES: usize = 5;
+/// The delay before that.
+const BUSY_DELAY: Duration = Duration::from_secs(1);
 /// Page size of lists that may be long.
 const PAGE: u32 = 500;
 /// Objects without their content.
 const METADATA: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// The API server's time is in the header of every answer.
 const CLOCK: &str = "/version";
+
+/// Runs a call within a time limit, if there is one. The error: no answer came in time.
+async fn within<T>(limit: Option<Duration>, call: impl Future<Output = T>) -> Result<T, ()> {
+    match limit {
+        Some(limit) => tokio::time::timeout(limit, call).await.map_err(drop),
+        None => Ok(call.await),
+    }
+}
+
+/// The connection flags of the command line, checked.
+#[derive(Clone, Default)]
+pub struct ConnectionFlags {
+    user_to_be: Option<String>,
+    groups: Vec<String>,
+    cluster: Option<String>,
+    user: Option<String>,
+    server: Option<http::Uri>,
+    token: Option<String>,
+    /// The time limit of every call; zero: none.
+    request_timeout: Option<Duration>,
+}
+
+impl ConnectionFlags {
+    /// Reads the flags.
+    ///
+    /// # Errors
+    /// A sentence that names the flag.
+    pub fn read(flags: &Connection) -> Result<Self, String> {
+        if flags.as_user.is_none() && !flags.as_groups.is_empty() {
+            return Err("--as-group needs --as: groups are impersonated with a user".to_owned());
+        }
+        let server = flags.server.as_ref().map(|given| {
+            let url = given.parse::<http::Uri>().ok();
+            let url = url.filter(|url| url.host().is_some() && url.scheme().is_some());
+            url.ok_or_else(|| {
+                format!(
+                    "--server `{given}` is no address: write for example https://k.example.com:6443"
+                )
+            })
+        });
+        let request_timeout = flags.request_timeout.as_deref().map(|given| {
+            let given = match given.parse::<u64>() {
+                Ok(seconds) => format!("{seconds}s"),
+                Err(_) => given.to_owned(),
+            };
+            parse::duration("--request-timeout", &given).map_err(|error| error.to_string())
+        });
+        Ok(Self {
+            user_to_be: flags.as_user.clone(),
+            groups: flags.as_groups.clone(),
+            cluster: flags.cluster.clone(),
+            user: flags.user.clone(),
+            server: server.transpose()?,
+            token: flags.token.clone(),
+            request_timeout: request_timeout.transpose()?,
+        })
+    }
+
+    /// The flags for a cluster that `--context` does not name: only the time limit.
+    #[must_use]
+    pub fn of_other_cluster(&self) -> Self {
+        Self {
+            request_timeout: self.request_timeout,
+            ..Self::default()
+        }
+    }
+
+    /// The time limit of a call that has this one without the flag; `None`: no limit.
+    fn limit(&self, usual: Duration) -> Option<Duration> {
+        match self.request_timeout {
+            Some(given) => Some(given).filter(|given| !given.is_zero()),
+            None => Some(usual),
+        }
+    }
+
+    fn check_names(&self, read: &Kubeconfig, shown: &str) -> anyhow::Result<()> {
+        let clusters = read.clusters.iter().map(|one| one.name.as_str());
+        let users = read.auth_infos.iter().map(|one| one.name.as_str());
+        let check = |flag: &str, given: &Option<String>, known: Vec<&str>| match given {
+            Some(name) if !known.contains(&name.as_str()) => {
+                bail!("{shown} has no {flag} {name}; it has: {}", known.join(", "))
+            }
+            _ => Ok(()),
+        };
+        check("cluster", &self.cluster, clusters.collect())?;
+        check("user", &self.user, users.collect())
+    }
+
+    fn apply(&self, config: &mut Config) {
+        if let Some(server) = &self.server {
+            config.cluster_url = server.clone();
+        }
+        if let Some(token) = &self.token {
+            // A client certificate would precede the token.
+            config.auth_info = serde_json::from_value::<AuthInfo>(json!({"token": token}))
+                .expect("a user of a kubeconfig may have only a token");
+        }
+        if let Some(user) = &self.user_to_be {
+            config.auth_info.impersonate = Some(user.clone());
+            config.auth_info.impersonate_groups =
+                Some(self.groups.clone()).filter(|groups| !groups.is_empty());
+        }
+    }
+
+    /// Returns the environment with which helm connects in the same way.
+    ///
+    /// # Errors
+    /// A sentence, if helm has no such flag.
+    pub fn for_helm(&self) -> Result<Vec<(&'static str, String)>, String> {
+        if self.cluster.is_some() || self.user.is_some() {
+            return Err(
+                "helm has no --cluster and --user: make a context of them (`kubectl config set-context`) and give --context"
+                    .to_owned(),
+            );
+        }
+        let server = self.server.as_ref().map(ToString::to_string);
+        let groups = Some(self.groups.join(",")).filter(|groups| !groups.is_empty());
+        let all = [
+            ("HELM_KUBEAPISERVER", server),
+            ("HELM_KUBETOKEN", self.token.clone()),
+            ("HELM_KUBEASUSER", self.user_to_be.clone()),
+            ("HELM_KUBEASGROUPS", groups),
+        ];
+        let set = all
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)));
+        Ok(set.collect())
+    }
+}
 
 /// A cluster that the user has access to.
 #[derive(Clone)]
@@ -48,6 +183,8 @@ pub struct Cluster {
     pub kubeconfig: Option<PathBuf>,
     /// The context, for helm.
     pub context: String,
+    /// The connection flags.
+    connection: ConnectionFlags,
     /// The namespace of the context.
     pub default_namespace: String,
 }
@@ -61,6 +198,7 @@ impl Cluster {
         role: &'static str,
         kubeconfig: Option<&Path>,
         context: Option<&str>,
+        connection: &ConnectionFlags,
     ) -> anyhow::Result<Self> {
         let read = match kubeconfig {
             Some(path) => Kubeconfig::read_from(path),
@@ -86,15 +224,20 @@ impl Cluster {
             );
         };
         let inner = found.context.clone().unwrap_or_default();
+        connection.check_names(&read, &shown)?;
         let options = KubeConfigOptions {
             context: Some(context.clone()),
-            ..KubeConfigOptions::default()
+            cluster: connection.cluster.clone(),
+            user: connection.user.clone(),
         };
         let config = Config::from_custom_kubeconfig(read, &options).await;
         let mut config = config.map_err(|error| unusable(&shown, &error))?;
+        connection.apply(&mut config);
         config.default_retry = false;
         config.connect_timeout = Some(CONNECT_LIMIT);
-        config.read_timeout = Some(READ_LIMIT);
+        config.read_timeout = connection
+            .limit(READ_LIMIT)
+            .map(|limit| limit.max(READ_LIMIT));
         let agent = HeaderValue::from_static(concat!("kubectl-runnel/", env!("CARGO_PKG_VERSION")));
         config.headers.push((header::USER_AGENT, agent));
         let server = config
@@ -114,8 +257,17 @@ impl Cluster {
             place,
             kubeconfig: kubeconfig.map(Path::to_owned),
             context,
+            connection: connection.clone(),
             default_namespace: inner.namespace.unwrap_or_else(|| "default".to_owned()),
         })
+    }
+
+    /// Returns the environment with which helm connects in the same way.
+    ///
+    /// # Errors
+    /// As [`ConnectionFlags::for_helm`].
+    pub fn helm_environment(&self) -> Result<Vec<(&'static str, String)>, String> {
+        self.connection.for_helm()
     }
 
     /// A client, for code that the hub has as well.
@@ -193,7 +345,7 @@ impl Cluster {
                 .header(header::ACCEPT, METADATA)
                 .body(Vec::new())?;
             let answer = self.client.request::<MetadataPage>(request);
-            let page = match tokio::time::timeout(CALL_LIMIT, answer).await {
+            let page = match within(self.connection.limit(CALL_LIMIT), answer).await {
                 Ok(page) => page.map_err(|error| self.explained(action, Some(error)))?,
                 Err(_) => return Err(self.explained(action, None)),
             };
@@ -254,7 +406,11 @@ impl Cluster {
         let Ok(request) = Request::get(path).body(Vec::new()) else {
             return Vec::new();
         };
-        let answer = tokio::time::timeout(CALL_LIMIT, self.client.request_text(request)).await;
+        let answer = within(
+            self.connection.limit(CALL_LIMIT),
+            self.client.request_text(request),
+        )
+        .await;
         answer
             .ok()
             .and_then(Result::ok)
@@ -294,11 +450,12 @@ impl Cluster {
     /// As [`Cluster::get`].
     pub async fn clock(&self) -> anyhow::Result<Option<Timestamp>> {
         let request = Request::get(CLOCK).body(Body::empty())?;
-        let answer = match tokio::time::timeout(CALL_LIMIT, self.client.send(request)).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) => return Err(self.explained("read the server's time", Some(error))),
-            Err(_) => return Err(self.explained("read the server's time", None)),
-        };
+        let answer =
+            match within(self.connection.limit(CALL_LIMIT), self.client.send(request)).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(error)) => return Err(self.explained("read the server's time", Some(error))),
+                Err(_) => return Err(self.explained("read the server's time", None)),
+            };
         let date = answer
             .headers()
             .get(header::DATE)
@@ -332,7 +489,11 @@ impl Cluster {
                 ..SelfSubjectAccessReview::default()
             };
             let params = PostParams::default();
-            let answer = tokio::time::timeout(CALL_LIMIT, api.create(&params, &review)).await;
+            let answer = within(
+                self.connection.limit(CALL_LIMIT),
+                api.create(&params, &review),
+            )
+            .await;
             let answer = match answer {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(error)) => return Err(self.explained("check your permissions", Some(error))),
@@ -389,9 +550,21 @@ impl Cluster {
         let request = request
             .body(body)
             .map_err(|error| Some(kube::Error::HttpError(error)))?;
-        match tokio::time::timeout(limit, self.client.request::<Value>(request)).await {
+        let ask = async {
+            for _ in 0..BUSY_RETRIES {
+                match self.client.request::<Value>(request.clone()).await {
+                    // Nothing was done. The API server answers so, for example, while it sets a kind up.
+                    Err(kube::Error::Api(status)) if status.code == 429 => {
+                        tokio::time::sleep(BUSY_DELAY).await;
+                    }
+                    answer => return answer,
+                }
+            }
+            self.client.request::<Value>(request).await
+        };
+        match within(self.connection.limit(limit), ask).await {
             Ok(answer) => answer.map_err(Some),
-            Err(_) => Err(None),
+            Err(()) => Err(None),
         }
     }
 
@@ -448,4 +621,95 @@ fn unusable(shown: &str, cause: &dyn std::error::Error) -> anyhow::Error {
         .unwrap_or_default()
         .to_owned();
     anyhow!("{shown} cannot be used ({cause}): check --kubeconfig, $KUBECONFIG or ~/.kube/config")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(connection: Connection) -> Result<ConnectionFlags, String> {
+        ConnectionFlags::read(&connection)
+    }
+
+    fn given(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
+    #[test]
+    fn token_and_user_replace_those_of_the_kubeconfig() {
+        let own = flags(Connection {
+            as_user: given("eve"),
+            as_groups: vec!["a".to_owned(), "b".to_owned()],
+            server: given("https://k.example.com:6443"),
+            token: given("t0ken"),
+            ..Connection::default()
+        });
+        let own = own.unwrap();
+        let mut config = Config::new("https://other:1".parse().unwrap());
+        config.auth_info.client_certificate = given("a.crt");
+        own.apply(&mut config);
+        let auth = &config.auth_info;
+        assert_eq!(config.cluster_url.host(), Some("k.example.com"));
+        assert!(auth.token.is_some() && auth.client_certificate.is_none());
+        assert_eq!(auth.impersonate.as_deref(), Some("eve"));
+        assert_eq!(auth.impersonate_groups.as_deref().map(<[_]>::len), Some(2));
+        let environment = own.for_helm().unwrap();
+        assert!(environment.contains(&("HELM_KUBEASGROUPS", "a,b".to_owned())));
+        assert_eq!(environment.len(), 4);
+        // Another cluster gets no credentials of this one.
+        let mut other = Config::new("https://other:1".parse().unwrap());
+        own.of_other_cluster().apply(&mut other);
+        assert!(other.auth_info.token.is_none() && other.auth_info.impersonate.is_none());
+        assert_eq!(own.of_other_cluster().for_helm(), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn request_timeout_is_a_duration_or_seconds() {
+        let limit = |text: &str| {
+            let request_timeout = given(text);
+            flags(Connection {
+                request_timeout,
+                ..Connection::default()
+            })
+            .map(|flags| flags.limit(CALL_LIMIT))
+        };
+        assert_eq!(limit("5s"), Ok(Some(Duration::from_secs(5))));
+        assert_eq!(limit("90"), Ok(Some(Duration::from_secs(90))));
+        assert_eq!(limit("0"), Ok(None));
+        assert!(
+            limit("soon")
+                .unwrap_err()
+                .contains("--request-timeout `soon`")
+        );
+        let usual = ConnectionFlags::default();
+        assert_eq!(usual.limit(CALL_LIMIT), Some(CALL_LIMIT));
+    }
+
+    #[test]
+    fn wrong_flags_are_refused_by_name() {
+        let groups = flags(Connection {
+            as_groups: vec!["a".to_owned()],
+            ..Connection::default()
+        });
+        assert!(groups.err().is_some_and(|why| why.contains("--as-group")));
+        let server = flags(Connection {
+            server: given("k8s"),
+            ..Connection::default()
+        });
+        assert!(
+            server
+                .err()
+                .is_some_and(|why| why.contains("--server `k8s`"))
+        );
+        let cluster = flags(Connection {
+            cluster: given("prod"),
+            ..Connection::default()
+        });
+        let cluster = cluster.unwrap();
+        let refused = cluster.for_helm().unwrap_err();
+        assert!(refused.contains("set-context"), "{refused}");
+        let refused = cluster.check_names(&Kubeconfig::default(), "the kubeconfig");
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("no cluster prod"), "{refused}");
+    }
 }

@@ -1,6 +1,9 @@
 //! The command line of `kubectl runnel`.
-use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
+use runnel_proto::model::is_subdomain;
 
 use super::output::{ListOutput, ListOutputParser};
 
@@ -8,7 +11,9 @@ use super::output::{ListOutput, ListOutputParser};
 pub const SYSTEM: &str = "runnel-system";
 
 /// The exit codes, a part of `--help`.
-const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check failed); 2 wrong usage; 3 timed out; 4 plan: something would or may fail, or be blocked; status --exit-code: something is not ready.
+const CODES: &str = "Exit codes: 0 done; 1 failed (doctor: a check of the installation failed, with --rules also one of a rule); 2 wrong usage; \
+3 timed out (install --wait, join, unjoin, uninstall, approve, wait); 4 plan: something would or may fail, or be blocked; status --exit-code: \
+something is not ready.
 
 The charts are installed by your own helm (3.14 or newer), found in PATH or named by RUNNEL_HELM.";
 
@@ -23,17 +28,106 @@ pub struct Cli {
     #[arg(long, global = true, value_name = "NAME")]
     pub context: Option<String>,
     /// Namespace of hub and agents; else runnel-system.
-    #[arg(short = 'n', long, global = true, value_name = "NAME")]
+    #[arg(short = 'n', long, global = true, value_name = "NAME", value_parser = namespace_name)]
     pub namespace: Option<String>,
+    /// The connection to the cluster of the context.
+    #[command(flatten)]
+    pub connection: Connection,
     /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
+/// kubectl's flags for the connection to the cluster that `--context` names. They precede the
+/// kubeconfig. Their ids differ from those of all arguments of commands, such as the name of a cluster.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Connection")]
+pub struct Connection {
+    /// The user to impersonate.
+    #[arg(
+        id = "connection-as",
+        long = "as",
+        global = true,
+        value_name = "USER",
+        hide_short_help = true
+    )]
+    pub as_user: Option<String>,
+    /// A group to impersonate; may be given several times.
+    #[arg(
+        id = "connection-as-group",
+        long = "as-group",
+        global = true,
+        value_name = "GROUP",
+        hide_short_help = true
+    )]
+    pub as_groups: Vec<String>,
+    /// The cluster of the kubeconfig, instead of that of the context.
+    #[arg(
+        id = "connection-cluster",
+        long = "cluster",
+        global = true,
+        value_name = "NAME",
+        hide_short_help = true
+    )]
+    pub cluster: Option<String>,
+    /// The user of the kubeconfig, instead of that of the context.
+    #[arg(
+        id = "connection-user",
+        long = "user",
+        global = true,
+        value_name = "NAME",
+        hide_short_help = true
+    )]
+    pub user: Option<String>,
+    /// The address of the API server.
+    #[arg(
+        id = "connection-server",
+        short = 's',
+        long = "server",
+        global = true,
+        value_name = "URL",
+        hide_short_help = true
+    )]
+    pub server: Option<String>,
+    /// The bearer token for the API server.
+    #[arg(
+        id = "connection-token",
+        long = "token",
+        global = true,
+        value_name = "TOKEN",
+        hide_short_help = true
+    )]
+    pub token: Option<String>,
+    /// The time limit of one request, such as 30s; 0 is none.
+    #[arg(
+        id = "connection-request-timeout",
+        long = "request-timeout",
+        global = true,
+        value_name = "DURATION",
+        hide_short_help = true
+    )]
+    pub request_timeout: Option<String>,
+}
+
+/// Reads the name of a namespace.
+fn namespace_name(text: &str) -> Result<String, String> {
+    if is_subdomain(text) {
+        Ok(text.to_owned())
+    } else {
+        Err("a namespace has lowercase letters, digits and `-`".to_owned())
+    }
+}
+
 /// `--namespace` of a command for which it is not the namespace of hub and agents.
 fn namespace(help: &'static str) -> Arg {
     let argument = Arg::new("namespace").short('n').long("namespace");
-    argument.value_name("NAME").help(help)
+    let argument = argument.value_name("NAME").help(help);
+    argument.value_parser(namespace_name)
+}
+
+/// `--namespace` of the commands that concern no namespace.
+fn no_namespace() -> Arg {
+    namespace("Not used by this command").hide(true)
 }
 
 /// `--namespace` of the commands that concern a rule.
@@ -59,6 +153,7 @@ pub enum Command {
     #[command(arg = rule_namespace())]
     Status(Status),
     /// Show the member clusters.
+    #[command(arg = no_namespace())]
     Members(Members),
     /// Approve removals above a limit, of one rule or of the fleet: lists them, asks for
     /// confirmation, and approves exactly those.
@@ -93,10 +188,41 @@ pub enum Command {
     /// Show the versions of this plugin, the hub and the agents.
     Version(Version),
     /// Print a completion script.
+    #[command(arg = no_namespace())]
     Completion(Completion),
     /// What may follow these words: for kubectl, which asks `kubectl_complete-runnel`.
     #[command(name = "__complete", hide = true)]
     Complete(Complete),
+}
+
+/// Removes suggested subcommands that differ from the given one in more than a third of their
+/// letters: clap suggests `uninstall` for `ui`.
+pub fn keep_near_suggestions(error: &mut clap::Error) {
+    let given = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(given)) => given.clone(),
+        _ => return,
+    };
+    let is_near = |known: &String| {
+        let longer = known.chars().count().max(given.chars().count());
+        strsim::damerau_levenshtein(known, &given) * 3 <= longer
+    };
+    let near = match error.get(ContextKind::SuggestedSubcommand) {
+        Some(ContextValue::String(known)) => Some(known).into_iter().collect(),
+        Some(ContextValue::Strings(known)) => known.iter().collect::<Vec<_>>(),
+        _ => return,
+    };
+    let near: Vec<_> = near
+        .into_iter()
+        .filter(|known| is_near(known))
+        .cloned()
+        .collect();
+    error.remove(ContextKind::SuggestedSubcommand);
+    if !near.is_empty() {
+        error.insert(
+            ContextKind::SuggestedSubcommand,
+            ContextValue::Strings(near),
+        );
+    }
 }
 
 /// The output format.
@@ -243,7 +369,7 @@ pub struct Status {
     #[arg(long, conflicts_with = "watch")]
     pub exit_code: bool,
     /// The namespace of the hub.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    #[arg(long, value_name = "NAME", default_value = SYSTEM, value_parser = namespace_name)]
     pub hub_namespace: String,
 }
 
@@ -278,7 +404,7 @@ pub struct Members {
     #[arg(long)]
     pub no_headers: bool,
     /// The namespace of the hub.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    #[arg(long, value_name = "NAME", default_value = SYSTEM, value_parser = namespace_name)]
     pub hub_namespace: String,
 }
 
@@ -336,6 +462,9 @@ pub struct Uninstall {
 /// Run common health checks.
 #[derive(Debug, Args)]
 pub struct Doctor {
+    /// A rule that is not ready is a failure, too. Without it the exit code is about the installation.
+    #[arg(long)]
+    pub rules: bool,
     /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
@@ -381,7 +510,7 @@ pub struct Wait {
     #[arg(long, default_value = "5m", value_name = "DURATION")]
     pub timeout: String,
     /// The namespace of the hub.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    #[arg(long, value_name = "NAME", default_value = SYSTEM, value_parser = namespace_name)]
     pub hub_namespace: String,
 }
 
@@ -446,7 +575,7 @@ pub struct ImportArgs {
     #[arg(long, value_parser = ["configmaps", "secrets"], value_delimiter = ',', value_name = "KINDS", requires = "label")]
     pub resources: Vec<String>,
     /// The members that the rules name; by default the cluster that is read.
-    #[arg(long = "cluster", value_delimiter = ',', value_name = "NAMES")]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub clusters: Vec<String>,
     /// Let the rules choose every member.
     #[arg(long, conflicts_with = "clusters")]
@@ -487,6 +616,8 @@ pub enum Shell {
     Zsh,
     /// For `kubectl-runnel` in fish.
     Fish,
+    /// For `kubectl-runnel` in PowerShell.
+    Powershell,
     /// For `kubectl runnel` in every shell that completes kubectl: save it as `kubectl_complete-runnel` in PATH.
     Kubectl,
 }
@@ -563,7 +694,72 @@ mod tests {
             let words = ["kubectl-runnel"].iter().chain(&wrong);
             assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2);
         }
+        for (words, named) in [
+            (["-n", "A_b", "status"], "--namespace"),
+            (["members", "--hub-namespace", "../x"], "--hub-namespace"),
+        ] {
+            let error = Cli::try_parse_from(["kubectl-runnel"].iter().chain(&words));
+            let error = error.unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(named) && error.exit_code() == 2, "{text}");
+        }
         assert!(Cli::try_parse_from(["kubectl-runnel", "join"]).is_err());
         assert!(Cli::try_parse_from(["kubectl-runnel", "join", "--show-values"]).is_ok());
+    }
+
+    #[test]
+    fn name_of_a_cluster_is_no_connection_flag() {
+        for command in ["join", "unjoin", "members"] {
+            let cli = Cli::try_parse_from(["kubectl-runnel", command, "eu-1"]).unwrap();
+            assert_eq!(cli.connection.cluster, None, "{command}");
+        }
+    }
+
+    #[test]
+    fn only_near_subcommands_are_suggested() {
+        let suggested = |word: &str| {
+            let mut error = Cli::try_parse_from(["kubectl-runnel", word]).unwrap_err();
+            keep_near_suggestions(&mut error);
+            let text = error.to_string();
+            assert!(text.contains(word), "{text}");
+            text.contains("similar")
+        };
+        assert!(suggested("statsu") && suggested("uninstal") && suggested("aprove"));
+        for far in ["rules", "un", "release", "zz"] {
+            assert!(!suggested(far), "{far}");
+        }
+    }
+
+    #[test]
+    fn every_command_has_the_connection_flags_of_kubectl() {
+        let flags = [
+            "--as=eve",
+            "--as-group=a",
+            "--as-group=b",
+            "--cluster=c",
+            "--user=u",
+            "--server=https://k:6443",
+            "--token=t",
+            "--request-timeout=5s",
+        ];
+        let commands: [&[&str]; 6] = [
+            &["join", "eu-1"],
+            &["unjoin", "eu-1"],
+            &["status"],
+            &["import", "--clusters=eu-1"],
+            &["explain", "a/b/c/d"],
+            &["doctor"],
+        ];
+        for command in commands {
+            let before = ["kubectl-runnel"].iter().chain(&flags).chain(command);
+            let after = ["kubectl-runnel"].iter().chain(command).chain(&flags);
+            for words in [before.collect::<Vec<_>>(), after.collect()] {
+                let connection = Cli::try_parse_from(words).unwrap().connection;
+                assert_eq!(connection.cluster.as_deref(), Some("c"));
+                assert_eq!(connection.as_user.as_deref(), Some("eve"));
+                assert_eq!(connection.as_groups, ["a", "b"]);
+                assert_eq!(connection.request_timeout.as_deref(), Some("5s"));
+            }
+        }
     }
 }

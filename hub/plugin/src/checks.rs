@@ -82,9 +82,52 @@ impl From<Finding> for Check {
     }
 }
 
-/// Returns the checks as text.
-pub fn lines(checks: &[Check], colors: bool) -> String {
-    let mut page = String::new();
+/// The checks of the installation, and apart from them those of the rules, which users write.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// The hub, its members and this machine.
+    pub installation: Vec<Check>,
+    /// The rules.
+    pub rules: Vec<Check>,
+}
+
+impl Report {
+    /// Returns the checks as text.
+    pub fn text(&self, colors: bool) -> String {
+        let mut page = section("Installation", &self.installation, colors);
+        if !self.rules.is_empty() {
+            page += "\n";
+            page += &section("Rules", &self.rules, colors);
+        }
+        page
+    }
+
+    /// Returns the checks as JSON.
+    pub fn as_json(&self) -> Value {
+        let one = |check: &Check| json!({"level": check.level.label(), "what": check.message, "hint": check.hint});
+        let all = |checks: &[Check]| checks.iter().map(one).collect::<Vec<_>>();
+        json!({"installation": all(&self.installation), "rules": all(&self.rules)})
+    }
+
+    /// Whether a check of the installation failed; with `rules` also one of the rules.
+    pub fn has_failed(&self, rules: bool) -> bool {
+        let failed = |checks: &[Check]| checks.iter().any(|check| check.level == Level::Fail);
+        failed(&self.installation) || (rules && failed(&self.rules))
+    }
+
+    /// A hub that leads works, wherever its pods are: that they are not ready is a warning then.
+    pub fn pods_of_leader(pods: Vec<Check>, lease: &Check) -> Vec<Check> {
+        let is_led = lease.level == Level::Ok;
+        let soften = |check: Check| match check.level {
+            Level::Fail if is_led => Check::warn(check.message, check.hint),
+            _ => check,
+        };
+        pods.into_iter().map(soften).collect()
+    }
+}
+
+fn section(title: &str, checks: &[Check], colors: bool) -> String {
+    let mut page = format!("{title}\n");
     for check in checks {
         let (word, tone) = match check.level {
             Level::Ok => ("ok  ", Tone::Good),
@@ -98,17 +141,11 @@ pub fn lines(checks: &[Check], colors: bool) -> String {
     }
     let count = |level| checks.iter().filter(|check| check.level == level).count();
     page + &format!(
-        "\n{} ok, {} warn, {} fail\n",
+        "{} ok, {} warn, {} fail\n",
         count(Level::Ok),
         count(Level::Warn),
         count(Level::Fail)
     )
-}
-
-/// Returns the checks as JSON.
-pub fn as_json(checks: &[Check]) -> Value {
-    let one = |check: &Check| json!({"level": check.level.label(), "what": check.message, "hint": check.hint});
-    json!({"checks": checks.iter().map(one).collect::<Vec<_>>()})
 }
 
 /// Checks the CRDs: `found` are those of the API server, by name; `own` those of this
@@ -539,19 +576,30 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_level_and_hint() {
-        let checks = [
-            Check::ok("a"),
-            Check::warn("b", "do b"),
-            Check::fail("c", "do c"),
-        ];
-        let golden =
-            "ok    a\nwarn  b\n      -> do b\nfail  c\n      -> do c\n\n1 ok, 1 warn, 1 fail\n";
-        assert_eq!(lines(&checks, false), golden);
+    fn report_separates_the_installation_from_rules() {
+        let mut report = Report {
+            installation: vec![Check::ok("a"), Check::warn("b", "do b")],
+            rules: vec![Check::fail("c", "do c")],
+        };
+        let golden = "Installation\nok    a\nwarn  b\n      -> do b\n1 ok, 1 warn, 0 fail\n\n\
+                      Rules\nfail  c\n      -> do c\n0 ok, 0 warn, 1 fail\n";
+        assert_eq!(report.text(false), golden);
         assert_eq!(
-            as_json(&checks)["checks"][2],
+            report.as_json()["rules"][0],
             json!({"level": "fail", "what": "c", "hint": "do c"})
         );
+        assert!(!report.has_failed(false) && report.has_failed(true));
+        report.installation.push(Check::fail("d", "do d"));
+        assert!(report.has_failed(false));
+    }
+
+    #[test]
+    fn pods_of_a_hub_that_leads_are_no_failure() {
+        let pods = || vec![Check::fail("0 of 1 pods are ready", "look")];
+        let led = Report::pods_of_leader(pods(), &Check::ok("one hub leads"));
+        assert_eq!(led, [Check::warn("0 of 1 pods are ready", "look")]);
+        let silent = Report::pods_of_leader(pods(), &Check::fail("no hub leads", "look"));
+        assert_eq!(silent, pods());
     }
 
     #[test]

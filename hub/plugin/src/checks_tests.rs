@@ -76,8 +76,11 @@ fn healthy_hub_passes_all_checks() {
         Reachability::Hub,
     )]));
     all.extend(members(&[well], now()));
-    all.extend(rules(&[typed(rule("all", "True", "AllApplied", ""))]));
-    insta::assert_snapshot!(lines(&all, false));
+    let report = Report {
+        installation: all,
+        rules: rules(&[typed(rule("all", "True", "AllApplied", ""))]),
+    };
+    insta::assert_snapshot!(report.text(false));
 }
 
 #[test]
@@ -169,6 +172,9 @@ fn broken_hub_fails_every_check() {
     ));
     all.extend(members(&all_members, now()));
     all.extend(members(&[], now()));
-    all.extend(rules(&all_rules));
-    insta::assert_snapshot!(lines(&all, false));
+    let report = Report {
+        installation: all,
+        rules: rules(&all_rules),
+    };
+    insta::assert_snapshot!(report.text(false));
 }

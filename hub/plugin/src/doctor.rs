@@ -1,6 +1,5 @@
 //! `kubectl runnel doctor`: collects the input of the checks.
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use runnel_transport::identity::{Fingerprint, is_address};
@@ -9,7 +8,7 @@ use rustls::pki_types::pem::PemObject;
 
 use super::access::Cluster;
 use super::args;
-use super::checks::{self, Check, Level};
+use super::checks::{self, Check, Level, Report};
 use super::diagnose::Reachability;
 use super::helm::{self, HUB, Helm};
 use super::progress::colors;
@@ -24,20 +23,23 @@ pub(super) async fn run(
     session: &CommandContext<'_>,
     options: &args::Doctor,
 ) -> anyhow::Result<()> {
-    let namespace = session.system()?;
-    let mut found = vec![helm().await];
+    let namespace = session.system();
+    let mut report = Report {
+        installation: vec![helm().await],
+        rules: Vec::new(),
+    };
     match session.hub().await {
-        Ok(hub) => found.extend(of_hub(&hub, namespace).await),
-        Err(error) => found.push(Check::fail(
+        Ok(hub) => of_hub(&hub, namespace, &mut report).await,
+        Err(error) => report.installation.push(Check::fail(
             format!("{error:#}"),
             "name the hub: --kubeconfig FILE, --context NAME",
         )),
     }
-    match for_machines(options.output, &checks::as_json(&found))? {
+    match for_machines(options.output, &report.as_json())? {
         Some(text) => print(&text)?,
-        None => print(&checks::lines(&found, colors()))?,
+        None => print(&report.text(colors()))?,
     }
-    if found.iter().any(|check| check.level == Level::Fail) {
+    if report.has_failed(options.rules) {
         Err(ended(FAILED, ""))
     } else {
         Ok(())
@@ -76,57 +78,50 @@ async fn helm() -> Check {
     Check::ok(format!("helm {version} ({})", binary.display()))
 }
 
-async fn of_hub(hub: &Cluster, namespace: &str) -> Vec<Check> {
+async fn of_hub(hub: &Cluster, namespace: &str, report: &mut Report) {
     let now = Timestamp::now();
+    let found = &mut report.installation;
     let clock = match hub.clock().await {
         Ok(clock) => clock,
         Err(error) => {
-            return vec![Check::fail(
+            found.push(Check::fail(
                 format!("{error:#}"),
                 "without it nothing else can be checked",
-            )];
+            ));
+            return;
         }
     };
-    let mut found = vec![
+    found.extend([
         Check::ok(format!("{} answers", hub.place)),
         checks::clocks(clock, now),
-    ];
+    ]);
     found.extend(rights_of(hub, namespace).await);
     found.extend(crds(hub).await);
     let served = !found.iter().any(|check| check.level == Level::Fail);
-    found.extend(reported(
-        read_cluster::workload(hub, HUB, namespace)
-            .await
-            .map(|seen| checks::hub(&seen, namespace)),
-    ));
-    let lease = read_cluster::lease(hub, namespace).await;
-    // By the API server's clock, as the hub that renews it may be elsewhere.
-    let read = |lease: Option<Lease>| vec![checks::lease(lease.as_ref(), clock.unwrap_or(now))];
-    found.extend(reported(lease.map(read)));
+    let lease = match read_cluster::lease(hub, namespace).await {
+        // By the API server's clock, as the hub that renews it may be elsewhere.
+        Ok(lease) => checks::lease(lease.as_ref(), clock.unwrap_or(now)),
+        Err(error) => unread(&error),
+    };
+    let pods = read_cluster::workload(hub, HUB, namespace).await;
+    let pods = reported(pods.map(|seen| checks::hub(&seen, namespace)));
+    found.extend(Report::pods_of_leader(pods, &lease));
+    found.push(lease);
     found.extend(reported(identity(hub, namespace, now).await));
     if served {
-        found.extend(reported(
-            read_cluster::members(hub)
-                .await
-                .map(|members| checks::members(&members, now)),
-        ));
-        found.extend(reported(
-            read_cluster::rules(hub, None)
-                .await
-                .map(|rules| checks::rules(&rules)),
-        ));
+        let members = read_cluster::members(hub).await;
+        found.extend(reported(members.map(|all| checks::members(&all, now))));
+        let rules = read_cluster::rules(hub, None).await;
+        report.rules = reported(rules.map(|rules| checks::rules(&rules)));
     }
-    found
+}
+
+fn unread(error: &anyhow::Error) -> Check {
+    Check::warn(format!("{error:#}"), "this could not be checked")
 }
 
 fn reported(outcome: anyhow::Result<Vec<Check>>) -> Vec<Check> {
-    let unread = |error: anyhow::Error| {
-        vec![Check::warn(
-            format!("{error:#}"),
-            "this could not be checked",
-        )]
-    };
-    outcome.unwrap_or_else(unread)
+    outcome.unwrap_or_else(|error| vec![unread(&error)])
 }
 
 async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {

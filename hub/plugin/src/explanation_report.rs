@@ -76,7 +76,9 @@ fn headline(answer: &CopyExplanationStatus) -> (&'static str, Tone) {
         let mut rules = answer.rules.iter();
         rules.any(|rule| rule.state == state.as_str())
     };
-    if has(ExplainedState::Applied) {
+    if has(ExplainedState::Applied) && is_older(answer) {
+        ("a copy, not the newest of its source", Tone::Warning)
+    } else if has(ExplainedState::Applied) {
         ("a copy, as it should be", Tone::Good)
     } else if has(ExplainedState::Drifted) {
         ("a copy that another client changed", Tone::Warning)
@@ -100,6 +102,19 @@ fn headline(answer: &CopyExplanationStatus) -> (&'static str, Tone) {
     } else {
         ("no copy", Tone::Warning)
     }
+}
+
+/// Whether the copy has another revision than its source.
+fn is_older(answer: &CopyExplanationStatus) -> bool {
+    let live = answer
+        .live
+        .as_ref()
+        .filter(|live| !live.revision.is_empty());
+    live.is_some_and(|live| {
+        let mut rules = answer.rules.iter();
+        let wanted = rules.find(|rule| !rule.revision.is_empty() && rule.source == live.source);
+        wanted.is_some_and(|rule| rule.revision != live.revision)
+    })
 }
 
 /// Returns the explanation as text.
@@ -160,14 +175,12 @@ fn write_live_object(out: &mut String, answer: &CopyExplanationStatus, now: Time
         let _ = writeln!(out, "  rule       {}", live.rule);
     }
     if !live.revision.is_empty() {
-        let wanted = answer
-            .rules
-            .iter()
-            .find(|rule| !rule.revision.is_empty() && rule.source == live.source);
-        let newest = match wanted {
-            Some(rule) if rule.revision == live.revision => ", what its source holds now",
-            Some(_) => ", not the newest of its source",
-            None => "",
+        let mut rules = answer.rules.iter();
+        let is_known = rules.any(|rule| !rule.revision.is_empty() && rule.source == live.source);
+        let newest = match (is_older(answer), is_known) {
+            (true, _) => ", not the newest of its source",
+            (false, true) => ", what its source holds now",
+            (false, false) => "",
         };
         let _ = writeln!(out, "  revision   {}{newest}", short(&live.revision));
     }
@@ -286,7 +299,7 @@ mod tests {
             ],
             None,
         );
-        let why = "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the source exists there itself";
+        let why = "the namespace does not have the labels there that spec.namespaces.selector (team=web) requires";
         let absent = CopyExplanationStatus {
             namespace: "Missing".into(),
             hidden: 2,

@@ -200,9 +200,12 @@ async fn run(binary: &Path, on: &Cluster, arguments: &[String]) -> Result<String
         "HELM_KUBECONTEXT",
         "HELM_KUBETOKEN",
         "HELM_KUBEAPISERVER",
+        "HELM_KUBEASUSER",
+        "HELM_KUBEASGROUPS",
     ] {
         command.env_remove(name);
     }
+    command.envs(on.helm_environment().map_err(HelmError::Failed)?);
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = command.output().await.map_err(|source| HelmError::Run {
         binary: binary.to_owned(),

@@ -48,15 +48,10 @@ pub(super) async fn run(
     options: &args::ImportArgs,
 ) -> anyhow::Result<()> {
     let label = by_label(session, options)?;
-    for name in options
-        .clusters
-        .iter()
-        .map(String::as_str)
-        .chain(session.namespace)
-    {
-        if !is_subdomain(name) {
-            return Err(usage(format!("`{name}` is no name")));
-        }
+    if let Some(wrong) = options.clusters.iter().find(|name| !is_subdomain(name)) {
+        return Err(usage(format!(
+            "--clusters `{wrong}` is no name of a cluster"
+        )));
     }
     let hub = join::hub(session, &options.member).await?;
     let read = join::member(session, &options.member)

@@ -29,7 +29,7 @@ pub(super) async fn run(
     }
     check(&options.values, &options.advertise)?;
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
-    let namespace = session.system()?;
+    let namespace = session.system();
     let helm = Helm::unpack(session.charts)?;
     let hub = session.hub().await?;
     hub.require("install Runnel", &rights::install(namespace))

@@ -37,7 +37,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> a
     }
     check(&options.values, &options.advertise)?;
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
-    let namespace = session.system()?;
+    let namespace = session.system();
     let request = TokenRequest {
         cluster: options.cluster.clone(),
         labels: options.labels.clone(),
@@ -75,7 +75,10 @@ pub(super) async fn hub(
     session: &CommandContext<'_>,
     access: &args::MemberAccess,
 ) -> anyhow::Result<Cluster> {
-    Cluster::open("the hub", session.kubeconfig, access.hub_context.as_deref()).await
+    let context = access.hub_context.as_deref();
+    // The other connection flags are about the cluster of --context.
+    let connection = session.connection.of_other_cluster();
+    Cluster::open("the hub", session.kubeconfig, context, &connection).await
 }
 
 /// Returns the member of such a command, if it is given.
@@ -87,7 +90,8 @@ pub(super) async fn member(
         return Ok(None);
     }
     let kubeconfig: Option<&Path> = access.member_kubeconfig.as_deref().or(session.kubeconfig);
-    Cluster::open("the member", kubeconfig, session.context)
+    let connection = &session.connection;
+    Cluster::open("the member", kubeconfig, session.context, connection)
         .await
         .map(Some)
 }

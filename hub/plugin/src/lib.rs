@@ -45,12 +45,12 @@ use std::io::Write;
 use std::path::Path;
 
 use clap::CommandFactory;
-use clap_complete::shells::{Bash, Fish, Zsh};
+use clap_complete::shells::{Bash, Fish, PowerShell, Zsh};
 use include_dir::Dir;
 use runnel_proto::model::is_subdomain;
 use serde_json::Value;
 
-use access::Cluster;
+use access::{Cluster, ConnectionFlags};
 use args::{Cli, Command, Output, Shell};
 use wrap::printable;
 
@@ -92,13 +92,14 @@ struct CommandContext<'a> {
     kubeconfig: Option<&'a Path>,
     context: Option<&'a str>,
     namespace: Option<&'a str>,
+    connection: ConnectionFlags,
     charts: &'a Dir<'a>,
 }
 
 impl CommandContext<'_> {
     /// The hub, where `--context` names it.
     async fn hub(&self) -> anyhow::Result<Cluster> {
-        Cluster::open("the hub", self.kubeconfig, self.context).await
+        Cluster::open("the hub", self.kubeconfig, self.context, &self.connection).await
     }
 
     /// Returns the namespace of the rules.
@@ -107,18 +108,15 @@ impl CommandContext<'_> {
         if is_subdomain(namespace) {
             Ok(namespace.to_owned())
         } else {
-            Err(usage(format!("--namespace `{namespace}` is no name")))
+            Err(usage(format!(
+                "the context has the namespace `{namespace}`, which is no name: give --namespace"
+            )))
         }
     }
 
     /// Returns the namespace of hub and agents.
-    fn system(&self) -> anyhow::Result<&str> {
-        let namespace = self.namespace.unwrap_or(args::SYSTEM);
-        if is_subdomain(namespace) {
-            Ok(namespace)
-        } else {
-            Err(usage(format!("--namespace `{namespace}` is no name")))
-        }
+    fn system(&self) -> &str {
+        self.namespace.unwrap_or(args::SYSTEM)
     }
 }
 
@@ -131,6 +129,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         kubeconfig: cli.kubeconfig.as_deref(),
         context: cli.context.as_deref(),
         namespace: cli.namespace.as_deref(),
+        connection: ConnectionFlags::read(&cli.connection).map_err(usage)?,
         charts,
     };
     match cli.command {
@@ -150,17 +149,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Ui(options) => ui::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,
         Command::Completion(options) => print(&script(options.shell)),
-        Command::Complete(options) => {
-            let found = complete::candidates(&Cli::command(), &options.words);
-            // The last line makes kubectl offer no files.
-            print(
-                &(found
-                    .iter()
-                    .map(|one| format!("{one}\n"))
-                    .collect::<String>()
-                    + ":4\n"),
-            )
-        }
+        Command::Complete(options) => print(&complete::answer(&Cli::command(), &options.words)),
     }
 }
 
@@ -171,6 +160,9 @@ fn script(shell: Shell) -> String {
         Shell::Bash => clap_complete::generate(Bash, &mut command, "kubectl-runnel", &mut text),
         Shell::Zsh => clap_complete::generate(Zsh, &mut command, "kubectl-runnel", &mut text),
         Shell::Fish => clap_complete::generate(Fish, &mut command, "kubectl-runnel", &mut text),
+        Shell::Powershell => {
+            clap_complete::generate(PowerShell, &mut command, "kubectl-runnel", &mut text);
+        }
         Shell::Kubectl => return complete::SCRIPT.to_owned(),
     }
     String::from_utf8_lossy(&text).into_owned()

@@ -3,7 +3,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use include_dir::{Dir, include_dir};
-use kubectl_runnel::{ExitError, FAILED, USAGE, args::Cli};
+use kubectl_runnel::{
+    ExitError, FAILED, USAGE,
+    args::{Cli, keep_near_suggestions},
+};
 
 /// The charts of this version.
 static CHARTS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/../../deploy/charts");
@@ -12,7 +15,8 @@ static CHARTS: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/../../deploy/cha
 async fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
+            keep_near_suggestions(&mut error);
             let _ = error.print();
             return if error.use_stderr() {
                 ExitCode::from(USAGE)

@@ -26,7 +26,7 @@ pub(super) async fn run(
     options: &args::Uninstall,
 ) -> anyhow::Result<()> {
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
-    let namespace = session.system()?;
+    let namespace = session.system();
     let binary = Helm::binary()?;
     let hub = session.hub().await?;
     hub.require("uninstall the hub", &rights::uninstall(namespace))
@@ -83,8 +83,13 @@ pub(super) async fn run(
             .map(|status| &status.pending_removals);
         for pending in pending.into_iter().flatten() {
             let rule = &pending.rule;
+            let why = if member.condition(ConditionType::Connected).is_true() {
+                "has not confirmed their removal"
+            } else {
+                "was not connected"
+            };
             note(&format!(
-                "warning: the copies of rule {rule} are kept in {name}, which was not connected"
+                "warning: the copies of rule {rule} are kept in {name}, which {why}"
             ));
         }
         remove(&hub, name, timeout).await?;

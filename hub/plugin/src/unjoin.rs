@@ -32,7 +32,7 @@ pub(super) async fn run(
     if !is_subdomain(name) {
         return Err(usage(format!("`{name}` is no name of a cluster")));
     }
-    let namespace = session.system()?;
+    let namespace = session.system();
     let hub = hub(session, &options.member).await?;
     let member = member(session, &options.member).await?;
     if member.is_some() {
@@ -158,10 +158,10 @@ async fn leave(
         if begin.elapsed() >= timeout {
             break Err((left.message.to_owned(), connected.is_true()));
         }
-        let how = if connected.is_true() {
-            left.message
-        } else {
-            "the agent is not connected any more"
+        let how = match (connected.is_true(), left.message) {
+            (true, "") => "waiting for its copies",
+            (true, message) => message,
+            (false, _) => "the agent is not connected any more",
         };
         progress.set_text(&format!("{name} leaves: {how}"));
         tokio::time::sleep(POLL_INTERVAL).await;

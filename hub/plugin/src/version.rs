@@ -40,7 +40,7 @@ async fn of_clusters(
     session: &CommandContext<'_>,
 ) -> anyhow::Result<(Value, BTreeMap<String, usize>)> {
     let hub = session.hub().await?;
-    let namespace = session.system()?;
+    let namespace = session.system();
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments/{HUB}");
     let deployment: Option<Deployment> = hub.get("read the Deployment runnel-hub", &path).await?;
     let mut agents: BTreeMap<String, usize> = BTreeMap::new();

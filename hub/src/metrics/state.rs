@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -13,7 +14,7 @@ use super::HubMetrics;
 use crate::ca::HubCas;
 use crate::hub_state::HubState;
 use crate::object_cache::ObjectCache;
-use runnel_api::conditions::{ConditionStatus, ConditionType, condition};
+use runnel_api::conditions::{ConditionStatus, ConditionType, Reason, condition};
 use runnel_hub_core::index::RuleEntry;
 use runnel_hub_core::status::SentRule;
 
@@ -225,10 +226,11 @@ impl StateCollector {
         samples
     }
 
-    /// Returns whether each rule is Ready, by its status. Suspended rules are left out.
+    /// Returns whether each rule is Ready, by its status. Rules that are not Ready on purpose are
+    /// left out.
     fn rules(&self) -> Samples<2> {
-        let help =
-            "Whether a rule's condition Ready is True; a suspended rule and a dry run are left out";
+        let help = "Whether a rule's condition Ready is True; suspended rules, dry runs, and rules that only a rollout or a \
+                    cordoned cluster holds back are left out";
         // The label is not `namespace`, because that is the label of the scraped pod.
         let mut samples = Samples::new("runnel_rule_ready", help, ["rule_namespace", "rule"]);
         let index = self.hub_state.index.read();
@@ -238,11 +240,8 @@ impl StateCollector {
             .filter(|(_, entry)| !entry.rule.terms.is_frozen())
         {
             let known = self.object_cache.with_rule(uid, |object| {
-                let conditions = &object?.status.conditions;
-                Some(
-                    condition(conditions, ConditionType::Ready)?.status
-                        == ConditionStatus::True.as_str(),
-                )
+                let ready = condition(&object?.status.conditions, ConditionType::Ready)?;
+                (!is_intended(ready)).then(|| ready.status == ConditionStatus::True.as_str())
             });
             let Some(ready) = known else { continue };
             let name = &entry.rule.terms.rule;
@@ -336,11 +335,39 @@ impl StateCollector {
     }
 }
 
+/// Whether a rule is not Ready, and only because a person decided so: nothing failed.
+fn is_intended(ready: &Condition) -> bool {
+    let reasons = [Reason::RollingOut, Reason::RolloutPaused, Reason::Cordoned];
+    ready.status == ConditionStatus::False.as_str()
+        && reasons.iter().any(|reason| ready.reason == reason.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::cell::Cell;
     use std::sync::mpsc::channel;
+
+    #[test]
+    fn rollouts_and_cordoned_clusters_are_no_failure() {
+        let ready = |status: &str, reason: &str| -> Condition {
+            let condition = serde_json::json!({
+                "type": "Ready", "status": status, "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            serde_json::from_value(condition).unwrap()
+        };
+        for reason in ["RollingOut", "RolloutPaused", "Cordoned"] {
+            assert!(is_intended(&ready("False", reason)), "{reason}");
+        }
+        for (status, reason) in [
+            ("False", "Conflict"),
+            ("True", "AllApplied"),
+            ("Unknown", "Cordoned"),
+        ] {
+            assert!(!is_intended(&ready(status, reason)), "{status} {reason}");
+        }
+    }
 
     #[test]
     fn change_of_the_index_waits_for_one_rule_of_a_scrape() {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use runnel_proto::closed_list::ExplainedState;
 use runnel_proto::model::{
-    ClusterName, CopyOutcome, Inspected, NamespaceState, Revision, RuleName, RuleUid, SourceRef,
-    Terms,
+    ClusterName, CopyOutcome, Inspected, NamespaceChoice, NamespaceState, Revision, RuleName,
+    RuleUid, SourceRef, Terms,
 };
 
 use runnel_hub_core::index::{Index, RuleEntry};
@@ -29,6 +29,8 @@ pub struct RuleExplanation {
     pub message: String,
     /// The revision of the desired content.
     pub revision: Option<Revision>,
+    /// Why there is no copy in an open namespace of the member, if its agent knows of none.
+    unless_reported: String,
 }
 
 /// The state and message if a rule does not send a copy; `None` if the hub has no reason.
@@ -87,7 +89,11 @@ fn of_rule(
             .and_then(|assignment| assignment.content(&source).cloned());
         let (state, message) =
             obstacle.unwrap_or_else(|| (ExplainedState::NotReported, String::new()));
+        let terms = entry.target_clusters.clusters.get(cluster);
+        let unless_reported =
+            terms.map(|terms| unchosen_reason(terms, copy, entry.rule.runnel_namespace()));
         RuleExplanation {
+            unless_reported: unless_reported.unwrap_or_default(),
             uid: uid.clone(),
             rule: entry.rule.terms.rule.clone(),
             source: source.plain(),
@@ -261,7 +267,8 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
                 with_rollback(wish, &why);
             }
         } else if wish.state == ExplainedState::NotReported {
-            (wish.state, wish.message) = missing_copy_reason(answer.namespace);
+            let unless_reported = std::mem::take(&mut wish.unless_reported);
+            (wish.state, wish.message) = missing_copy_reason(answer.namespace, unless_reported);
         }
     }
 }
@@ -277,22 +284,58 @@ fn with_rollback(wish: &mut RuleExplanation, why: &str) {
     };
 }
 
-/// Returns why the agent does not have a copy that the hub would send.
-fn missing_copy_reason(namespace: NamespaceState) -> (ExplainedState, String) {
+/// Returns why the agent does not have a copy that the hub would send. `otherwise` is the reason in
+/// an open namespace.
+fn missing_copy_reason(namespace: NamespaceState, otherwise: String) -> (ExplainedState, String) {
     let why = match namespace {
         NamespaceState::Missing => {
-            "the namespace does not exist there, and the rule does not name it literally"
+            "the namespace does not exist there, and the rule does not name it literally".to_owned()
         }
-        NamespaceState::Terminating => "the namespace is being deleted there",
+        NamespaceState::Terminating => "the namespace is being deleted there".to_owned(),
         NamespaceState::Closed => {
             "the member's policy, or the namespace's own annotation, takes no copies there"
+                .to_owned()
         }
-        NamespaceState::Ready | NamespaceState::Unknown => {
-            "spec.namespaces does not choose this namespace by the labels that it has there, it is not granted, or the \
-             source exists there itself"
-        }
+        NamespaceState::Ready | NamespaceState::Unknown => otherwise,
     };
-    (ExplainedState::NamespaceNotChosen, why.to_owned())
+    (ExplainedState::NamespaceNotChosen, why)
+}
+
+/// Returns why an agent has no copy in an open namespace: by its labels, which only the agent has,
+/// rule or grants do not choose it. If both choose it by name, the source itself is there.
+fn unchosen_reason(terms: &Terms, copy: &SourceRef, runnel: &str) -> String {
+    let by_name = |choice: &NamespaceChoice| choice.includes_name(&copy.namespace, None, runnel);
+    let labels = |choice: &NamespaceChoice| {
+        let selector = choice.selector.as_ref();
+        selector.map_or_else(String::new, |selector| format!(" ({selector})"))
+    };
+    let mut unmet = Vec::new();
+    if let Some(choice) = terms.namespaces.as_ref().filter(|choice| !by_name(choice)) {
+        unmet.push(format!("spec.namespaces.selector{}", labels(choice)));
+    }
+    let grants = terms.grants.iter().flatten();
+    let mut grants = grants.filter(|grant| {
+        let resource = &*copy.resource;
+        grant.resources.iter().any(|granted| granted == resource)
+    });
+    let is_granted = terms.grants.is_none()
+        || grants
+            .clone()
+            .any(|grant| grant.namespaces.as_ref().is_none_or(by_name));
+    if !is_granted {
+        let choices = grants
+            .by_ref()
+            .filter_map(|grant| grant.namespaces.as_ref());
+        let choices: String = choices.map(labels).collect();
+        unmet.push(format!("a DistributionGrant{choices}"));
+    }
+    match unmet.as_slice() {
+        [] => "the source itself is there: the cluster is the hub's own".to_owned(),
+        unmet => format!(
+            "the namespace does not have the labels there that {} requires",
+            unmet.join(" or ")
+        ),
+    }
 }
 
 fn state_of(outcome: CopyOutcome) -> ExplainedState {

@@ -84,7 +84,10 @@ fn fields(schema: &Value, path: &str, rows: &mut BTreeMap<String, String>) {
             Value::Null => String::new(),
             value => format!("`{value}`"),
         };
-        let mut meaning = field["description"].as_str().unwrap_or_default().to_owned();
+        let meaning = field["description"].as_str().unwrap_or_default();
+        // The default has a column of its own.
+        let meaning = meaning.split(runnel_api::DEFAULT).next();
+        let mut meaning = meaning.unwrap_or_default().to_owned();
         let choices = [&field["enum"], &field["items"]["enum"]]
             .into_iter()
             .find_map(Value::as_array);

@@ -288,7 +288,7 @@ async fn nothing_hangs(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_complete_the_command_line() -> Result<()> {
     let stage = Stage::new(&[]).await?;
-    for shell in ["bash", "zsh", "fish"] {
+    for shell in ["bash", "zsh", "fish", "powershell"] {
         let output = stage.runnel(&format!("completion {shell}")).await?.ok()?;
         ensure!(
             output.contains("kubectl-runnel") && output.contains("unjoin"),
@@ -306,7 +306,15 @@ async fn scripts_complete_the_command_line() -> Result<()> {
         .runnel("__complete -- uninstall --copies d")
         .await?
         .ok()?;
-    ensure!(output == "delete\n:4\n", "{output}");
+    ensure!(
+        output == "delete\tThey are removed from every member\n:4\n",
+        "{output}"
+    );
+    let output = stage
+        .runnel("__complete -- members --context no-such-context n")
+        .await?
+        .ok()?;
+    ensure!(output == ":4\n", "a hub that cannot be reached: {output}");
     let output = stage.runnel("version --client").await?.ok()?;
     ensure!(
         output == format!("Client: {}\n", env!("CARGO_PKG_VERSION")),

@@ -263,13 +263,44 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
         "{output}"
     );
 
-    // Only checks that need a node fail.
+    for (words, line) in [
+        ("members e", "eu-1\tconnected"),
+        ("explain e", "eu-1/\tconnected"),
+        (
+            "-n ns-codis-test wait r",
+            "rule-codis-test\tnot ready: CopiesWaiting",
+        ),
+        ("status ns-codis-test/r", "ns-codis-test/rule-codis-test\t"),
+        ("status -n ns-c", "ns-codis-test\n"),
+        ("join --context h", "hub\t"),
+    ] {
+        // On a busy machine the hub may not answer within the limit.
+        eventually(words, SOON, async || {
+            let output = stage
+                .runnel(&format!("__complete -- {words}"))
+                .await?
+                .ok()?;
+            ensure!(
+                output.lines().count() == 2 && output.starts_with(line.trim_end()),
+                "{output}"
+            );
+            Ok(Some(()))
+        })
+        .await?;
+    }
+    let output = stage.runnel("members --as eve --as-group tenants").await?;
+    output.refused(1, &["User \"eve\" cannot list"])?;
+    let output = stage.runnel("members --user no-such-user").await?;
+    output.refused(1, &["has no user no-such-user"])?;
+    let output = stage.runnel("members --request-timeout 30s").await?.ok()?;
+    ensure!(output.contains("eu-1"), "{output}");
+    // Nothing needs a node: the hub leads, although no pod of it is ready.
     let output = stage.runnel("doctor").await?;
     ensure!(
-        output.code == 1
+        output.code == 0
             && output
                 .out
-                .contains("fail  0 of 1 pods of the hub are ready"),
+                .contains("warn  0 of 1 pods of the hub are ready"),
         "{output:?}"
     );
     for fine in [

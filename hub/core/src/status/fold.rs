@@ -340,6 +340,17 @@ fn approval_required(view: &View<'_>) -> Option<ConditionValue> {
     ))
 }
 
+/// As [`approval_required`], for Ready and Applied: the message is long, and two conditions have it.
+fn approval_hint(view: &View<'_>) -> Option<ConditionValue> {
+    let message = "a removal of copies waits for approval: see the condition ApprovalRequired";
+    let required = approval_required(view)?;
+    Some(ConditionValue::new(
+        required.status,
+        required.reason,
+        message,
+    ))
+}
+
 /// Returns the value of Ready or Applied. `unmatched` are names that match nothing: more urgent than copies that wait,
 /// less urgent than copies that failed or are on their way.
 fn verdict(
@@ -348,11 +359,8 @@ fn verdict(
     unmatched: Option<ConditionValue>,
 ) -> ConditionValue {
     use ConditionStatus::{False, True};
-    if let Some(ConditionValue {
-        reason, message, ..
-    }) = approval_required(view).filter(|_| view.rule.deleting)
-    {
-        return ConditionValue::new(False, reason, message);
+    if let Some(hint) = approval_hint(view).filter(|_| view.rule.deleting) {
+        return ConditionValue::new(False, hint.reason, hint.message);
     }
     if view.rule.deleting {
         return ConditionValue::new(

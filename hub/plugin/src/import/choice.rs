@@ -37,10 +37,21 @@ impl Choice {
         self.names.is_empty() && self.selector.is_none()
     }
 
-    /// Returns the choice as the spec of a rule.
+    /// Returns the choice as the spec of a rule, without names that a glob covers.
     pub fn written(&self) -> Namespaces {
+        let globs: Vec<_> = self
+            .names
+            .iter()
+            .map(|name| Pattern::new(name.as_str()))
+            .filter(|pattern| !pattern.is_literal())
+            .collect();
+        let is_covered = |name: &str| {
+            let is_open = !is_closed_namespace(name) && name != SYSTEM_NAMESPACE;
+            is_label(name) && is_open && globs.iter().any(|glob| glob.matches(name))
+        };
+        let names = self.names.iter().filter(|name| !is_covered(name));
         Namespaces {
-            names: self.names.iter().cloned().collect(),
+            names: names.cloned().collect(),
             selector: self.selector.clone(),
             exclude: Vec::new(),
         }
@@ -302,4 +313,23 @@ pub fn matches_any(globs: &[String], name: &str) -> bool {
     globs
         .iter()
         .any(|glob| Pattern::new(glob.as_str()).matches(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_a_glob_covers_are_not_written() {
+        let names = ["app-*", "app-1", "kube-system", "*-system", "web"];
+        let choice = Choice {
+            names: names.map(str::to_owned).into(),
+            ..Choice::default()
+        };
+        // A glob leaves closed namespaces out, so they are named.
+        assert_eq!(
+            choice.written().names,
+            ["*-system", "app-*", "kube-system", "web"]
+        );
+    }
 }

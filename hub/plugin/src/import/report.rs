@@ -197,7 +197,17 @@ fn order(out: &mut String, import: &ImportReport, around: &ReportContext) {
     );
     step(out, 5, "Uninstall the old copier:");
     for copier in &used {
-        for (namespace, name, release) in around.copiers.get(copier).unwrap_or(&none) {
+        let found = around.copiers.get(copier).unwrap_or(&none);
+        if found.is_empty() {
+            let name = copier.name();
+            line(
+                out,
+                &format!(
+                    "(no Deployment of {name} was found in this cluster: remove what runs it)"
+                ),
+            );
+        }
+        for (namespace, name, release) in found {
             line(
                 out,
                 &match release {
