@@ -198,6 +198,7 @@ fn is_about_views(right: &Right) -> bool {
         "clusterruleplans",
         "clusterrulesyncs",
         "copyexplanations",
+        "removalreviews",
         "ruleplans",
         "rulesyncs",
     ];
