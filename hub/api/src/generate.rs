@@ -42,7 +42,9 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
             tidy(root);
             root.title = None;
             let spec = root.properties.as_mut().and_then(|all| all.get_mut("spec"));
-            spec.map(describe_defaults);
+            if let Some(spec) = spec {
+                describe_defaults(spec);
+            }
             if is_member {
                 root.x_kubernetes_validations
                     .get_or_insert_default()

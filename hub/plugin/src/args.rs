@@ -592,7 +592,7 @@ pub struct Ui {
     #[arg(long)]
     pub open: bool,
     /// The namespace of the hub.
-    #[arg(long, value_name = "NAME", default_value = SYSTEM)]
+    #[arg(long, value_name = "NAME", default_value = SYSTEM, value_parser = namespace_name)]
     pub hub_namespace: String,
 }
 

@@ -595,10 +595,10 @@ mod tests {
 
     #[test]
     fn pods_of_a_hub_that_leads_are_no_failure() {
-        let pods = || vec![Check::fail("0 of 1 pods are ready", "look")];
+        let pods = || vec![Check::fail("0 of 1 pods are ready", "see the log")];
         let led = Report::pods_of_leader(pods(), &Check::ok("one hub leads"));
-        assert_eq!(led, [Check::warn("0 of 1 pods are ready", "look")]);
-        let silent = Report::pods_of_leader(pods(), &Check::fail("no hub leads", "look"));
+        assert_eq!(led, [Check::warn("0 of 1 pods are ready", "see the log")]);
+        let silent = Report::pods_of_leader(pods(), &Check::fail("no hub leads", "see the log"));
         assert_eq!(silent, pods());
     }
 

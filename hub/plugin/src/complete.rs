@@ -277,7 +277,7 @@ fn within_limit(
     found.recv_timeout(LIMIT).ok().flatten().unwrap_or_default()
 }
 
-/// Looks names up that begin with the last word; `None` if they are not available.
+/// Returns names that begin with the last word; `None` if they are not available.
 fn lookup(access: &Access, names: Names, last: &str) -> Option<Vec<Candidate>> {
     let mut found = match names {
         Names::Contexts | Names::Clusters | Names::Users => in_kubeconfig(access, names)?,

@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(20);
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// The time of the only request with `--timeout 0`.
 const SHORTEST: Duration = Duration::from_secs(2);
-/// A watch ends after this time and begins again: the client takes a longer silence for an error.
+/// A watch ends after this time and begins again, so that a lost connection is noticed.
 const WATCH_SECONDS: u32 = 15;
 /// The number of clusters and objects that a timeout names.
 const NAMED: usize = 10;
@@ -191,7 +191,7 @@ async fn wait(
     if let Err(lack) = sync(hub, rule, deadline, progress).await? {
         return Ok(Err(lack));
     }
-    let (client, fields) = (hub.client(), format!("rule={}", rule.name()));
+    let (client, fields) = (hub.watching_client()?, format!("rule={}", rule.name()));
     match rule {
         Rule::DistributionRule(_) => {
             let api = Api::<Delivery>::namespaced(client, rule.namespace());

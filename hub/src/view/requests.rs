@@ -50,13 +50,13 @@ impl ViewServer {
                 Ok(created(&asked))
             }
             View::Syncs if target.resource.namespaced => {
-                let mut asked: RuleSync = read(body)?;
+                let mut asked: RuleSync = read(body, target)?;
                 place(&mut asked.metadata, target)?;
                 asked.status = Some(self.sync(&rule_name(target, &asked.spec.rule)?).await?);
                 Ok(created(&asked))
             }
             View::Syncs => {
-                let mut asked: ClusterRuleSync = read(body)?;
+                let mut asked: ClusterRuleSync = read(body, target)?;
                 asked.status = Some(self.sync(&rule_name(target, &asked.spec.rule)?).await?);
                 Ok(created(&asked))
             }

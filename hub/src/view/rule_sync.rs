@@ -1,7 +1,7 @@
 //! Syncs: whether the hub has observed a rule and its sources as the API server has them now.
 //!
 //! The hub lists the metadata of what the rule selects, and waits until its index has observed the
-//! listed versions. Without that, an edit that the watch has not delivered yet looks delivered.
+//! listed versions. Without that, an edit that the watch has not delivered yet seems delivered.
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -39,12 +39,12 @@ struct SavedRule {
 
 /// The objects that are not observed yet.
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingObjects {
     named: Vec<UnobservedObject>,
     count: i64,
 }
 
-impl Pending {
+impl PendingObjects {
     fn add(&mut self, object: String, message: String) {
         self.count += 1;
         if self.named.len() < MOST_NAMED {
@@ -102,11 +102,8 @@ impl ViewServer {
                         "the rule selects more than {MOST_SOURCES} objects, which a sync does not compare"
                     )));
                 }
-                Ok(Err(ListRefusal::Failed(scope, why))) => {
-                    pending.add(
-                        scope.to_string(),
-                        format!("the hub cannot list them: {why}"),
-                    );
+                Ok(Err(ListRefusal::Failed { scope, why })) => {
+                    pending.add(scope, format!("the hub cannot list them: {why}"));
                 }
                 Err(_) => pending.add(
                     format!("sources of {name}"),
@@ -143,7 +140,10 @@ impl ViewServer {
             let found = list_metadata(&self.client, &scope, &rule, room).await;
             let found = found.map_err(|error| match error {
                 ListError::TooMany => ListRefusal::TooMany,
-                error => ListRefusal::Failed(scope.clone(), error),
+                error => ListRefusal::Failed {
+                    scope: scope.to_string(),
+                    why: error.to_string(),
+                },
             })?;
             room -= found.sources.len();
             listed.push(found);
@@ -157,13 +157,14 @@ impl ViewServer {
         deadline: Instant,
         saved: &SavedRule,
         listed: Vec<ListedScope>,
-    ) -> Result<Pending, ViewError> {
+    ) -> Result<PendingObjects, ViewError> {
         let listed = Arc::new(listed);
         loop {
             let (hub_state, saved, listed) =
                 (self.hub_state.clone(), saved.clone(), listed.clone());
             let pending =
-                run_blocking(move || Pending::of(&hub_state.index.read(), &saved, &listed)).await?;
+                run_blocking(move || PendingObjects::of(&hub_state.index.read(), &saved, &listed))
+                    .await?;
             if pending.count == 0 || Instant::now() >= deadline {
                 return Ok(pending);
             }
@@ -176,7 +177,7 @@ impl ViewServer {
 #[derive(Debug)]
 enum ListRefusal {
     TooMany,
-    Failed(WatchScope, ListError),
+    Failed { scope: String, why: String },
 }
 
 fn missing(name: &RuleName) -> ViewError {
@@ -265,7 +266,7 @@ mod tests {
             uid: "u".into(),
             generation: 3,
         };
-        let mut pending = Pending::of(&Index::default(), &saved, &[]);
+        let mut pending = PendingObjects::of(&Index::default(), &saved, &[]);
         assert_eq!(pending.count, 1);
         assert_eq!(pending.named[0].object, "DistributionRule shop/r");
         for number in 0..20 {

@@ -47,7 +47,8 @@ pub fn options(local: bool) -> FleetOptions {
     let nowhere = json!({"runnel.dev/demo": "runs-as-processes"});
     FleetOptions {
         log: "runnel=info,warn".to_owned(),
-        hub_values: json!({"nodeSelector": nowhere, "view": {"enabled": local}}),
+        views: local,
+        hub_values: json!({"nodeSelector": nowhere}),
         agent_values: json!({"nodeSelector": nowhere}),
         ..FleetOptions::default()
     }

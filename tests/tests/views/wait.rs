@@ -3,12 +3,10 @@
 use std::process::Stdio;
 
 use anyhow::{Context, Result, ensure};
-use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::fleet::Fleet;
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene};
 use serde_json::{Value, json};
 use tokio::process::Command;
-
-use super::available;
 
 /// Edits that are waited for, one after the other.
 const EDITS: usize = 8;
@@ -66,13 +64,7 @@ async fn everywhere(scene: &Scene, fleet: &Fleet, id: &Id, value: &str) -> Resul
 /// These pause the hub, so they have a fleet of their own.
 #[tokio::test]
 async fn wait_ends_when_every_member_has_the_last_edit() -> Result<()> {
-    let fleet = Fleet::start(FleetOptions {
-        members: 2,
-        hub_values: json!({"view": {"enabled": true}}),
-        ..FleetOptions::default()
-    })
-    .await?;
-    available(&fleet).await?;
+    let fleet = super::started().await?;
     let scene = Scene::of(&fleet).await?;
     scene.hub_namespaces(&["shop"]).await?;
     scene.member_namespaces(&["shop"]).await?;

@@ -19,7 +19,6 @@ use data_encoding::BASE64URL_NOPAD;
 use futures::future::join_all;
 use jiff::Timestamp;
 use ring::rand::SystemRandom;
-use runnel_proto::model::is_subdomain;
 use tokio::net::TcpListener;
 
 use self::feed::Feed;
@@ -28,7 +27,7 @@ use self::resource::{Resource, Scope};
 use self::server::Page;
 use self::state::About;
 use super::args::Ui;
-use super::{CommandContext, note, print, usage};
+use super::{CommandContext, note, print};
 
 /// Serves the page until the user interrupts it.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Ui) -> anyhow::Result<()> {
@@ -36,14 +35,6 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Ui) -> anyhow::R
         namespace: session.namespace.map(str::to_owned),
         hub_namespace: options.hub_namespace.clone(),
     };
-    for (flag, name) in [
-        ("--namespace", scope.namespace.as_deref()),
-        ("--hub-namespace", Some(options.hub_namespace.as_str())),
-    ] {
-        if let Some(name) = name.filter(|name| !is_subdomain(name)) {
-            return Err(usage(format!("{flag} `{name}` is no name")));
-        }
-    }
     let hub = session.hub().await?;
     let client = hub.watching_client()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, options.port))
