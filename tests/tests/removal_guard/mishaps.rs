@@ -1,9 +1,12 @@
 //! One change that would empty many small rules, each below its own limit, and a deleted namespace
 //! whose rule owns no copy.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition};
+use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use super::{HOME, MEMBERS, SOURCES, Stage, stage};
@@ -121,9 +124,18 @@ impl Stage {
             .map(drop)
     }
 
-    /// Approves everything that waits in the fleet, and waits until no copy is left.
+    /// Approves everything that waits in the fleet, and waits until no copy is left. While the API
+    /// server still deletes sources and rules of a namespace, the set changes and needs approval
+    /// again.
     async fn approve_all(&self) -> Result<()> {
-        let (code, printed) = self.runnel(&["approve", "--yes"]).await?;
+        let approve = async || {
+            let (code, printed) = self.runnel(&["approve", "--yes"]).await?;
+            let changed = printed.contains("have changed and need approval again");
+            ensure!(!changed, "{printed}");
+            Ok(Some((code, printed)))
+        };
+        let deadline = Duration::from_secs(60);
+        let (code, printed) = eventually("a set that does not change", deadline, approve).await?;
         ensure!(
             code == Some(0)
                 && printed.contains("60 copies of 30 rules")
