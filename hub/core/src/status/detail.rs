@@ -1,4 +1,4 @@
-//! The state of a rule in each of its clusters, for answers that the status has no room for.
+//! The state of a rule in one of its clusters, for the view API.
 use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, Failure};
@@ -42,16 +42,6 @@ pub struct ClusterDetail {
     pub newest: bool,
     /// Whether the cluster has proved it.
     pub proved: ProofState,
-}
-
-/// The state of a rule in each of its clusters: the worst first, then by name, as in its status.
-pub fn details(view: &View<'_>, report_store: &ReportStore, now: Instant) -> Vec<ClusterDetail> {
-    let mut all: Vec<_> = view
-        .clusters(report_store)
-        .map(|cluster| detail_of(view, &cluster, now))
-        .collect();
-    all.sort_by(|left, right| (left.state, &left.name).cmp(&(right.state, &right.name)));
-    all
 }
 
 /// The state of a rule in one of its clusters; `None` if the rule does not choose it.

@@ -7,7 +7,7 @@
 //!   subject, and a restart of the hub changes nothing by itself.
 //!
 //! # Files
-//! - `detail`: the state of a rule in each cluster, for answers to the plugin.
+//! - `detail`: the state of a rule in one cluster, for the view API.
 //! - `fleet`: the overview of the fleet.
 //! - `fold`: folds all that is known of a rule into its status.
 //! - `granted`: the condition `Granted`.
@@ -39,7 +39,7 @@ mod write_pace;
 use std::time::Duration;
 
 pub use crate::now::Now;
-pub use detail::{ClusterDetail, detail, details};
+pub use detail::{ClusterDetail, detail};
 pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::fold;
 pub use member::{MemberView, fold_member};

@@ -3,7 +3,7 @@ use runnel_proto::model::{Proof, ProofKey};
 
 use super::*;
 use crate::plan::proof_on;
-use crate::status::{ProofState, SentRule, details};
+use crate::status::{ProofState, SentRule, detail};
 
 fn key() -> ProofKey {
     ProofKey::new([1; 32])
@@ -26,15 +26,10 @@ impl World {
     }
 
     fn detail(&self, cluster: &str) -> (bool, ProofState) {
-        let all = details(
-            &self.view(&self.status),
-            &self.report_store,
-            self.now().instant,
-        );
-        let one = all
-            .into_iter()
-            .find(|detail| detail.name.as_str() == cluster)
-            .unwrap();
+        let view = self.view(&self.status);
+        let cluster = ClusterName::from(cluster);
+        let one = detail(&view, &self.report_store, &cluster, self.now().instant);
+        let one = one.unwrap();
         (one.newest, one.proved)
     }
 }
