@@ -21,6 +21,7 @@ pub mod nodes;
 pub mod page;
 pub mod pod;
 pub mod ports;
+pub mod program;
 pub mod progress;
 pub mod prometheus;
 pub mod restartable;

@@ -23,10 +23,10 @@ use clap::Parser;
 use rustix::process::{Signal, getpgrp, getpid, kill_process_group};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::program::{self, INTERRUPTED, sentences};
 use crate::scratch;
 use narrate::Narrator;
 
-const INTERRUPTED: u8 = 130;
 const MOST_MEMBERS: u16 = 20;
 
 /// Shows Runnel on real Kubernetes control planes: a hub, two member clusters, one rule, and what can happen to its copies.
@@ -70,20 +70,7 @@ pub fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return refuse(&error),
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("demo: cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let code = runtime.block_on(run(arguments));
-    // A compiler that an interrupted demo has started is not waited for.
-    runtime.shutdown_background();
-    code
+    program::block_on("demo", run(arguments))
 }
 
 // The message of clap is longer than a sentence; its first line is one.
@@ -204,12 +191,4 @@ fn interrupt_children() {
     if getpgrp() == getpid() {
         let _ = kill_process_group(getpgrp(), Signal::INT);
     }
-}
-
-fn sentences(error: &anyhow::Error) -> String {
-    error
-        .chain()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(":\n  ")
 }

@@ -18,8 +18,7 @@ use clap::Parser;
 use crate::demo::narrate::Narrator;
 use crate::demo::{unless_interrupted, with_logs};
 use crate::nodes::packages;
-
-const INTERRUPTED: u8 = 130;
+use crate::program;
 
 /// Installs Runnel's images with its charts on clusters with real nodes, and breaks what can break there.
 ///
@@ -63,30 +62,10 @@ fn member(text: &str) -> Result<(String, PathBuf), String> {
 /// Runs it with the arguments of this process, and returns its exit code: 0 for success or a
 /// requested skip, 1 if something failed or the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
-    let arguments = match E2eArguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            let _ = error.print();
-            return if error.use_stderr() {
-                ExitCode::FAILURE
-            } else {
-                ExitCode::SUCCESS
-            };
-        }
-    };
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("e2e: cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let code = runtime.block_on(run(&arguments));
-    runtime.shutdown_background();
-    code
+    match program::arguments::<E2eArguments>() {
+        Ok(arguments) => program::block_on("e2e", run(&arguments)),
+        Err(code) => code,
+    }
 }
 
 async fn run(arguments: &E2eArguments) -> ExitCode {
@@ -97,25 +76,8 @@ async fn run(arguments: &E2eArguments) -> ExitCode {
         return impossible(arguments, &why);
     }
     let mut narrator = Narrator::new();
-    match observed(arguments, &mut narrator).await {
-        Ok(Some(())) => {
-            narrator.title(&format!(
-                "\nDone: {} steps in {} s.",
-                narrator.steps(),
-                begin.elapsed().as_secs()
-            ));
-            ExitCode::SUCCESS
-        }
-        Ok(None) => {
-            narrator.title("\nInterrupted; nothing is left behind.");
-            ExitCode::from(INTERRUPTED)
-        }
-        Err(error) => {
-            let sentences: Vec<_> = error.chain().map(ToString::to_string).collect();
-            eprintln!("\ncargo e2e failed: {}", sentences.join(":\n  "));
-            ExitCode::FAILURE
-        }
-    }
+    let outcome = observed(arguments, &mut narrator).await;
+    program::conclude("cargo e2e", &mut narrator, begin, outcome)
 }
 
 fn impossible(arguments: &E2eArguments, why: &anyhow::Error) -> ExitCode {

@@ -18,9 +18,8 @@ use self::screenshots::Screenshots;
 use crate::binaries;
 use crate::demo::narrate::Narrator;
 use crate::demo::{unless_interrupted, with_logs};
+use crate::program;
 use crate::scratch::Scratch;
-
-const INTERRUPTED: u8 = 130;
 
 /// Opens the page of `kubectl runnel ui` in Debian's chromium, and compares it with the API server of a live fleet.
 ///
@@ -39,54 +38,17 @@ pub struct Arguments {
 /// Runs it with the arguments of this process, and returns its exit code: 0 for success, 1 if something
 /// failed or the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            let _ = error.print();
-            return if error.use_stderr() {
-                ExitCode::FAILURE
-            } else {
-                ExitCode::SUCCESS
-            };
-        }
-    };
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("cargo page: cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let code = runtime.block_on(run(&arguments));
-    runtime.shutdown_background();
-    code
+    match program::arguments::<Arguments>() {
+        Ok(arguments) => program::block_on("cargo page", run(&arguments)),
+        Err(code) => code,
+    }
 }
 
 async fn run(arguments: &Arguments) -> ExitCode {
     let begin = Instant::now();
     let mut narrator = Narrator::new();
-    match unless_interrupted(observed(arguments, &mut narrator)).await {
-        Ok(Some(())) => {
-            narrator.title(&format!(
-                "\nDone: {} steps in {} s.",
-                narrator.steps(),
-                begin.elapsed().as_secs()
-            ));
-            ExitCode::SUCCESS
-        }
-        Ok(None) => {
-            narrator.title("\nInterrupted; nothing is left behind.");
-            ExitCode::from(INTERRUPTED)
-        }
-        Err(error) => {
-            let sentences: Vec<_> = error.chain().map(ToString::to_string).collect();
-            eprintln!("\ncargo page failed: {}", sentences.join(":\n  "));
-            ExitCode::FAILURE
-        }
-    }
+    let outcome = unless_interrupted(observed(arguments, &mut narrator)).await;
+    program::conclude("cargo page", &mut narrator, begin, outcome)
 }
 
 async fn observed(arguments: &Arguments, narrator: &mut Narrator) -> Result<()> {

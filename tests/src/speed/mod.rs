@@ -29,6 +29,7 @@ use clap::Parser;
 
 use crate::control_plane::client_of;
 use crate::demo::unless_interrupted;
+use crate::program;
 use rows::{ROWS, Row};
 use verdict::Judged;
 
@@ -85,22 +86,12 @@ fn rows_help() -> String {
 /// something could not be measured, 2 when the arguments are wrong, 130 when it was interrupted.
 pub fn main() -> ExitCode {
     let arguments = SpeedArguments::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("speed: cannot start: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    let code = runtime.block_on(run(arguments)).unwrap_or_else(|error| {
-        eprintln!("speed: {error:#}");
-        ExitCode::FAILURE
-    });
-    runtime.shutdown_background();
-    code
+    program::block_on("speed", async {
+        run(arguments).await.unwrap_or_else(|error| {
+            eprintln!("speed: {error:#}");
+            ExitCode::FAILURE
+        })
+    })
 }
 
 async fn run(arguments: SpeedArguments) -> Result<ExitCode> {
