@@ -529,6 +529,25 @@ mod tests {
         );
     }
 
+    /// State and message of the first explanation after this answer of the agent.
+    fn answered(
+        index: &Index,
+        copy: &SourceRef,
+        namespace: NamespaceState,
+        states: Vec<CopyState>,
+    ) -> (&'static str, String) {
+        let mut explanations = all(index, "one", copy);
+        let answer = Inspected {
+            question: 1,
+            namespace,
+            states,
+            live: None,
+        };
+        with_answer(&mut explanations, &answer);
+        let first = &explanations[0];
+        (first.state.as_str(), first.message.clone())
+    }
+
     #[test]
     fn report_of_the_agent_comes_first() {
         let index = index(
@@ -536,23 +555,7 @@ mod tests {
             json!({"all": true}),
         );
         let copy = SourceRef::new("configmaps", "x", "s");
-        let of = |states: Vec<CopyState>| {
-            let mut explanations = all(&index, "one", &copy);
-            let namespace = NamespaceState::Missing;
-            with_answer(
-                &mut explanations,
-                &Inspected {
-                    question: 1,
-                    namespace,
-                    states,
-                    live: None,
-                },
-            );
-            (
-                explanations[0].state.as_str(),
-                explanations[0].message.clone(),
-            )
-        };
+        let of = |states| answered(&index, &copy, NamespaceState::Missing, states);
         let failed = CopyState {
             rule: "r".into(),
             outcome: CopyOutcome::Failed,
@@ -609,26 +612,12 @@ mod tests {
 
         let copy = SourceRef::new("configmaps", "x", "s");
         let of = |outcome: CopyOutcome, copy_error: Option<(Reason, String)>| {
-            let mut explanations = all(&index, "one", &copy);
             let states = vec![CopyState {
                 rule: "r".into(),
                 outcome,
                 copy_error,
             }];
-            let namespace = NamespaceState::Ready;
-            with_answer(
-                &mut explanations,
-                &Inspected {
-                    question: 1,
-                    namespace,
-                    states,
-                    live: None,
-                },
-            );
-            (
-                explanations[0].state.as_str(),
-                explanations[0].message.clone(),
-            )
+            answered(&index, &copy, NamespaceState::Ready, states)
         };
         let (state, message) = of(CopyOutcome::Applied, None);
         assert!(

@@ -63,11 +63,12 @@ fn frame(update: &Update) -> Frame {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::ui::resource::Resource;
 
-    fn feed() -> Feed {
+    /// A feed of the context `hub`, without any state.
+    pub(in crate::ui) fn feed() -> Feed {
         Feed::new(About {
             version: "0",
             context: "hub".to_owned(),

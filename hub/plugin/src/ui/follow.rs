@@ -340,17 +340,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::ui::state::About;
-
-    fn feed() -> Feed {
-        Feed::new(About {
-            version: "0",
-            context: "hub".to_owned(),
-            server: "https://hub".to_owned(),
-            namespace: None,
-            clock_ahead_ms: 0,
-        })
-    }
+    use crate::ui::feed::tests::feed;
 
     /// A client that gets these answers in turn, and the requests that it sent.
     fn client(answers: Vec<(u16, String)>) -> (Client, Arc<Mutex<Vec<String>>>) {
