@@ -1,5 +1,6 @@
 use super::*;
 use crate::live::{Ownership, Sealed, proven_content, reduce};
+use runnel_proto::model::Scope;
 use std::collections::BTreeMap;
 
 fn kind() -> &'static Kind {
@@ -11,6 +12,7 @@ fn content() -> Content {
         labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
         annotations: BTreeMap::from([("note".to_owned(), "x".to_owned())]),
         fields: BTreeMap::from([("data".to_owned(), json!({"k": "v"}))]),
+        version: None,
     }
 }
 
@@ -146,6 +148,7 @@ fn kind_without_rules_is_compared_by_applied_fields() {
         "v1",
         "NetworkPolicy",
         "networkpolicies",
+        Scope::Namespaced,
     );
     let sealer = Sealer::new(b"key", "hub");
     let live = |object: &Value| {

@@ -140,6 +140,7 @@ pub fn diff(
 /// Returns the content of a live object, including the fields of other writers.
 fn content(kind: &Kind, object: &DynamicObject) -> Content {
     Content {
+        version: None,
         labels: object.metadata.labels.clone().unwrap_or_default(),
         annotations: object.metadata.annotations.clone().unwrap_or_default(),
         fields: crate::live::fields(kind, object),

@@ -483,6 +483,10 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
             .collect()
     };
     Content {
+        version: match kind.content.fields {
+            [] => Some(kind.version.clone()),
+            _ => None,
+        },
         labels: pick(&object.metadata.labels, &owned.labels),
         annotations: pick(&object.metadata.annotations, &owned.annotations),
         fields: fields(kind, object),

@@ -253,6 +253,7 @@ pub fn canonical(content: &Content) -> Content {
             .collect()
     };
     Content {
+        version: content.version.clone(),
         labels: pairs(&content.labels),
         annotations: pairs(&content.annotations),
         fields: content

@@ -173,6 +173,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::Contended) => Reason::Contended,
         Ok(wire::Reason::DeleteLimit) => Reason::DeleteLimit,
         Ok(wire::Reason::DryRun) => Reason::DryRun,
+        Ok(wire::Reason::KindNotServed) => Reason::KindNotServed,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -195,6 +196,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::Contended => wire::Reason::Contended,
         Reason::DeleteLimit => wire::Reason::DeleteLimit,
         Reason::DryRun => wire::Reason::DryRun,
+        Reason::KindNotServed => wire::Reason::KindNotServed,
     };
     wire as i32
 }

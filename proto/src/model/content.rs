@@ -44,7 +44,10 @@ pub struct Content {
     /// Annotations to set on the copy, Runnel's own marks not included.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Top-level fields of the object by name, those of the kind's table row only.
+    /// The API version in which the hub read the fields. Absent for ConfigMaps and Secrets, which have one version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<Box<str>>,
+    /// Top-level fields of the object by name, without `apiVersion`, `kind`, `metadata` and `status`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, Value>,
 }
@@ -652,6 +655,7 @@ mod tests {
             .map(|(field, value)| (field.clone(), value.clone()))
             .collect();
         Content {
+            version: None,
             labels: labels.iter().map(pair).collect(),
             annotations: BTreeMap::new(),
             fields,

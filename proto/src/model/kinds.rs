@@ -2,6 +2,7 @@
 //!
 //! [`Kind::supported`] lists the kinds that this build distributes. Watches, plans, messages, CRDs, grants and policies
 //! read it. ARCHITECTURE.md lists the other places that name kinds, such as the charts.
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
@@ -26,8 +27,19 @@ pub struct ServedKind {
     pub kind: Box<str>,
     /// The plural alone, as in a URL.
     pub plural: Box<str>,
+    /// Where its objects are.
+    pub scope: Scope,
     /// The rules for its content.
     pub content: &'static ContentRules,
+}
+
+/// Where the objects of a kind are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// Each object is in a namespace.
+    Namespaced,
+    /// Objects belong to the whole cluster.
+    Cluster,
 }
 
 /// What Runnel knows about the content of a kind.
@@ -86,14 +98,14 @@ const OTHER: ContentRules = ContentRules {
 /// The kinds of [`Kind::supported`].
 static SUPPORTED: LazyLock<[Kind; 2]> = LazyLock::new(|| {
     [
-        Kind::new("", "v1", "ConfigMap", "configmaps"),
-        Kind::new("", "v1", "Secret", "secrets"),
+        Kind::new("", "v1", "ConfigMap", "configmaps", Scope::Namespaced),
+        Kind::new("", "v1", "Secret", "secrets", Scope::Namespaced),
     ]
 });
 
 impl Kind {
-    /// A kind of this group, version, kind and plural.
-    pub fn new(group: &str, version: &str, kind: &str, plural: &str) -> Self {
+    /// A kind of this group, version, kind, plural and scope.
+    pub fn new(group: &str, version: &str, kind: &str, plural: &str, scope: Scope) -> Self {
         let (resource, api_version): (Arc<str>, Box<str>) = match group {
             "" => (plural.into(), version.into()),
             group => (
@@ -109,6 +121,7 @@ impl Kind {
             api_version,
             kind: kind.into(),
             plural: plural.into(),
+            scope,
             content,
         }))
     }
@@ -164,6 +177,76 @@ impl PartialOrd for ServedKind {
 impl Ord for ServedKind {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (&self.resource, &self.version).cmp(&(&other.resource, &other.version))
+    }
+}
+
+/// The kinds that one API server serves, each in every version that it serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kinds(BTreeMap<Arc<str>, Vec<Kind>>);
+
+impl Kinds {
+    /// Returns the kind in the version that the API server prefers; `None` if it is not served.
+    pub fn preferred(&self, resource: &str) -> Option<&Kind> {
+        self.0.get(resource)?.first()
+    }
+
+    /// Returns the kind in this version; `None` if it is not served in it.
+    pub fn in_version(&self, resource: &str, version: &str) -> Option<&Kind> {
+        let versions = self.0.get(resource)?;
+        versions.iter().find(|kind| &*kind.version == version)
+    }
+
+    /// Returns each kind in its preferred version, in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = &Kind> {
+        self.0.values().filter_map(|versions| versions.first())
+    }
+}
+
+impl FromIterator<Kind> for Kinds {
+    /// Of the versions of a kind, the first one is the preferred one.
+    fn from_iter<I: IntoIterator<Item = Kind>>(kinds: I) -> Self {
+        let mut by_resource: BTreeMap<Arc<str>, Vec<Kind>> = BTreeMap::new();
+        for kind in kinds {
+            let versions = by_resource.entry(kind.resource.clone()).or_default();
+            if !versions.contains(&kind) {
+                versions.push(kind);
+            }
+        }
+        Self(by_resource)
+    }
+}
+
+/// Groups whose objects carry rights or change how the API server works.
+const PRIVILEGED_GROUPS: &[&str] = &[
+    "apps",
+    "admissionregistration.k8s.io",
+    "apiextensions.k8s.io",
+    "apiregistration.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "batch",
+    "certificates.k8s.io",
+    "flowcontrol.apiserver.k8s.io",
+    "rbac.authorization.k8s.io",
+];
+
+/// Kinds of the core group that run programs, carry rights or belong to the cluster.
+const PRIVILEGED_RESOURCES: &[&str] = &[
+    "namespaces",
+    "nodes",
+    "persistentvolumes",
+    "pods",
+    "podtemplates",
+    "replicationcontrollers",
+    "serviceaccounts",
+];
+
+/// Whether objects of this kind carry rights, run programs or change how the API server works. Such a kind is allowed
+/// only where it is named.
+pub fn is_privileged(resource: &str) -> bool {
+    match resource.split_once('.') {
+        Some((_, group)) => PRIVILEGED_GROUPS.contains(&group),
+        None => PRIVILEGED_RESOURCES.contains(&resource),
     }
 }
 
@@ -242,6 +325,7 @@ mod tests {
                 version,
                 "NetworkPolicy",
                 "networkpolicies",
+                Scope::Namespaced,
             )
         };
         let kind = policy("v1");
@@ -256,5 +340,37 @@ mod tests {
             Kind::resources().map(|name| &**name).collect::<Vec<_>>(),
             ["configmaps", "secrets"]
         );
+    }
+
+    #[test]
+    fn kinds_give_the_preferred_version_first() {
+        let kind = |version| Kind::new("example.org", version, "Widget", "widgets", Scope::Cluster);
+        let kinds: Kinds = [kind("v2"), kind("v1"), kind("v2")].into_iter().collect();
+        let widgets = "widgets.example.org";
+        assert_eq!(kinds.preferred(widgets), Some(&kind("v2")));
+        assert_eq!(kinds.in_version(widgets, "v1"), Some(&kind("v1")));
+        assert_eq!(kinds.in_version(widgets, "v3"), None);
+        assert_eq!(kinds.preferred("widgets"), None);
+        assert_eq!(kinds.iter().collect::<Vec<_>>(), [&kind("v2")]);
+    }
+
+    #[test]
+    fn kinds_with_rights_are_privileged() {
+        for privileged in [
+            "serviceaccounts",
+            "pods",
+            "deployments.apps",
+            "rolebindings.rbac.authorization.k8s.io",
+            "customresourcedefinitions.apiextensions.k8s.io",
+        ] {
+            assert!(is_privileged(privileged), "{privileged}");
+        }
+        for plain in [
+            "configmaps",
+            "services",
+            "networkpolicies.networking.k8s.io",
+        ] {
+            assert!(!is_privileged(plain), "{plain}");
+        }
     }
 }

@@ -104,6 +104,8 @@ closed_list! {
         TooLarge,
         /// The agent does not support this kind or cannot read the item.
         Unsupported,
+        /// The member's API server does not serve the kind in the version of the source.
+        KindNotServed,
         /// Two sources of one rule have one copy.
         AmbiguousSource,
         /// Another rule with precedence selects the same copy.

@@ -119,6 +119,7 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
         Some(((*field).to_owned(), value.clone()))
     });
     Ok(Content {
+        version: None,
         labels: copied_entries(object, "labels"),
         annotations: copied_entries(object, "annotations"),
         fields: fields.collect(),
@@ -133,6 +134,7 @@ fn portable_content(kind: &Kind, object: &Value) -> Result<Content, UnsupportedS
     let entries =
         |scope| matching_entries(object, scope, |key| !is_denied(key) && !is_local_entry(key));
     Ok(Content {
+        version: Some(kind.version.clone()),
         labels: entries("labels"),
         annotations: entries("annotations"),
         fields: portable_fields(&kind.resource, object),
@@ -190,6 +192,7 @@ fn is_denied(key: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use runnel_proto::model::Scope;
     use serde_json::json;
 
     #[test]
@@ -255,7 +258,7 @@ mod tests {
 
     #[test]
     fn kind_without_rules_has_every_portable_field() {
-        let kind = Kind::new("apps", "v1", "Deployment", "deployments");
+        let kind = Kind::new("apps", "v1", "Deployment", "deployments", Scope::Namespaced);
         let mut object = json!({
             "apiVersion": "apps/v1", "kind": "Deployment",
             "metadata": {
@@ -276,7 +279,13 @@ mod tests {
         // The author of a Secret or a ConfigMap may be a controller.
         object["data"] = json!({"k": "v"});
         assert!(content_of(Kind::by_resource("configmaps").unwrap(), &object).is_ok());
-        let lease = Kind::new("coordination.k8s.io", "v1", "Lease", "leases");
+        let lease = Kind::new(
+            "coordination.k8s.io",
+            "v1",
+            "Lease",
+            "leases",
+            Scope::Namespaced,
+        );
         assert!(is_never_a_source(&lease, "l", &BTreeMap::new()));
     }
 
