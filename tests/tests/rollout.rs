@@ -1,6 +1,9 @@
 //! Rollouts in waves: a wave begins when the former one is applied and has soaked, a failing change
 //! stops, and a new leader continues the rollout.
 
+#[path = "rollout/approval.rs"]
+mod approval;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -27,17 +30,18 @@ impl Stage {
     /// Two replicas of the hub, and so many members: the first one is the last in the order. A rule has brought a Secret to
     /// all of them, one at a time.
     async fn start(members: usize) -> Result<Self> {
-        Self::start_with(members, 16).await
+        Self::start_with(members, 16, false).await
     }
 
-    /// As above, with this rollback storage in MiB.
-    async fn start_with(members: usize, storage: u16) -> Result<Self> {
+    /// As above, with this rollback storage in MiB, and with the view API or without.
+    async fn start_with(members: usize, storage: u16, views: bool) -> Result<Self> {
         let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
         let hub_values = json!({"lease": lease, "rollback": {"storageMiB": storage}});
         let options = FleetOptions {
             members,
             hub_replicas: 2,
             hub_values,
+            views,
             ..FleetOptions::default()
         };
         let fleet = Fleet::start(options).await?;
@@ -636,7 +640,7 @@ async fn damaged_state_stops_the_rollout_with_a_message() -> Result<()> {
 
 #[tokio::test]
 async fn rule_whose_state_does_not_fit_stops_with_a_message() -> Result<()> {
-    let stage = Stage::start_with(2, 0).await?;
+    let stage = Stage::start_with(2, 0, false).await?;
     refuse(&stage, &[2]).await?;
     stage
         .wants(json!({"maxConcurrency": 2, "onFailure": "Revert", "orderByLabel": null}))

@@ -151,6 +151,8 @@ closed_list! {
         RuleLimit,
         /// A change is rolled out in waves, and has not reached every cluster.
         RollingOut,
+        /// The next wave of the rollout waits until a person approves it (`spec.rollout.approval`).
+        AwaitingApproval,
         /// `spec.rollout.paused` is true: the rollout sends nothing further.
         RolloutPaused,
         /// More clusters failed than `spec.rollout.maxFailures`.

@@ -42,7 +42,10 @@ pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus,
     PendingRemoval, RetiredKey, UsedToken,
 };
-pub use rollout::{CountOrPercent, OnFailure, ReachedUpTo, Rollout, RolloutPhase, RolloutStatus};
+pub use rollout::{
+    CountOrPercent, OnFailure, PendingWave, ReachedUpTo, Rollout, RolloutApproval, RolloutPhase,
+    RolloutStatus,
+};
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, ConflictPolicy,
     DeletionPolicy, DistributionRule, DistributionRuleSpec, DriftPolicy, Enforcement,
@@ -78,8 +81,8 @@ pub const VERSION: &str = "v1alpha1";
 /// The finalizer on rules: a rule is deleted only after its copies are removed or retained.
 pub const FINALIZER: &str = "runnel.dev/copies";
 
-/// The annotation of a rule, or of the `Fleet`, that approves the removal in its status. Its value
-/// is the digest, or several digests separated by commas.
+/// The annotation of a rule, or of the `Fleet`, that approves the removal or the wave in its status.
+/// Its value is the digest, or several digests separated by commas.
 pub const APPROVE: &str = "runnel.dev/approve";
 /// The annotation of an Event on a rule: the number of copies that it is about.
 pub const COPY_COUNT: &str = "runnel.dev/copy-count";

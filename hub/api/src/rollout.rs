@@ -34,6 +34,20 @@ pub struct Rollout {
     /// the last completed rollout again. Copies that the change created are removed; copies that it changed or removed are
     /// restored. If the hub does not have that state, the rollout stops; status.rollout.rollbackBlocker has the cause.
     pub on_failure: OnFailure,
+    /// Whether waves wait for a person. None: a wave begins when the one before it has soaked. PerWave: each wave after the
+    /// first one also waits until its digest in status.rollout.pendingWave is approved, with `kubectl runnel approve` or the
+    /// annotation runnel.dev/approve.
+    pub approval: RolloutApproval,
+}
+
+/// Whether waves wait for a person.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RolloutApproval {
+    /// No wave waits for a person.
+    #[default]
+    None,
+    /// Each wave after the first one waits for approval.
+    PerWave,
 }
 
 /// The action when too many clusters fail.
@@ -55,6 +69,7 @@ impl Default for Rollout {
             max_failures: 0,
             paused: false,
             on_failure: OnFailure::Stop,
+            approval: RolloutApproval::None,
         }
     }
 }
@@ -76,8 +91,8 @@ pub struct RolloutStatus {
     /// Opaque identifier of the change that is rolled out, for comparison.
     #[schemars(transform = schema::text(64))]
     pub revision: String,
-    /// Progressing: a wave is under way. Soaking: the wave is applied and observed. Paused:
-    /// `spec.rollout.paused` is true. Stopped: more than maxFailures clusters failed. Reverting:
+    /// Progressing: a wave is under way. Soaking: the wave is applied and observed. AwaitingApproval: the
+    /// next wave waits until pendingWave is approved. Paused: `spec.rollout.paused` is true. Stopped: more than maxFailures clusters failed. Reverting:
     /// more than maxFailures clusters failed, and clusters are being rolled back. Reverted: all
     /// connected clusters are rolled back or have failed to. Completed: every reachable cluster has
     /// the change; the others get it when they reconnect.
@@ -85,6 +100,10 @@ pub struct RolloutStatus {
     /// The wave, from 1.
     #[serde(default)]
     pub wave: i64,
+    /// The wave that waits for approval.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "PendingWave")]
+    pub pending_wave: Option<PendingWave>,
     /// The clusters that the rule chooses.
     #[serde(default)]
     pub clusters: i64,
@@ -150,6 +169,32 @@ pub struct RolloutStatus {
     pub unfinished_since: Option<Time>,
 }
 
+/// The next wave of a rollout, which waits for approval.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PendingWave {
+    /// Identifies exactly this wave of this change: the annotation runnel.dev/approve with this value approves it, and
+    /// nothing else. Another edit, or other clusters in the wave, need another approval.
+    #[schemars(transform = schema::text(64))]
+    pub digest: String,
+    /// The number of the wave.
+    #[serde(default)]
+    pub wave: i64,
+    /// Number of clusters of the wave, including those that are not connected.
+    #[serde(default)]
+    pub clusters: i64,
+    /// The first clusters of the wave, at most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::text_list(limits::STATUS_CLUSTERS, limits::CLUSTER_NAME))]
+    pub names: Vec<String>,
+    /// The last cluster of the wave in the order.
+    pub up_to: ReachedUpTo,
+    /// Since when it waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub since: Option<Time>,
+}
+
 /// The phase of a rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RolloutPhase {
@@ -158,6 +203,8 @@ pub enum RolloutPhase {
     Progressing,
     /// It is applied and being watched.
     Soaking,
+    /// The next wave waits until a person approves it.
+    AwaitingApproval,
     /// It is paused by `spec.rollout.paused`.
     Paused,
     /// Too many clusters failed.

@@ -1,9 +1,10 @@
-//! `kubectl runnel approve`: approves pending removals exactly as listed.
+//! `kubectl runnel approve`: approves pending removals, or the next wave of a rollout, exactly as listed.
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runnel_api::{
-    BlockedRemoval, Fleet, PendingApproval, RemovalReview, RemovalReviewSpec, RemovalReviewStatus,
+    BlockedRemoval, Fleet, PendingApproval, PendingWave, RemovalReview, RemovalReviewSpec,
+    RemovalReviewStatus, RolloutPhase, RolloutStatus,
 };
 use serde_json::json;
 
@@ -13,22 +14,62 @@ use super::confirm::confirm;
 use super::objects::Rule;
 use super::parse;
 use super::read_cluster::{FLEET_PATH, rule_path};
-use super::{CommandContext, FAILED, TIMED_OUT, ended, note, print, status, usage, views};
+use super::{CommandContext, FAILED, TIMED_OUT, ended, note, plan, print, status, usage, views};
 use runnel_api::APPROVE;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The hub needs this long to take the annotation in.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
 
-/// A pending removal, for output.
+/// What waits for approval, for output.
 struct Pending {
     digests: Vec<String>,
-    copies: i64,
+    kind: PendingKind,
     of: String,
     path: String,
 }
 
-/// Lists the pending removals of one rule or of the fleet, and approves them.
+/// What an approval causes.
+enum PendingKind {
+    /// The removal of so many copies.
+    Removal(i64),
+    /// The begin of a wave.
+    Wave(PendingWave),
+}
+
+impl Pending {
+    fn question(&self) -> String {
+        match &self.kind {
+            PendingKind::Removal(copies) => {
+                format!("Remove these {} of {}?", copies_text(*copies), self.of)
+            }
+            PendingKind::Wave(pending) => {
+                format!("Begin wave {} of {}?", pending.wave, self.of)
+            }
+        }
+    }
+
+    fn result(&self) -> String {
+        match &self.kind {
+            PendingKind::Removal(copies) => {
+                format!("Approved: {} are being removed.\n", copies_text(*copies))
+            }
+            PendingKind::Wave(pending) => {
+                format!("Approved: wave {} begins.\n", pending.wave)
+            }
+        }
+    }
+}
+
+fn copies_text(copies: i64) -> String {
+    if copies == 1 {
+        "1 copy".to_owned()
+    } else {
+        format!("{copies} copies")
+    }
+}
+
+/// Lists what waits for approval in one rule or in the fleet, and approves it.
 pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyhow::Result<()> {
     let timeout = parse::duration("--timeout", &options.timeout).map_err(usage)?;
     let hub = session.hub().await?;
@@ -37,22 +78,15 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
         Some(rule) => of_rule(&hub, rule, &namespace).await?,
         None => of_fleet(&hub).await?,
     };
-    let copies = if pending.copies == 1 {
-        "1 copy".to_owned()
-    } else {
-        format!("{} copies", pending.copies)
-    };
-    confirm(
-        &format!("Remove these {copies} of {}?", pending.of),
-        options.yes,
-    )?;
+    confirm(&pending.question(), options.yes)?;
     let patch = json!({"metadata": {"annotations": {APPROVE: pending.digests.join(",")}}});
     hub.patch("approve what waits", &pending.path, patch)
         .await?;
     match outcome(&hub, &pending, timeout).await? {
-        Outcome::All => print(&format!("Approved: {copies} are being removed.\n")),
+        Outcome::All => print(&pending.result()),
         Outcome::Other => {
-            let message = "the pending removals have changed and need approval again: see `kubectl runnel approve`";
+            let message =
+                "what waits has changed and needs approval again: see `kubectl runnel approve`";
             Err(ended(FAILED, message))
         }
         Outcome::No => Err(ended(
@@ -69,12 +103,69 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
 async fn of_rule(hub: &Cluster, rule: &str, namespace: &str) -> anyhow::Result<Pending> {
     let rule = Rule::read(&status::one(hub, rule, namespace).await?)?;
     let name = rule.full_name();
-    let pending = rule
+    // Its approval is another change, which begins with the first wave.
+    let removal = rule
         .status()
-        .and_then(|status| status.pending_approval.as_ref())
-        .ok_or_else(|| ended(FAILED, format!("nothing of rule {name} waits")))?;
+        .and_then(|status| status.pending_approval.as_ref());
+    match (removal, pending_wave(&rule)) {
+        (Some(pending), _) => removal_of_rule(hub, &rule, pending, namespace).await,
+        (None, Some(pending)) => wave_of_rule(hub, &rule, pending).await,
+        (None, None) => Err(ended(FAILED, format!("nothing of rule {name} waits"))),
+    }
+}
+
+fn pending_wave(rule: &Rule) -> Option<&PendingWave> {
+    rule.status()?.rollout.as_ref()?.pending_wave.as_ref()
+}
+
+/// Shows the clusters of the wave that waits, and what it changes there.
+async fn wave_of_rule(
+    hub: &Cluster,
+    rule: &Rule,
+    pending: &PendingWave,
+) -> anyhow::Result<Pending> {
+    print(&describe_wave(pending))?;
+    match plan::of_clusters(hub, rule, &pending.names).await {
+        Ok(text) => print(&format!("\n{text}\n"))?,
+        Err(why) => note(&format!("warning: what changes cannot be listed: {why:#}")),
+    }
+    Ok(Pending {
+        digests: vec![pending.digest.clone()],
+        kind: PendingKind::Wave(pending.clone()),
+        of: format!("rule {}", rule.full_name()),
+        path: rule_path(rule),
+    })
+}
+
+/// Names the clusters of a wave.
+fn describe_wave(pending: &PendingWave) -> String {
+    let clusters = match pending.clusters {
+        1 => "1 cluster".to_owned(),
+        more => format!("{more} clusters"),
+    };
+    let left = usize::try_from(pending.clusters)
+        .unwrap_or_default()
+        .saturating_sub(pending.names.len());
+    let more = match left {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "wave {} waits for approval: {clusters} ({}{more})\n",
+        pending.wave,
+        pending.names.join(", ")
+    )
+}
+
+async fn removal_of_rule(
+    hub: &Cluster,
+    rule: &Rule,
+    pending: &PendingApproval,
+    namespace: &str,
+) -> anyhow::Result<Pending> {
+    let name = rule.full_name();
     print(&format!("{}\n", describe(pending, 0)))?;
-    let (digest, copies) = match review(hub, &rule, namespace).await {
+    let (digest, copies) = match review(hub, rule, namespace).await {
         // The digest belongs to the listed removals.
         Ok(review) if review.digest.is_empty() => {
             return Err(ended(
@@ -94,9 +185,9 @@ async fn of_rule(hub: &Cluster, rule: &str, namespace: &str) -> anyhow::Result<P
     };
     Ok(Pending {
         digests: vec![digest],
-        copies,
+        kind: PendingKind::Removal(copies),
         of: format!("rule {name}"),
-        path: rule_path(&rule),
+        path: rule_path(rule),
     })
 }
 
@@ -136,7 +227,7 @@ async fn of_fleet(hub: &Cluster) -> anyhow::Result<Pending> {
         print(&format!("{}\n", describe(&cause.approval, cause.rules)))?;
     }
     Ok(Pending {
-        copies: causes.iter().map(|cause| cause.approval.copies).sum(),
+        kind: PendingKind::Removal(causes.iter().map(|cause| cause.approval.copies).sum()),
         digests: causes
             .into_iter()
             .map(|cause| cause.approval.digest)
@@ -175,7 +266,7 @@ enum Outcome {
 async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow::Result<Outcome> {
     let begin = Instant::now();
     loop {
-        match approval_outcome(&pending.digests(hub).await?, &pending.digests) {
+        match pending.outcome(hub).await? {
             Outcome::All => return Ok(Outcome::All),
             Outcome::Other if begin.elapsed() >= SETTLES_WITHIN => return Ok(Outcome::Other),
             other if begin.elapsed() >= timeout => return Ok(other),
@@ -185,8 +276,24 @@ async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow:
 }
 
 impl Pending {
+    /// Returns what has become of it.
+    async fn outcome(&self, hub: &Cluster) -> anyhow::Result<Outcome> {
+        let approved = match &self.kind {
+            PendingKind::Removal(_) => {
+                let waiting = self.removals(hub).await?;
+                return Ok(approval_outcome(&waiting, &self.digests));
+            }
+            PendingKind::Wave(approved) => approved,
+        };
+        let rule: Option<Rule> = hub.get("read what waits", &self.path).await?;
+        let rollout = rule
+            .as_ref()
+            .and_then(|rule| rule.status()?.rollout.as_ref());
+        Ok(wave_outcome(rollout, approved))
+    }
+
     /// Returns the digests of the pending removals.
-    async fn digests(&self, hub: &Cluster) -> anyhow::Result<Vec<String>> {
+    async fn removals(&self, hub: &Cluster) -> anyhow::Result<Vec<String>> {
         let action = "read what waits";
         if self.path == FLEET_PATH {
             let fleet: Option<Fleet> = hub.get(action, &self.path).await?;
@@ -211,6 +318,21 @@ fn approval_outcome(waiting: &[String], approved: &[String]) -> Outcome {
         Outcome::All
     } else if waiting.iter().any(|digest| approved.contains(digest)) {
         Outcome::No
+    } else {
+        Outcome::Other
+    }
+}
+
+/// Returns what has become of an approved wave.
+fn wave_outcome(rollout: Option<&RolloutStatus>, approved: &PendingWave) -> Outcome {
+    let Some(rollout) = rollout else {
+        return Outcome::Other;
+    };
+    let pending = rollout.pending_wave.as_ref();
+    if pending.is_some_and(|pending| pending.digest == approved.digest) {
+        Outcome::No
+    } else if rollout.wave >= approved.wave || rollout.phase == RolloutPhase::Completed {
+        Outcome::All
     } else {
         Outcome::Other
     }
@@ -276,6 +398,40 @@ mod tests {
             approval_outcome(&waiting(&["d0"]), &approved),
             Outcome::Other
         );
+    }
+
+    #[test]
+    fn wave_is_listed_and_its_begin_is_the_outcome() {
+        let approved = PendingWave {
+            digest: "d2".to_owned(),
+            wave: 2,
+            clusters: 3,
+            names: vec!["eu-1".to_owned(), "eu-2".to_owned()],
+            ..PendingWave::default()
+        };
+        assert_eq!(
+            describe_wave(&approved),
+            "wave 2 waits for approval: 3 clusters (eu-1, eu-2 and 1 more)\n"
+        );
+        let rollout = |wave, digest: Option<&str>| RolloutStatus {
+            wave,
+            pending_wave: digest.map(|digest| PendingWave {
+                digest: digest.to_owned(),
+                ..PendingWave::default()
+            }),
+            ..RolloutStatus::default()
+        };
+        let outcome = |wave, digest| wave_outcome(Some(&rollout(wave, digest)), &approved);
+        assert_eq!(outcome(1, Some("d2")), Outcome::No);
+        assert_eq!(outcome(2, None), Outcome::All);
+        assert_eq!(
+            outcome(2, Some("d3")),
+            Outcome::All,
+            "the wave after it waits"
+        );
+        assert_eq!(outcome(1, Some("other")), Outcome::Other);
+        assert_eq!(outcome(1, None), Outcome::Other, "a newer change");
+        assert_eq!(wave_outcome(None, &approved), Outcome::Other);
     }
 
     #[test]

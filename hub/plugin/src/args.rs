@@ -155,8 +155,8 @@ pub enum Command {
     /// Show the member clusters.
     #[command(arg = no_namespace())]
     Members(Members),
-    /// Approve removals above a limit, of one rule or of the fleet: lists them, asks for
-    /// confirmation, and approves exactly those.
+    /// Approve what waits: removals above a limit, of one rule or of the fleet, or the next wave of a rule's rollout. Lists
+    /// it, asks for confirmation, and approves exactly that.
     #[command(arg = rule_namespace())]
     Approve(Approve),
     /// Removes a cluster in order: its copies are deleted or retained as each rule's deletionPolicy
@@ -373,10 +373,10 @@ pub struct Status {
     pub hub_namespace: String,
 }
 
-/// Approve removals that wait.
+/// Approve what waits.
 #[derive(Debug, Args)]
 pub struct Approve {
-    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule; without it, all that waits in the fleet.
+    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule; without it, all removals that wait in the fleet.
     pub rule: Option<String>,
     /// Do not ask.
     #[arg(short = 'y', long)]

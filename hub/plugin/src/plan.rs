@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::access::Cluster;
 use super::args::{DryRun, Output, Plan};
 use super::manifests;
-use super::objects::tidy;
+use super::objects::{Rule, tidy};
 use super::plan_report::{self, PlanReport, State};
 use super::progress::colors;
 use super::{CommandContext, ended, for_machines, print, read_cluster, status, usage, views};
@@ -118,6 +118,35 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
         return Err(ended(super::WOULD_FAIL, ""));
     }
     Ok(())
+}
+
+/// Returns the plan of a saved rule in these member clusters alone, with the paths that change, as text.
+pub(super) async fn of_clusters(
+    hub: &Cluster,
+    rule: &Rule,
+    clusters: &[String],
+) -> anyhow::Result<String> {
+    let object = json!({
+        "kind": rule.kind(),
+        "metadata": {"namespace": rule.namespace(), "name": rule.name()},
+    });
+    let name = called(&object);
+    let subject = Subject {
+        object,
+        is_saved: true,
+    };
+    let options = PlanOptions {
+        diff: true,
+        ..PlanOptions::default()
+    };
+    let mut answer = planned(hub, subject, options).await?;
+    for rule in &mut answer.rules {
+        rule.clusters
+            .retain(|cluster| clusters.contains(&cluster.name));
+        rule.copies.retain(|copy| clusters.contains(&copy.cluster));
+    }
+    let report = PlanReport::new(name, State::Saved, answer);
+    Ok(report.text(NARROW, colors()))
 }
 
 /// A text of a manifest, which may be anything; empty where it is none.

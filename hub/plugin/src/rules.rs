@@ -170,6 +170,14 @@ fn rollout_in_short(rollout: &RolloutStatus, now: Timestamp) -> String {
             "began {began} ago, applied {} ago",
             since(&rollout.applied_at)
         ),
+        RolloutPhase::AwaitingApproval => {
+            let pending = rollout.pending_wave.as_ref();
+            format!(
+                "began {began} ago, wave {} waits for {}",
+                pending.map_or(wave + 1, |pending| pending.wave),
+                since(&pending.and_then(|pending| pending.since.clone()))
+            )
+        }
         RolloutPhase::Progressing | RolloutPhase::Paused | RolloutPhase::Stopped => {
             format!("began {began} ago")
         }

@@ -337,7 +337,12 @@ impl StateCollector {
 
 /// Whether a rule is not Ready, and only because a person decided so: nothing failed.
 fn is_intended(ready: &Condition) -> bool {
-    let reasons = [Reason::RollingOut, Reason::RolloutPaused, Reason::Cordoned];
+    let reasons = [
+        Reason::RollingOut,
+        Reason::AwaitingApproval,
+        Reason::RolloutPaused,
+        Reason::Cordoned,
+    ];
     ready.status == ConditionStatus::False.as_str()
         && reasons.iter().any(|reason| ready.reason == reason.as_str())
 }
@@ -357,7 +362,12 @@ mod tests {
             });
             serde_json::from_value(condition).unwrap()
         };
-        for reason in ["RollingOut", "RolloutPaused", "Cordoned"] {
+        for reason in [
+            "RollingOut",
+            "AwaitingApproval",
+            "RolloutPaused",
+            "Cordoned",
+        ] {
             assert!(is_intended(&ready("False", reason)), "{reason}");
         }
         for (status, reason) in [

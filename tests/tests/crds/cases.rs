@@ -138,6 +138,7 @@ pub fn targets() -> Vec<Case> {
         ("a label key that is none", json!({"rollout": {"orderByLabel": "a b"}}), &["spec.rollout.orderByLabel", "a label key is"]),
         ("a soak of more than a week", json!({"rollout": {"soakSeconds": 604_801}}), &["spec.rollout.soakSeconds", "604800"]),
         ("less failures than none", json!({"rollout": {"maxFailures": -1}}), &["spec.rollout.maxFailures", "0"]),
+        ("an unknown approval of waves", json!({"rollout": {"approval": "Always"}}), &["spec.rollout.approval", "\"None\"", "\"PerWave\""]),
         ("an unknown onRuleDelete", json!({"removalLimit": {"onRuleDelete": "Keep"}}), &["spec.removalLimit.onRuleDelete", "\"Allow\"", "\"Hold\""]),
         ("an unknown deletionPolicy", json!({"deletionPolicy": "Keep"}), &["spec.deletionPolicy", "\"Keep\"", "\"Delete\", \"Retain\""]),
     ]

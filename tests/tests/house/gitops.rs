@@ -97,7 +97,8 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::CopiesWaiting
         | Reason::Progressing
         | Reason::Deleting
-        | Reason::RollingOut => ("Progressing", "inProgress"),
+        | Reason::RollingOut
+        | Reason::AwaitingApproval => ("Progressing", "inProgress"),
         // No cluster of the rule is connected, or the API of none answers: nothing is known.
         Reason::ClustersUnreachable | Reason::MemberAPIUnavailable => ("Degraded", "none"),
         Reason::CopiesFailed

@@ -765,6 +765,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         max_failures: 0,
         paused: false,
         reverts: true,
+        needs_approval: false,
     };
     let plain = rule("r1", "a", "x", json!({"all": true}), false);
     let mut in_waves = plain.clone();

@@ -4,9 +4,9 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_api::conditions::whole_seconds;
-use runnel_api::{CountOrPercent, OnFailure, ReachedUpTo, RolloutStatus};
+use runnel_api::{CountOrPercent, OnFailure, ReachedUpTo, RolloutApproval, RolloutStatus};
 
-use super::{Portion, Progress, Rollout, RolloutPosition};
+use super::{PendingWave, Portion, Progress, Rollout, RolloutPosition};
 
 impl From<&CountOrPercent> for Portion {
     fn from(spec: &CountOrPercent) -> Self {
@@ -30,6 +30,53 @@ impl From<&runnel_api::Rollout> for Rollout {
             max_failures: u64::try_from(spec.max_failures).unwrap_or_default(),
             paused: spec.paused,
             reverts: spec.on_failure == OnFailure::Revert,
+            needs_approval: spec.approval == RolloutApproval::PerWave,
+        }
+    }
+}
+
+impl From<&RolloutPosition> for ReachedUpTo {
+    fn from(turn: &RolloutPosition) -> Self {
+        Self {
+            value: turn.value.clone(),
+            cluster: turn.cluster.as_str().to_owned(),
+        }
+    }
+}
+
+impl From<&ReachedUpTo> for RolloutPosition {
+    fn from(reached: &ReachedUpTo) -> Self {
+        Self {
+            value: reached.value.clone(),
+            cluster: reached.cluster.as_str().into(),
+        }
+    }
+}
+
+impl From<&PendingWave> for runnel_api::PendingWave {
+    fn from(pending: &PendingWave) -> Self {
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        Self {
+            digest: pending.digest.clone(),
+            wave: number(pending.wave),
+            clusters: number(pending.clusters),
+            names: pending.names.clone(),
+            up_to: (&pending.up_to).into(),
+            since: Some(whole_seconds(pending.since)),
+        }
+    }
+}
+
+impl From<&runnel_api::PendingWave> for PendingWave {
+    fn from(status: &runnel_api::PendingWave) -> Self {
+        let number = |count: i64| u64::try_from(count).unwrap_or_default();
+        Self {
+            digest: status.digest.clone(),
+            wave: number(status.wave),
+            clusters: number(status.clusters),
+            names: status.names.clone(),
+            up_to: (&status.up_to).into(),
+            since: status.since.as_ref().map(|time| time.0).unwrap_or_default(),
         }
     }
 }
@@ -41,6 +88,7 @@ impl From<&Progress> for RolloutStatus {
             revision: progress.revision.clone(),
             phase: progress.phase,
             wave: number(progress.wave),
+            pending_wave: progress.pending_wave.as_ref().map(Into::into),
             clusters: number(progress.clusters),
             clusters_reached: number(progress.reached),
             clusters_applied: number(progress.applied),
@@ -51,10 +99,7 @@ impl From<&Progress> for RolloutStatus {
             rollback_blocker: progress.rollback_blocker.clone(),
             failure: progress.failure.clone(),
             ordered_by: progress.order_by.clone(),
-            reached_up_to: progress.cursor.as_ref().map(|turn| ReachedUpTo {
-                value: turn.value.clone(),
-                cluster: turn.cluster.as_str().to_owned(),
-            }),
+            reached_up_to: progress.cursor.as_ref().map(Into::into),
             started_at: Some(whole_seconds(progress.started_at)),
             wave_started_at: progress.wave_at.map(whole_seconds),
             applied_at: progress.applied_at.map(|at| whole_seconds(next_second(at))),
@@ -80,14 +125,9 @@ impl From<&RolloutStatus> for Progress {
             revision: status.revision.clone(),
             phase: status.phase,
             wave: number(status.wave),
+            pending_wave: status.pending_wave.as_ref().map(Into::into),
             order_by: status.ordered_by.clone(),
-            cursor: status
-                .reached_up_to
-                .as_ref()
-                .map(|reached| RolloutPosition {
-                    value: reached.value.clone(),
-                    cluster: reached.cluster.as_str().into(),
-                }),
+            cursor: status.reached_up_to.as_ref().map(Into::into),
             clusters: number(status.clusters),
             reached: number(status.clusters_reached),
             applied: number(status.clusters_applied),
@@ -119,6 +159,17 @@ mod tests {
             revision: "abc".to_owned(),
             phase: Phase::Soaking,
             wave: 2,
+            pending_wave: Some(PendingWave {
+                digest: "0123".to_owned(),
+                wave: 3,
+                clusters: 2,
+                names: vec!["eu-4".to_owned(), "eu-5".to_owned()],
+                up_to: RolloutPosition {
+                    value: None,
+                    cluster: "eu-5".into(),
+                },
+                since: at(7).unwrap(),
+            }),
             order_by: Some("tier".to_owned()),
             cursor: Some(RolloutPosition {
                 value: Some("1".to_owned()),

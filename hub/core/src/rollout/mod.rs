@@ -30,6 +30,9 @@
 //!   once when a network returns. The same applies after the rollout was completed without them.
 //! - No cluster is admitted while more than `maxFailures` of the reached clusters fail: a completed
 //!   rollout stops when returning clusters fail.
+//! - With `approval: PerWave` a wave after the first one begins only when its digest is approved
+//!   ([`Observation::approval`]). The digest names the target, the begin of its rollout, the number of
+//!   the wave, and all its clusters. A cluster that disconnects or returns does not change it.
 //! - An edit begins with the first wave, however far the rollout before it was, because no cluster
 //!   has tried the newest target. So edits that come faster than a wave takes never reach the
 //!   second one. The status has the number of such edits in a row, and the time of the first.
@@ -56,6 +59,7 @@ mod rollback;
 mod step;
 #[cfg(test)]
 mod tests;
+mod wave;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -64,7 +68,7 @@ use runnel_proto::model::ClusterName;
 
 pub use archive::{Archive, Full, SLOT_BYTES, Slot};
 pub use order::RolloutPosition;
-pub use progress::Progress;
+pub use progress::{PendingWave, Progress};
 pub use reached::{Health, Observation};
 pub use runnel_api::RolloutPhase as Phase;
 pub use step::step;
@@ -113,6 +117,8 @@ pub struct Rollout {
     pub paused: bool,
     /// Whether, with one more, clusters get the state of the last completed rollout again.
     pub reverts: bool,
+    /// Whether each wave after the first one waits for approval.
+    pub needs_approval: bool,
 }
 
 impl Rollout {

@@ -12,6 +12,8 @@ pub struct Progress {
     pub phase: Phase,
     /// The wave, from 1; 0 before the first.
     pub wave: u64,
+    /// The next wave, while it waits for approval.
+    pub pending_wave: Option<PendingWave>,
     /// The label that orders.
     pub order_by: Option<String>,
     /// Clusters up to this one have been reached.
@@ -48,6 +50,23 @@ pub struct Progress {
     pub failure: Option<String>,
 }
 
+/// The next wave, while it waits for approval.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingWave {
+    /// Identifies exactly this wave of this change.
+    pub digest: String,
+    /// The number of the wave.
+    pub wave: u64,
+    /// Number of clusters of the wave, including those that are not connected.
+    pub clusters: u64,
+    /// The names of the first clusters.
+    pub names: Vec<String>,
+    /// The last cluster.
+    pub up_to: RolloutPosition,
+    /// Since when it waits.
+    pub since: Timestamp,
+}
+
 impl Progress {
     /// A rollout that begins, after `before`, if there was one.
     pub fn begin(revision: &str, rollout: &Rollout, before: Option<&Self>, now: Timestamp) -> Self {
@@ -55,7 +74,7 @@ impl Progress {
         let is_under_way = |before: &&Self| {
             matches!(
                 before.phase,
-                Phase::Progressing | Phase::Soaking | Phase::Paused
+                Phase::Progressing | Phase::Soaking | Phase::AwaitingApproval | Phase::Paused
             )
         };
         let unfinished = before.filter(is_under_way);
@@ -65,6 +84,7 @@ impl Progress {
             revision: revision.to_owned(),
             phase: Phase::Progressing,
             wave: 0,
+            pending_wave: None,
             order_by: rollout.order_by.clone(),
             cursor: None,
             clusters: 0,

@@ -36,6 +36,8 @@ pub struct Observation<'a> {
     pub at_work: BTreeSet<ClusterName>,
     /// Whether the state of the last completed rollout is there, so that a rollback can send it.
     pub has_former: bool,
+    /// The digests that the rule's annotation approves.
+    pub approval: Option<&'a str>,
 }
 
 /// The clusters that were reached, by how they are.

@@ -18,6 +18,7 @@ pub(super) fn begin(
     let progress = Progress {
         phase: Phase::Reverting,
         reverted: 0,
+        pending_wave: None,
         ..progress
     };
     let gate = gate_to(

@@ -4,6 +4,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 
 use super::reached::{Health, Observation, ReachedClusters, at_least, reached_clusters};
+use super::wave::NextWave;
 use super::{AdmittedClusters, Gate, Phase, Progress, Rollout, RolloutPosition};
 use crate::now::Now;
 
@@ -84,12 +85,19 @@ pub fn step(
     } else {
         Phase::Progressing
     };
+    if progress.phase != Phase::AwaitingApproval {
+        progress.pending_wave = None;
+    }
+    if progress.phase != Phase::Stopped {
+        // A rollout that continues counts from now on.
+        progress.failed = at_least(reached.failed, progress.failed, observation);
+    }
     count(&mut progress, &reached, observation);
     // An admitted cluster that has not settled may still count as failed or as disconnected later,
     // without an event.
     let is_over = matches!(
         progress.phase,
-        Phase::Stopped | Phase::Paused | Phase::Completed
+        Phase::Stopped | Phase::Paused | Phase::Completed | Phase::AwaitingApproval
     );
     let is_settled = is_over && reached.in_flight.is_empty() && !observation.settling;
     let has_all_clusters = progress.phase == Phase::Completed
@@ -123,39 +131,24 @@ fn advance(
             .map_or(Phase::Progressing, |_| Phase::Soaking);
     }
     let room = rollout.max_concurrency.of(observation.clusters.len());
-    let mut wave: Vec<(&RolloutPosition, Health)> = Vec::new();
-    let mut cursor = progress.cursor.clone();
-    for (turn, health) in observation
-        .clusters
-        .iter()
-        .filter(|(turn, _)| !progress.has_reached(turn))
-    {
-        let occupies_slot = matches!(health, Health::Pending | Health::Quiet | Health::Failed);
-        let same_value = wave
-            .first()
-            .is_none_or(|(first, _)| first.value == turn.value);
-        if !same_value || (occupies_slot && wave.len() >= room) {
-            break;
-        }
-        cursor = Some(turn.clone());
-        if occupies_slot {
-            wave.push((turn, *health));
-        }
-        if matches!(health, Health::Applied | Health::Failed) {
-            reached.admitted.insert(turn.cluster.clone(), now.instant);
-        }
+    let next = NextWave::after(progress, room, rollout.needs_approval, observation);
+    if rollout.needs_approval && !next.is_approved(progress, observation) {
+        progress.pending_wave = Some(next.pending(progress, now.wall));
+        return Phase::AwaitingApproval;
     }
-    progress.cursor = cursor;
-    if wave.is_empty() {
+    for (turn, _) in next.those_with(&[Health::Applied, Health::Failed]) {
+        reached.admitted.insert(turn.cluster.clone(), now.instant);
+    }
+    let is_over = next.ends_the_rollout();
+    progress.cursor = next.end().cloned().or(progress.cursor.take());
+    if is_over {
         progress.ended_at = Some(now.wall);
         (progress.superseded, progress.unfinished_since) = (0, None);
         return Phase::Completed;
     }
     (progress.wave, progress.wave_at, progress.applied_at) =
         (progress.wave + 1, Some(now.wall), None);
-    let pending = wave
-        .into_iter()
-        .filter(|(_, health)| *health != Health::Failed);
+    let pending = next.those_with(&[Health::Pending, Health::Quiet]);
     reached
         .waiting
         .extend(pending.map(|(turn, _)| turn.cluster.clone()));

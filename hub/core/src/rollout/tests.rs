@@ -7,6 +7,7 @@ use runnel_proto::model::ClusterName;
 use super::*;
 use crate::now::Now;
 
+mod approval;
 mod schedules;
 
 /// A rollout in simulated time. Its status is written, and its gate is used, at once.
@@ -22,6 +23,8 @@ struct World {
     at_work: BTreeSet<ClusterName>,
     /// Whether the state of the last completed rollout is stored.
     has_former: bool,
+    /// The digests that the rule's annotation approves.
+    approval: Option<String>,
     start: Instant,
     seconds: u64,
     /// By how much the wall clock was set back.
@@ -36,6 +39,7 @@ fn rollout() -> Rollout {
         max_failures: 0,
         paused: false,
         reverts: false,
+        needs_approval: false,
     }
 }
 
@@ -61,6 +65,7 @@ impl World {
             settling: false,
             at_work: BTreeSet::new(),
             has_former: true,
+            approval: None,
             start: Instant::now(),
             seconds: 0,
             set_back: 0,
@@ -101,12 +106,14 @@ impl World {
             .map(|(turn, health)| (turn.clone(), *health))
             .collect();
         let (at_work, has_former) = (self.at_work.clone(), self.has_former);
+        let approval = self.approval.as_deref();
         let observation = Observation {
             target: &self.target,
             clusters,
             settling: self.settling,
             at_work,
             has_former,
+            approval,
         };
         let (progress, gate) = step(
             &self.rollout,
@@ -171,6 +178,17 @@ impl World {
             .filter(lets_in)
             .map(|turn| turn.cluster.as_str())
             .collect()
+    }
+
+    /// A person approves the wave that the status shows.
+    fn approve(&mut self) {
+        let pending = self
+            .progress
+            .as_ref()
+            .and_then(|progress| progress.pending_wave.as_ref());
+        if let Some(pending) = pending {
+            self.approval = Some(pending.digest.clone());
+        }
     }
 
     fn reported_progress(&self) -> &Progress {

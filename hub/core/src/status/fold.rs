@@ -11,7 +11,7 @@ use super::rule_cluster_state::{
     RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, state_of,
 };
 use super::unmatched::{no_clusters, no_namespaces, no_sources, unmatched};
-use super::view::{ConditionValue, View, counted};
+use super::view::{ConditionValue, View, approve_command, counted};
 use super::{Now, ReportStore, SETTLING};
 use crate::plan::{Rule, RulePlan, UnsupportedSource};
 use runnel_api::conditions::{
@@ -19,7 +19,7 @@ use runnel_api::conditions::{
     whole_seconds,
 };
 use runnel_api::{
-    APPROVE, ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
+    ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
 };
 
 /// Returns the desired status of the rule; `None` if the current one is right, or is kept while
@@ -232,7 +232,12 @@ fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
         return None;
     }
     // A rollout that a person paused, or that failed, makes no progress.
-    let is_rolling = |rollout: &ConditionValue| rollout.reason == Reason::RollingOut;
+    let is_rolling = |rollout: &ConditionValue| {
+        matches!(
+            rollout.reason,
+            Reason::RollingOut | Reason::AwaitingApproval
+        )
+    };
     if let Some(rollout) = rolling_out(view)
         .filter(is_rolling)
         .filter(|_| stalled(view).is_none())
@@ -703,20 +708,6 @@ fn describe_pending(rule: &Rule, pending: &PendingApproval) -> String {
     format!(
         "the removal of {copies} in {clusters} needs approval: {}{names}. To remove exactly {what}: {}; {undo}",
         pending.cause,
-        approve(rule, &pending.digest),
-    )
-}
-
-/// Returns the command that approves it.
-fn approve(rule: &Rule, digest: &str) -> String {
-    let name = &rule.terms.rule;
-    let (kind, namespace) = if name.is_cluster_scoped() {
-        ("cdrule", String::new())
-    } else {
-        ("drule", format!(" -n {}", name.namespace))
-    };
-    format!(
-        "kubectl annotate {kind} {}{namespace} --overwrite {APPROVE}={digest}",
-        name.name
+        approve_command(rule, &pending.digest),
     )
 }

@@ -3,7 +3,9 @@ use runnel_proto::closed_list;
 use runnel_proto::model::{self, ClusterName};
 
 use runnel_api::conditions::{ConditionStatus, ConditionType, Reason, condition};
-use runnel_api::{FleetStatus, MemberClusterStatus, PendingCause, RuleStatus};
+use runnel_api::{
+    FleetStatus, MemberClusterStatus, PendingCause, PendingWave, RolloutPhase, RuleStatus,
+};
 
 closed_list! {
     /// The reason of an Event that the hub writes.
@@ -31,7 +33,8 @@ closed_list! {
         /// On the identity's Secret: it cannot be used, and the hub continues with the former
         /// identity.
         IdentityUnusable,
-        /// On the Fleet: removals of a cause were approved, or its change was undone.
+        /// On the Fleet: removals of a cause were approved, or its change was undone. On a rule: a wave that waited for
+        /// approval has begun.
         ApprovalSettled,
         ..
         /// A condition that appeared.
@@ -76,8 +79,8 @@ const APPEARING: [ConditionType; 3] = [
     ConditionType::RolloutReverted,
 ];
 
-/// The Events that a change of a rule's status is worth: another reason of `Ready`, and conditions
-/// that need a user. None for ordinary edits.
+/// The Events that a change of a rule's status is worth: another reason of `Ready`, conditions that need a user, and
+/// waves that wait for approval or no longer do. None for ordinary edits.
 pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     let appeared = APPEARING.into_iter().filter_map(|condition_type| {
         let now = condition(&next.conditions, condition_type)?;
@@ -87,7 +90,44 @@ pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     readiness(previous, next)
         .into_iter()
         .chain(appeared)
+        .chain(wave_has_begun(previous, next))
+        .chain(wave_awaits_approval(previous, next))
         .collect()
+}
+
+fn pending_wave(status: &RuleStatus) -> Option<&PendingWave> {
+    status.rollout.as_ref()?.pending_wave.as_ref()
+}
+
+/// The Event about a wave that begins to wait for approval.
+fn wave_awaits_approval(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
+    let pending = pending_wave(next)?;
+    if pending_wave(previous).is_some_and(|shown| shown.digest == pending.digest) {
+        return None;
+    }
+    let reconciling = condition(&next.conditions, ConditionType::Reconciling)
+        .filter(|reconciling| reconciling.reason == Reason::AwaitingApproval.as_str());
+    let message = reconciling.map_or_else(
+        || format!("wave {} waits for approval", pending.wave),
+        |reconciling| reconciling.message.clone(),
+    );
+    Some(Notice::new(true, Reason::AwaitingApproval, message))
+}
+
+/// The Event about a wave that begins after it waited for approval.
+fn wave_has_begun(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
+    let pending = pending_wave(previous)?;
+    let (before, now) = (previous.rollout.as_ref()?, next.rollout.as_ref()?);
+    let has_begun = now.revision == before.revision
+        && now.started_at == before.started_at
+        && (now.wave == pending.wave || now.phase == RolloutPhase::Completed);
+    let message = || {
+        format!(
+            "wave {} ({}) waits for approval no more: it has begun",
+            pending.wave, pending.digest
+        )
+    };
+    has_begun.then(|| Notice::new(false, EventReason::ApprovalSettled, message()))
 }
 
 /// The Event about another reason of `Ready`.
@@ -105,6 +145,7 @@ fn readiness(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
         | Reason::MemberAPIUnavailable
         | Reason::RemovalLimit
         | Reason::TooManyFailures
+        | Reason::AwaitingApproval
         | Reason::RollingBack
         | Reason::Reverted => true,
         // The end of an ordinary edit, or of a lost connection.
@@ -281,6 +322,51 @@ mod tests {
                 assert_eq!(of(None, now), None);
             }
         }
+    }
+
+    #[test]
+    fn wave_that_waits_is_an_event_and_its_begin_another() {
+        let rolling = |revision: &str, wave: i64, digest: Option<&str>| {
+            let reason = match digest {
+                Some(_) => Reason::AwaitingApproval,
+                None => Reason::RollingOut,
+            };
+            let mut status = with_ready(reason);
+            set_condition(
+                &mut status.conditions,
+                ConditionType::Reconciling,
+                ConditionStatus::True,
+                reason,
+                "why",
+                None,
+                jiff::Timestamp::UNIX_EPOCH,
+            );
+            status.rollout = Some(runnel_api::RolloutStatus {
+                revision: revision.to_owned(),
+                wave,
+                pending_wave: digest.map(|digest| PendingWave {
+                    digest: digest.to_owned(),
+                    wave: wave + 1,
+                    ..PendingWave::default()
+                }),
+                ..runnel_api::RolloutStatus::default()
+            });
+            status
+        };
+        let of = |before: &RuleStatus, now: &RuleStatus| -> Vec<(bool, &str)> {
+            let all = notices(before, now).into_iter();
+            all.map(|notice| (notice.warning, notice.reason.as_str()))
+                .collect()
+        };
+        let (first, waits) = (rolling("a", 1, None), rolling("a", 1, Some("d1")));
+        assert_eq!(of(&first, &waits), [(true, "AwaitingApproval")]);
+        assert_eq!(of(&waits, &waits), []);
+        let grown = rolling("a", 1, Some("d2"));
+        assert_eq!(of(&waits, &grown), [(true, "AwaitingApproval")]);
+        let begun = of(&waits, &rolling("a", 2, None));
+        assert!(begun.contains(&(false, "ApprovalSettled")), "{begun:?}");
+        let edited = of(&waits, &rolling("b", 1, None));
+        assert!(!edited.contains(&(false, "ApprovalSettled")), "{edited:?}");
     }
 
     #[test]

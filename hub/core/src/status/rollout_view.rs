@@ -10,11 +10,12 @@ use super::rule_cluster_state::{
     ProofState, has_applied_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading,
     proved, state_of,
 };
-use super::view::{ConditionValue, Rolling, View, counted};
+use super::view::{ConditionValue, Rolling, View, approve_command, counted};
 use super::{Now, ReportStore};
-use crate::plan::RollbackBlocker;
+use crate::plan::{RollbackBlocker, Rule};
 use crate::rollout::{Gate, Health, Observation, Phase, Progress, RolloutPosition, step};
 use runnel_api::conditions::{ConditionStatus, Reason, shortened};
+use runnel_api::limits;
 
 impl View<'_> {
     /// Whether a cluster's turn has not come.
@@ -115,6 +116,7 @@ impl View<'_> {
             settling,
             at_work,
             has_former,
+            approval: self.rule.removal.approve.as_deref(),
         };
         let (mut progress, gate) = step(
             rolling.rollout,
@@ -358,6 +360,10 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
             "the first wave has not begun".to_owned(),
         ),
         Phase::Progressing => (Reason::RollingOut, format!("{wave} is in progress, {far}")),
+        Phase::AwaitingApproval => (
+            Reason::AwaitingApproval,
+            format!("{far}; {}", approval_required(view.rule, progress)?),
+        ),
         Phase::Soaking => {
             let soak = jiff::SignedDuration::try_from(rolling.rollout.soak).unwrap_or_default();
             let until = progress.applied_at.and_then(|at| at.checked_add(soak).ok());
@@ -372,6 +378,23 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
     };
     let message = message + &superseded(progress);
     Some(ConditionValue::new(ConditionStatus::False, reason, message))
+}
+
+/// The wave that waits, and the command that approves it.
+fn approval_required(rule: &Rule, progress: &Progress) -> Option<String> {
+    let pending = progress.pending_wave.as_ref()?;
+    let names = pending.names.iter().take(limits::PENDING_NAMES);
+    let shown: Vec<_> = names.map(String::as_str).collect();
+    let more = match pending.clusters.saturating_sub(shown.len() as u64) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "wave {} ({}{more}) waits for approval. To begin exactly this wave: {}",
+        pending.wave,
+        shown.join(", "),
+        approve_command(rule, &pending.digest),
+    ))
 }
 
 /// Changes that newer ones overtook before every cluster had them.

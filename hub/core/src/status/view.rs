@@ -9,7 +9,7 @@ use crate::index::{Cluster, RollbackPlan};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, WatchScope};
 use crate::rollout::{Gate, Progress, Rollout};
 use runnel_api::conditions::{ConditionStatus, Reason};
-use runnel_api::{PendingApproval, RuleStatus};
+use runnel_api::{APPROVE, PendingApproval, RuleStatus};
 
 /// The state of a rule in the hub.
 pub struct View<'a> {
@@ -57,6 +57,20 @@ impl<'a> View<'a> {
             .as_ref()
             .map_or(self.cluster_plans, |rolling| rolling.newest.0)
     }
+}
+
+/// Returns the command that approves what has this digest.
+pub(super) fn approve_command(rule: &Rule, digest: &str) -> String {
+    let name = &rule.terms.rule;
+    let (kind, namespace) = if name.is_cluster_scoped() {
+        ("cdrule", String::new())
+    } else {
+        ("drule", format!(" -n {}", name.namespace))
+    };
+    format!(
+        "kubectl annotate {kind} {}{namespace} --overwrite {APPROVE}={digest}",
+        name.name
+    )
 }
 
 /// The value of a condition.

@@ -35,6 +35,10 @@ enum Event {
     RollingBack(bool),
     /// The stored state for a rollback is lost.
     Loses,
+    /// Whether waves wait for approval.
+    NeedsApproval(bool),
+    /// A person approves the wave that the status shows.
+    Approves,
 }
 
 fn happens() -> impl Strategy<Value = Event> {
@@ -55,6 +59,8 @@ fn happens() -> impl Strategy<Value = Event> {
         1 => (0u64..4).prop_map(Event::Budget),
         1 => any::<bool>().prop_map(Event::RollingBack),
         1 => Just(Event::Loses),
+        1 => any::<bool>().prop_map(Event::NeedsApproval),
+        4 => Just(Event::Approves),
     ]
 }
 
@@ -84,6 +90,8 @@ struct Simulated {
     completed: BTreeSet<String>,
     /// The target whose state is stored.
     kept: Option<String>,
+    /// The waves that the status has shown: their clusters, by digest.
+    shown: BTreeMap<String, Vec<String>>,
 }
 
 impl Simulated {
@@ -102,6 +110,7 @@ impl Simulated {
             uptime: 1000,
             completed: BTreeSet::new(),
             kept: None,
+            shown: BTreeMap::new(),
         };
         simulated.observe();
         simulated
@@ -194,6 +203,14 @@ impl Simulated {
                 (&self.hub.progress, &self.hub.gate),
                 (&message, &lets_in),
                 "it rests, and time moved it"
+            );
+        }
+        if let Some(pending) = &reported_progress.pending_wave {
+            let names = pending.names.clone();
+            let before = self.shown.insert(pending.digest.clone(), names.clone());
+            prop_assert!(
+                before.is_none_or(|before| before == names),
+                "two waves with one digest"
             );
         }
         if reported_progress.is_completed() {
@@ -316,6 +333,26 @@ impl Simulated {
             completed || new.iter().all(|name| reached(name)),
             "let in beyond the cursor"
         );
+        // A wave that was not approved as it was shown sends nothing.
+        let approved = self
+            .hub
+            .approval
+            .as_ref()
+            .and_then(|digest| self.shown.get(digest));
+        let turn_of = |name: &str| {
+            let mut turns = self.hub.clusters.keys();
+            turns.find(|turn| turn.cluster.as_str() == name).unwrap()
+        };
+        let needs_approval = |name: &str| {
+            self.hub.rollout.needs_approval
+                && !completed
+                && reported_progress.wave > 1
+                && !had_reached(turn_of(name))
+        };
+        for name in sent.iter().filter(|name| needs_approval(name)) {
+            let is_in = approved.is_some_and(|names| names.iter().any(|one| one == *name));
+            prop_assert!(is_in, "{name} was not approved: {approved:?}");
+        }
         let wave_began = before.as_ref().is_none_or(|before| {
             before.wave != reported_progress.wave || before.revision != reported_progress.revision
         });
@@ -454,6 +491,8 @@ impl Simulated {
             Event::Budget(budget) => self.hub.rollout.max_failures = *budget,
             Event::RollingBack(reverts) => self.hub.rollout.reverts = *reverts,
             Event::Loses => self.kept = None,
+            Event::NeedsApproval(needs) => self.hub.rollout.needs_approval = *needs,
+            Event::Approves => self.hub.approve(),
         }
         self.step(true)
     }
@@ -481,6 +520,7 @@ impl Simulated {
                     *how = (number != 7).then_some(number % 3 != 0);
                 }
             }
+            self.hub.approve();
             self.step(true)?;
             // A cluster that reconnects last is rolled back too, after the rollback has ended.
             let is_settled = self.hub.gate.as_ref().unwrap().is_settled;
@@ -502,14 +542,16 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
         (1u64..5).prop_map(Portion::Count),
         (1u64..60).prop_map(Portion::Percent)
     ];
-    (portion, 0u64..200, 0u64..4, any::<bool>()).prop_map(
-        |(max_concurrency, soak, max_failures, reverts)| Rollout {
+    let flags = (any::<bool>(), any::<bool>());
+    (portion, 0u64..200, 0u64..4, flags).prop_map(
+        |(max_concurrency, soak, max_failures, (reverts, needs_approval))| Rollout {
             max_concurrency,
             order_by: Some("tier".to_owned()),
             soak: Duration::from_secs(soak),
             max_failures,
             paused: false,
             reverts,
+            needs_approval,
         },
     )
 }

@@ -160,6 +160,7 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
             world
         }
         R::RollingOut => rollouts::world(Phase::Soaking),
+        R::AwaitingApproval => rollouts::world(Phase::AwaitingApproval),
         R::RolloutPaused => rollouts::world(Phase::Paused),
         R::TooManyFailures => rollouts::world(Phase::Stopped),
         R::Suspended => with_spec(json!({"suspend": true})),

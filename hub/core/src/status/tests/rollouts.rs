@@ -7,7 +7,9 @@ use super::pages::page;
 use super::*;
 use crate::index::{RollbackPlan, StoredState};
 use crate::plan::{CompletedState, RollbackBlocker};
-use crate::rollout::{AdmittedClusters, Gate, Phase, Portion, Progress, Rollout, RolloutPosition};
+use crate::rollout::{
+    AdmittedClusters, Gate, PendingWave, Phase, Portion, Progress, Rollout, RolloutPosition,
+};
 
 /// A rollout that is under way.
 pub(super) struct Under {
@@ -43,6 +45,17 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()
 }
 
+fn pending_wave() -> PendingWave {
+    PendingWave {
+        digest: "0123456789abcdef0123".to_owned(),
+        wave: 2,
+        clusters: 2,
+        names: ["eu-1", "eu-2"].map(ToOwned::to_owned).into(),
+        up_to: turn("2", "eu-2"),
+        since: at(3540),
+    }
+}
+
 /// Three clusters, of which the first has been reached and has it.
 pub(super) fn world(phase: Phase) -> World {
     let mut world = World::new(&["canary-1", "eu-1", "eu-2"]);
@@ -57,6 +70,7 @@ pub(super) fn world(phase: Phase) -> World {
         max_failures: 0,
         paused: phase == Phase::Paused,
         reverts: false,
+        needs_approval: phase == Phase::AwaitingApproval,
     };
     let turn = RolloutPosition {
         value: Some("1".to_owned()),
@@ -69,6 +83,7 @@ pub(super) fn world(phase: Phase) -> World {
         clusters: 3,
         reached: 1,
         applied: 1,
+        pending_wave: (phase == Phase::AwaitingApproval).then(pending_wave),
         wave_at: Some(at(3300)),
         applied_at: (phase == Phase::Soaking).then(|| at(3480)),
         ..Progress::begin("target", &rollout, None, at(3300))
@@ -177,6 +192,9 @@ fn snapshots_of_a_rollout_in_each_phase() {
     insta::assert_snapshot!("a_wave_that_is_under_way", page(&mut wave));
 
     insta::assert_snapshot!("a_wave_that_soaks", page(&mut world(Phase::Soaking)));
+
+    let mut awaiting = world(Phase::AwaitingApproval);
+    insta::assert_snapshot!("a_wave_that_waits_for_approval", page(&mut awaiting));
 
     let mut overtaken = world(Phase::Soaking);
     (
