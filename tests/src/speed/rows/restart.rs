@@ -117,7 +117,11 @@ async fn restart(lab: &Lab, crowd: &Crowd, watched: Duration, into: &mut Restart
     .await;
     // No connection was lost.
     crowd.up_to_date(PATIENCE).await?;
-    into.writes += lab.hub_writes(mark)?;
+    let writes = lab.hub_writes(mark)?;
+    if writes > 0 {
+        println!("writes of the hub: {}", lab.hub_writes_by_resource(mark)?);
+    }
+    into.writes += writes;
     into.again += crowd.intents() - intents;
     Ok(())
 }
