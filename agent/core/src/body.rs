@@ -138,12 +138,8 @@ pub fn surplus(
     ignored: &BTreeSet<FieldPath>,
 ) -> Option<Patch> {
     let wanted = canonical(content).fields;
-    let is_left = |field: &str, key: &str| {
-        ignored
-            .iter()
-            .any(|path| path.map.field() == Some(field) && path.key == key)
-    };
-    let leaves = |field: &str| ignored.iter().any(|path| path.map.field() == Some(field));
+    let is_left = |field: &str, key: &str| ignored.iter().any(|path| path.is_key(field, key));
+    let leaves = |field: &str| ignored.iter().any(|path| path.top_field() == Some(field));
     let mut removals = vec![];
     for field in kind.content.fields {
         let Some(present) = object.data.get(field) else {
@@ -161,6 +157,7 @@ pub fn surplus(
                     .filter(|key| !is_wanted(key) && !is_left(field, key));
                 removals.extend(keys.map(|key| remove(&[field, key])));
             }
+            (_, None) if leaves(field) => {}
             (_, None) => removals.push(remove(&[field])),
             (_, Some(_)) => {}
         }
@@ -193,11 +190,7 @@ pub fn preparation_patch(
     body: &Value,
     ignored: &BTreeSet<FieldPath>,
 ) -> Option<Patch> {
-    let is_left = |field: &str, key: &str| {
-        ignored
-            .iter()
-            .any(|path| path.map.field() == Some(field) && path.key == key)
-    };
+    let is_left = |field: &str, key: &str| ignored.iter().any(|path| path.is_key(field, key));
     let mut changes = vec![];
     for field in kind.content.exact_maps {
         let present = object.data.get(field).and_then(Value::as_object);

@@ -115,7 +115,7 @@ pub fn diff(
         let stays = || {
             named
                 .as_ref()
-                .is_some_and(|path| path.map.field().is_none())
+                .is_some_and(|path| path.top_field().is_none())
         };
         let edit = match (digests.get(path), wanted.get(path)) {
             (Some(present), Some(wanted)) if present == wanted => continue,
@@ -149,10 +149,16 @@ fn content(kind: &Kind, object: &DynamicObject) -> Content {
 
 /// Returns the value at a path of `data` or of the labels.
 fn text_at<'a>(content: &'a Content, path: &FieldPath) -> Option<&'a str> {
-    match path.map {
-        FieldMap::Data => content.fields.get("data")?.get(&path.key)?.as_str(),
-        FieldMap::Labels => content.labels.get(&path.key).map(String::as_str),
-        FieldMap::BinaryData | FieldMap::Annotations => None,
+    match path {
+        FieldPath::Key {
+            map: FieldMap::Data,
+            key,
+        } => content.fields.get("data")?.get(key)?.as_str(),
+        FieldPath::Key {
+            map: FieldMap::Labels,
+            key,
+        } => content.labels.get(key).map(String::as_str),
+        FieldPath::Key { .. } | FieldPath::Field(_) => None,
     }
 }
 
@@ -186,6 +192,7 @@ fn differences(
 ) -> Vec<String> {
     let mut all = vec![];
     let none = Map::new();
+    let leaves = |field: &str| ignored.iter().any(|path| path.top_field() == Some(field));
     for field in kind.content.fields {
         let present = object
             .data
@@ -212,7 +219,7 @@ fn differences(
                     all.extend(difference(&path.to_string(), texts.0, texts.1, shows));
                 }
             }
-        } else if present != should {
+        } else if present != should && !leaves(field) {
             all.push(match (present, should) {
                 (None, _) => format!("/{field} is missing"),
                 (_, None) => format!("/{field} was added"),

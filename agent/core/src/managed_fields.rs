@@ -34,14 +34,13 @@ pub fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
         && of_whole_object
 }
 
-/// Whether the agent owns a field: it applied the field, and no other client has changed it since.
-pub fn owns(object: &DynamicObject, path: &FieldPath) -> bool {
+/// Whether the agent owns a key: it applied the key, and no other client has changed it since.
+pub fn owns(object: &DynamicObject, map: FieldMap, key: &str) -> bool {
     let fields = apply_entry(&object.metadata)
         .and_then(|entry| entry.fields_v1.as_ref())
         .map(|fields| &fields.0);
-    let map = match path.map {
-        FieldMap::Data | FieldMap::BinaryData => path
-            .map
+    let map = match map {
+        FieldMap::Data | FieldMap::BinaryData => map
             .field()
             .and_then(|field| fields?.get(format!("f:{field}"))),
         FieldMap::Labels => fields.and_then(|fields| fields.get("f:metadata")?.get("f:labels")),
@@ -49,7 +48,7 @@ pub fn owns(object: &DynamicObject, path: &FieldPath) -> bool {
             fields.and_then(|fields| fields.get("f:metadata")?.get("f:annotations"))
         }
     };
-    map.is_some_and(|map| map.get(format!("f:{}", path.key)).is_some())
+    map.is_some_and(|map| map.get(format!("f:{key}")).is_some())
 }
 
 /// Returns the top-level fields of an object with what the agent applied in them: neither defaults nor fields of other
@@ -103,48 +102,132 @@ pub fn with_ignored_values(
     ignored: &BTreeSet<FieldPath>,
     object: &DynamicObject,
 ) -> Content {
+    let mut applied = None;
     for path in ignored {
         content.remove(path);
-        let Some(value) = value(object, path).filter(|_| owns(object, path)) else {
+        let (map, key) = match path {
+            FieldPath::Key { map, key } => (*map, key),
+            FieldPath::Field(steps) => {
+                let applied = applied.get_or_insert_with(|| applied_fields(object));
+                steps.copy(applied, &mut content.fields);
+                continue;
+            }
+        };
+        let Some(value) = value(object, map, key).filter(|_| owns(object, map, key)) else {
             continue;
         };
-        match (path.map.field(), path.map) {
-            (Some(field), _) => {
-                let map = content
-                    .fields
-                    .entry(field.to_owned())
-                    .or_insert_with(|| Value::Object(serde_json::Map::new()));
+        let (key, value) = (key.clone(), value.to_owned());
+        match map {
+            FieldMap::Labels => drop(content.labels.insert(key, value)),
+            FieldMap::Annotations => drop(content.annotations.insert(key, value)),
+            FieldMap::Data | FieldMap::BinaryData => {
+                let field = map.field().unwrap_or_default().to_owned();
+                let empty = || Value::Object(serde_json::Map::new());
+                let map = content.fields.entry(field).or_insert_with(empty);
                 if let Some(map) = map.as_object_mut() {
-                    map.insert(path.key.clone(), Value::String(value.to_owned()));
+                    map.insert(key, Value::String(value));
                 }
             }
-            (None, FieldMap::Labels) => {
-                drop(content.labels.insert(path.key.clone(), value.to_owned()))
-            }
-            (None, _) => drop(
-                content
-                    .annotations
-                    .insert(path.key.clone(), value.to_owned()),
-            ),
         }
     }
     content
 }
 
-fn value<'a>(object: &'a DynamicObject, path: &FieldPath) -> Option<&'a str> {
-    match (path.map.field(), path.map) {
-        (Some(field), _) => object.data.get(field)?.get(&path.key)?.as_str(),
-        (None, FieldMap::Labels) => object
-            .metadata
-            .labels
-            .as_ref()?
-            .get(&path.key)
-            .map(String::as_str),
-        (None, _) => object
-            .metadata
-            .annotations
-            .as_ref()?
-            .get(&path.key)
-            .map(String::as_str),
+fn value<'a>(object: &'a DynamicObject, map: FieldMap, key: &str) -> Option<&'a str> {
+    let metadata = &object.metadata;
+    let text = match map {
+        FieldMap::Data | FieldMap::BinaryData => {
+            return object.data.get(map.field()?)?.get(key)?.as_str();
+        }
+        FieldMap::Labels => metadata.labels.as_ref()?.get(key),
+        FieldMap::Annotations => metadata.annotations.as_ref()?.get(key),
+    };
+    text.map(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn ignored(pointers: &[&str]) -> BTreeSet<FieldPath> {
+        let paths = pointers.iter().map(|text| FieldPath::parse(text).unwrap());
+        paths.collect()
+    }
+
+    /// Content with a replica count and two containers.
+    fn content(replicas: u8, image: &str) -> Content {
+        let containers =
+            json!([{"name": "app", "image": image}, {"name": "proxy", "image": "proxy:1"}]);
+        let spec = json!({"replicas": replicas, "paused": false, "template": {"spec": {"containers": containers}}});
+        Content {
+            fields: [("spec".to_owned(), spec)].into(),
+            ..Content::default()
+        }
+    }
+
+    /// The copy after an autoscaler changed the replica count. The agent owns the containers.
+    fn scaled(replicas: u8, image: &str) -> DynamicObject {
+        let item = json!({".": {}, "f:name": {}, "f:image": {}});
+        let containers = json!({"k:{\"name\":\"app\"}": item, "k:{\"name\":\"proxy\"}": item});
+        let ours = json!({"f:spec": {"f:paused": {}, "f:template": {"f:spec": {"f:containers": containers}}}});
+        let theirs = json!({"f:spec": {"f:replicas": {}}});
+        serde_json::from_value(json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"name": "web", "managedFields": [
+                {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": ours},
+                {"manager": "autoscaler", "operation": "Update", "subresource": "scale", "fieldsV1": theirs},
+            ]},
+            "spec": content(replicas, image).fields["spec"],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn ignored_field_of_another_manager_is_left_out() {
+        let ignored = ignored(&["/spec/replicas"]);
+        let sent = with_ignored_values(content(1, "app:2"), &ignored, &scaled(7, "app:1"));
+        let mut expected = content(1, "app:2");
+        expected.remove(ignored.first().unwrap());
+        assert!(sent == expected);
+        assert!(sent == mask_ignored(content(9, "app:2"), &ignored));
+    }
+
+    #[test]
+    fn ignored_field_of_ours_keeps_its_live_value() {
+        let image = "/spec/template/spec/containers/[name=app]/image";
+        let ignored = ignored(&[image, "/spec/paused"]);
+        let sent = with_ignored_values(content(1, "app:2"), &ignored, &scaled(1, "app:1"));
+        assert!(sent == content(1, "app:1"));
+        // The source has dropped the field.
+        let mut dropped = content(1, "app:2");
+        ignored.iter().for_each(|path| dropped.remove(path));
+        let sent = with_ignored_values(dropped, &ignored, &scaled(1, "app:1"));
+        assert!(sent == content(1, "app:1"));
+    }
+
+    #[test]
+    fn ignored_item_of_a_list_is_kept_with_its_fields() {
+        let ignored = ignored(&["/spec/template/spec/containers/[name=proxy]"]);
+        let sent = with_ignored_values(content(1, "app:2"), &ignored, &scaled(1, "app:1"));
+        assert!(sent == content(1, "app:2"));
+        let masked = mask_ignored(content(1, "app:2"), &ignored);
+        let containers = &masked.fields["spec"]["template"]["spec"]["containers"];
+        assert_eq!(*containers, json!([{"name": "app", "image": "app:2"}]));
+    }
+
+    #[test]
+    fn list_of_ignored_fields_reads_back() {
+        let ignored = ignored(&[
+            "/spec/ports/[port=80,protocol=TCP]/nodePort",
+            "/data/a",
+            "/spec/replicas",
+        ]);
+        let text = format_ignored(&ignored);
+        assert_eq!(
+            text,
+            "/data/a /spec/ports/[port=80,protocol=TCP]/nodePort /spec/replicas"
+        );
+        assert_eq!(parse_ignored(&text), ignored);
     }
 }

@@ -87,14 +87,19 @@ impl Content {
 impl Content {
     /// Without this field.
     pub fn remove(&mut self, path: &FieldPath) {
-        match (path.map.field(), path.map) {
-            (Some(field), _) => {
-                if let Some(map) = self.fields.get_mut(field).and_then(Value::as_object_mut) {
-                    map.remove(&path.key);
+        let (map, key) = match path {
+            FieldPath::Field(steps) => return steps.remove(&mut self.fields),
+            FieldPath::Key { map, key } => (map, key),
+        };
+        match map {
+            FieldMap::Labels => drop(self.labels.remove(key)),
+            FieldMap::Annotations => drop(self.annotations.remove(key)),
+            FieldMap::Data | FieldMap::BinaryData => {
+                let map = map.field().and_then(|field| self.fields.get_mut(field));
+                if let Some(map) = map.and_then(Value::as_object_mut) {
+                    map.remove(key);
                 }
             }
-            (None, FieldMap::Labels) => drop(self.labels.remove(&path.key)),
-            (None, _) => drop(self.annotations.remove(&path.key)),
         }
     }
 
@@ -333,6 +338,12 @@ impl ContentDigest {
     /// Digests content without these fields: the labels and annotations of it, every key of its maps, its other fields.
     /// Runnel's own marks are not part of it, nor are maps without keys.
     pub fn of(content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
+        // Other fields than keys of listed maps, which come last, are below what is digested as one value.
+        if let Some(FieldPath::Field(_)) = ignored.last() {
+            let mut rest = content.clone();
+            ignored.iter().for_each(|path| rest.remove(path));
+            return Self::of(&rest, &BTreeSet::new());
+        }
         let counts =
             |map, key: &str| ignored.is_empty() || !ignored.contains(&FieldPath::new(map, key));
         let mut sum = Sum(digest::Context::new(&digest::SHA256));
@@ -732,6 +743,23 @@ mod tests {
         assert!(all == ContentDigest::of(&of("y", "3"), &ignored));
         assert!(all == digest(&labeled(&[], json!({"data": {"a": "1"}}))));
         assert!(all != ContentDigest::of(&labeled(&[], json!({"data": {"a": "2"}})), &ignored));
+        let scaled = |replicas: u8, key: &str| {
+            let spec = json!({"replicas": replicas, "paused": false});
+            labeled(&[], json!({"data": {"a": "1", "b": key}, "spec": spec}))
+        };
+        let ignored = BTreeSet::from([
+            FieldPath::parse("/data/b").unwrap(),
+            FieldPath::parse("/spec/replicas").unwrap(),
+        ]);
+        let all = ContentDigest::of(&scaled(1, "1"), &ignored);
+        assert!(all == ContentDigest::of(&scaled(2, "2"), &ignored));
+        assert!(all != digest(&scaled(1, "1")));
+        assert!(
+            all == digest(&labeled(
+                &[],
+                json!({"data": {"a": "1"}, "spec": {"paused": false}})
+            ))
+        );
     }
 
     #[test]

@@ -48,7 +48,7 @@ fn added(kind: &Kind, content: &Content) -> FieldDiff {
 
 fn text(kind: &Kind, diff: &FieldDiff, content: Option<&Content>) -> Vec<String> {
     let new = |path: &str| match FieldPath::parse(path)? {
-        FieldPath {
+        FieldPath::Key {
             map: FieldMap::Data,
             key,
         } => content?
@@ -57,7 +57,7 @@ fn text(kind: &Kind, diff: &FieldDiff, content: Option<&Content>) -> Vec<String>
             .get(&key)?
             .as_str()
             .map(short_value),
-        FieldPath {
+        FieldPath::Key {
             map: FieldMap::Labels,
             key,
         } => content?.labels.get(&key).map(|value| short_value(value)),
