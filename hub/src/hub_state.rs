@@ -16,12 +16,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use runnel_proto::model::{ClusterName, ProofKey, RevisionKey, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, Kind, Kinds, ProofKey, RevisionKey, RuleUid, SourceRef};
 use tokio::sync::{Notify, watch};
 
 use crate::ordered_lock::{
     DELIVERIES, INDEX, LeafMutex, LockTimes, OrderedMutex, OrderedRwLock, REPORT_STORE, SESSION,
 };
+use crate::relist_barrier::Watched;
 pub use inquiries::{Inquiries, Inquiry, InquiryError};
 pub use leadership::{COMPLETED_STATES, Leadership};
 use runnel_api::FleetStatus;
@@ -91,8 +92,14 @@ pub struct HubState {
     pub relist: watch::Sender<u64>,
     /// Durations of the write locks of the index.
     pub index_lock_times: LockTimes,
-    /// The namespaces and kinds in which at least one rule selects sources.
+    /// The namespaces and kinds in which a rule selects sources, or has selected them a short time ago.
     pub needed: watch::Sender<BTreeSet<WatchScope>>,
+    /// Woken when a rule was edited or deleted, so that it may need less.
+    pub needs_changed: Notify,
+    /// The kinds that the API server of the hub serves, as far as they were read.
+    pub kinds: watch::Sender<Kinds>,
+    /// Woken when a watch found that its kind is not served.
+    pub kind_missing: Notify,
     /// Whether this process leads, and which lists it needs before it serves.
     pub leadership: Leadership,
     /// The hub's CAs, DER, the signing one first; empty until they are read.
@@ -126,6 +133,9 @@ impl HubState {
             relist: watch::Sender::default(),
             index_lock_times: LockTimes::default(),
             needed: watch::Sender::default(),
+            needs_changed: Notify::new(),
+            kinds: watch::Sender::new(Kind::supported().iter().cloned().collect()),
+            kind_missing: Notify::new(),
             leadership: Leadership::default(),
             ca_bundle: watch::Sender::default(),
             deadline_changed: Notify::new(),
@@ -303,6 +313,39 @@ impl HubState {
             known.extend(places);
             known.len() > before
         });
+    }
+
+    /// Forgets a scope that no rule needs and that is not watched. Returns `false` if a rule needs it again.
+    pub fn release(&self, scope: &WatchScope) -> bool {
+        let is_released = self.change_quietly(|index| {
+            // A rule that comes later adds the scope again.
+            let is_released = index.release_scope(scope);
+            if is_released {
+                self.needed.send_modify(|needed| {
+                    needed.remove(scope);
+                });
+            }
+            is_released
+        });
+        if is_released {
+            let barrier = &self.leadership.relist_barrier;
+            barrier.forget(&Watched::Sources(scope.clone()));
+        }
+        is_released
+    }
+
+    /// Sets the kinds that the API server serves.
+    pub fn set_kinds(&self, kinds: Kinds) {
+        self.kinds.send_if_modified(|known| {
+            let changed = *known != kinds;
+            *known = kinds;
+            changed
+        });
+    }
+
+    /// Returns a kind in the version in which the hub reads it; `None` if it is not served.
+    pub fn kind(&self, resource: &str) -> Option<Kind> {
+        self.kinds.borrow().preferred(resource).cloned()
     }
 
     /// Starts to measure the delivery of an edit after its content was read. The measurement

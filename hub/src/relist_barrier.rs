@@ -59,6 +59,16 @@ impl RelistBarrier {
         }
     }
 
+    /// Returns the current round.
+    pub fn round(&self) -> u64 {
+        *self.requested.borrow()
+    }
+
+    /// Forgets a watch that has ended: when it begins again, it has to deliver a list first.
+    pub fn forget(&self, watched: &Watched) {
+        self.done.lock().remove(watched);
+    }
+
     /// Records that a watch has delivered its list of a round, or was refused in it.
     pub fn done(&self, watched: Watched, round: u64) {
         self.done.lock().insert(watched, round);
@@ -66,7 +76,7 @@ impl RelistBarrier {
 
     /// Whether all these watches have delivered their list in the current round.
     pub fn have_all(&self, watches: impl IntoIterator<Item = Watched>) -> bool {
-        let round = *self.requested.borrow();
+        let round = self.round();
         let done = self.done.lock();
         watches
             .into_iter()
@@ -103,5 +113,7 @@ mod tests {
         assert!(!both());
         rounds.done(b.clone(), 1);
         assert!(both() && rounds.have_all([]));
+        rounds.forget(&a);
+        assert!(!both());
     }
 }

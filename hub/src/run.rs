@@ -32,7 +32,6 @@ use runnel_hub::writer::{
 use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::Scope;
-use runnel_proto::model::Kind;
 use runnel_transport::ops::{self, Readiness, Signals, WatchTimes};
 use runnel_transport::tls;
 use tokio::net::TcpListener;
@@ -406,13 +405,8 @@ async fn start(
     let crd = watch::watch_crd::<ClusterDistributionRule>(client.clone(), hub_state.clone());
     let crd = in_span(CRDS, crd);
     forever(tasks, stop(), "watch of the cluster rules' CRD", crd);
-    for kind in Kind::supported() {
-        for place in hub_state.settings.scope.places(&kind.resource) {
-            let (client, hub_state) = (client.clone(), hub_state.clone());
-            let watch = watch::watch_sources(client, hub_state, kind.clone(), place);
-            forever(tasks, stop(), "watch of sources", watch);
-        }
-    }
+    let sources = watch::watch_needed_sources(client.clone(), hub_state.clone());
+    forever(tasks, stop(), "watches of sources", sources);
     forever(
         tasks,
         stop(),

@@ -6,7 +6,7 @@
 mod planning;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -287,6 +287,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
             target_clusters: &target_clusters,
             members: &members,
             unreadable: BTreeMap::new(),
+            not_served: BTreeSet::new(),
             pending: None,
             blocks_removals: false,
             blocks_prunes: false,

@@ -436,9 +436,9 @@ async fn grant_is_read_or_refused_with_field_and_hint() -> Result<()> {
             &["spec.resources", "resources is empty", "may be sent"],
         ),
         (
-            "an unknown kind",
-            json!({"resources": ["pods"]}),
-            &["spec.resources[0]", "pods"],
+            "a glob of kinds",
+            json!({"resources": ["*.apps"]}),
+            &["spec.resources[0]", "write the plural of a kind"],
         ),
         (
             "a bad namespace",

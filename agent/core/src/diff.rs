@@ -104,7 +104,7 @@ pub fn diff(
     shows_values: bool,
 ) -> FieldDiff {
     let (present, mut diff) = (content(kind, object), FieldDiff::default());
-    let digests = key.digests(kind, &present);
+    let digests = key.digests(kind.content, &present);
     let paths: BTreeSet<&String> = digests.keys().chain(wanted.keys()).collect();
     for path in paths {
         let named = FieldPath::parse(path);
@@ -352,7 +352,7 @@ mod tests {
         let wanted = content(json!({"data": {"color": "red", "same": "s", "new": "n"}}));
         let lines = |resource: &str, shows: bool| -> Vec<String> {
             let kind = Kind::by_resource(resource).unwrap();
-            let digests = key.digests(kind, &wanted);
+            let digests = key.digests(kind.content, &wanted);
             let diff = diff(
                 kind,
                 &object(kind, live.clone()),

@@ -169,8 +169,8 @@ mod tests {
                 "spec.namespaces.names[0]: it is longer",
             ),
             (
-                |spec| spec["sources"][0]["resources"][0] = json!("pods"),
-                "spec.sources[0].resources[0]: it is not one",
+                |spec| spec["sources"][0]["resources"][0] = json!("x".repeat(254)),
+                "spec.sources[0].resources[0]: it is longer",
             ),
             (
                 |spec| spec["conflictPolicy"] = json!("Sometimes"),

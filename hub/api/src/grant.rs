@@ -23,7 +23,8 @@ use super::{Clusters, LabelSelector, limits, schema, schema::Item};
 pub struct DistributionGrantSpec {
     /// The hub namespaces whose rules get the grant.
     pub rules: GrantedRules,
-    /// The kinds that may be sent, as `plural` or `plural.group`, such as configmaps and secrets. At least one.
+    /// The kinds that may be sent, as `plural` or `plural.group`, such as configmaps and
+    /// networkpolicies.networking.k8s.io. At least one.
     #[schemars(transform = schema::filled_set("resources", 16, Item::Resource, "list the kinds that may be sent, such as [configmaps, secrets]"))]
     pub resources: Vec<String>,
     /// The member clusters that the rules may send to. At least one of selector, names and all;

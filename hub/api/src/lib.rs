@@ -18,6 +18,7 @@ pub mod conditions;
 mod fleet;
 mod generate;
 mod grant;
+mod kinds;
 mod member;
 mod rollout;
 mod rule;
@@ -38,6 +39,7 @@ pub use generate::{DEFAULT, chart_files, crds, files, yaml};
 pub use grant::{
     DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };
+pub use kinds::is_local_kind;
 pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus,
     PendingRemoval, RetiredKey, UsedToken,

@@ -16,7 +16,7 @@ use super::{
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "DistributionRule",
-    doc = "Copies ConfigMaps and Secrets of its own namespace to member clusters, and corrects drift there.",
+    doc = "Copies objects of its own namespace, such as ConfigMaps and Secrets, to member clusters, and corrects drift there.",
     namespaced,
     shortname = "drule",
     category = "runnel",
@@ -44,7 +44,7 @@ pub struct DistributionRuleSpec {
     group = "runnel.dev",
     version = "v1alpha1",
     kind = "ClusterDistributionRule",
-    doc = "Copies ConfigMaps and Secrets of chosen namespaces to member clusters, and corrects drift there. For administrators: it can read every namespace of the hub, and precedes every DistributionRule with the same copy.",
+    doc = "Copies objects of chosen namespaces, such as ConfigMaps and Secrets, to member clusters, and corrects drift there. For administrators: it can read every namespace of the hub, and precedes every DistributionRule with the same copy.",
     shortname = "cdrule",
     category = "runnel",
     status = "RuleStatus",
@@ -69,7 +69,8 @@ pub struct ClusterDistributionRuleSpec {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::source)]
 pub struct Source {
-    /// The kinds of objects, as `plural` or `plural.group`, such as configmaps and secrets. At least one.
+    /// The kinds of objects, as `plural` or `plural.group`, such as configmaps and networkpolicies.networking.k8s.io. The
+    /// hub's chart has to allow them. At least one.
     #[schemars(transform = schema::filled_set("resources", 16, Item::Resource, "list the kinds to copy, such as [configmaps, secrets]"))]
     pub resources: Vec<String>,
     /// Selects objects by their labels. It may not be empty; for every object write `names: ["*"]`.
@@ -84,6 +85,10 @@ pub struct Source {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("exclude", limits::NAMES, Item::ObjectPattern))]
     pub exclude: Vec<String>,
+    /// Whether objects that a controller made from another object are sources, too, such as the ReplicaSets of a
+    /// Deployment. ConfigMaps and Secrets always are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub include_controlled: bool,
 }
 
 /// Selects objects of the named namespaces. Set exactly one of selector and names.

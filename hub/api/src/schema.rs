@@ -1,10 +1,10 @@
 //! Validation by the API server beyond types: limits, list types, and CEL rules whose messages name
 //! the field and a hint.
-use runnel_proto::model::Kind;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
-use super::limits;
+use super::kinds::{LOCAL_GROUPS, LOCAL_KINDS};
+use super::{GROUP, limits};
 
 /// A DNS-1123 subdomain in which `*` counts as a letter. A glob that this refuses could not match any valid name.
 const SUBDOMAIN_GLOB: &str =
@@ -19,6 +19,11 @@ const FIELD_POINTER: &str = r"^/((data|binaryData)/[-._a-zA-Z0-9]+|metadata/(lab
 const LABEL_KEY_HINT: &str = "a label key is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both \
      ends, optionally after a DNS name and '/', such as app or example.com/app";
 const LABEL_VALUE_HINT: &str = "a label value is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
+
+/// `plural[.group]`.
+const RESOURCE: &str = r"^[a-z]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+const LOCAL_HINT: &str =
+    "objects of this kind belong to one cluster and are never distributed: remove it";
 
 /// The type of the strings in a list.
 #[derive(Clone, Copy)]
@@ -49,8 +54,8 @@ pub(super) enum Item {
 
 impl Item {
     /// Regular expression, longest string, and the hint.
-    fn pattern(self) -> Option<(&'static str, usize, &'static str)> {
-        Some(match self {
+    fn pattern(self) -> (&'static str, usize, &'static str) {
+        match self {
             Item::ObjectPattern => (
                 SUBDOMAIN_GLOB,
                 253,
@@ -102,8 +107,13 @@ impl Item {
                 317,
                 "write the key of a label or annotation, such as example.com/team, or a glob, such as example.com/*",
             ),
-            Item::Resource => return None,
-        })
+            Item::Resource => (
+                RESOURCE,
+                253,
+                "write the plural of a kind, and its group after a dot, such as configmaps or \
+                 networkpolicies.networking.k8s.io, in lowercase, without version and without '*'",
+            ),
+        }
     }
 }
 
@@ -115,21 +125,30 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
         let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else {
             return;
         };
-        if let Some((regex, longest, hint)) = item.pattern() {
-            items.insert("maxLength".into(), json!(longest));
-            add(
-                items,
-                &format!("self.matches('{regex}')"),
-                &format!("{field}: {hint}"),
-            );
-        } else {
-            items.insert("maxLength".into(), json!(253));
-            items.insert(
-                "enum".into(),
-                Kind::resources().map(|resource| &**resource).collect(),
-            );
+        let (regex, longest, hint) = item.pattern();
+        items.insert("maxLength".into(), json!(longest));
+        add(
+            items,
+            &format!("self.matches('{regex}')"),
+            &format!("{field}: {hint}"),
+        );
+        if matches!(item, Item::Resource) {
+            add(items, &is_portable(), &format!("{field}: {LOCAL_HINT}"));
         }
     }
+}
+
+/// The CEL expression for a kind that may be distributed, as [`is_local_kind`](super::is_local_kind) decides it.
+fn is_portable() -> String {
+    let kinds: Vec<_> = LOCAL_KINDS.iter().map(|kind| format!("'{kind}'")).collect();
+    let groups = LOCAL_GROUPS
+        .iter()
+        .map(|group| format!(" && !self.endsWith('.{group}')"))
+        .collect::<String>();
+    format!(
+        "!self.endsWith('.{GROUP}'){groups} && !(self in [{}])",
+        kinds.join(", ")
+    )
 }
 
 /// Fields of copies that are left alone; never Runnel's own marks.
@@ -362,9 +381,7 @@ pub(super) fn object_name(field: &'static str) -> impl FnMut(&mut Schema) {
 
 fn one(field: &'static str, item: Item) -> impl FnMut(&mut Schema) {
     move |schema| {
-        let Some((regex, longest, hint)) = item.pattern() else {
-            return;
-        };
+        let (regex, longest, hint) = item.pattern();
         schema.insert("maxLength".into(), json!(longest));
         add(
             schema.ensure_object(),

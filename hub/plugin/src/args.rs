@@ -473,7 +473,7 @@ pub struct Doctor {
 /// Explain one copy.
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// The copy: CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login.
+    /// The copy: CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login. KIND may be `plural.group`.
     pub copy: String,
     /// Output format.
     #[arg(short = 'o', long, value_enum)]

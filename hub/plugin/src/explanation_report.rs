@@ -35,9 +35,11 @@ pub fn question(given: &str) -> Result<CopyExplanation, ArgumentError> {
     {
         return Err(wrong());
     }
+    // The hub finds the kind by any other name.
     let kind = match kind.to_lowercase().as_str() {
-        "configmap" | "configmaps" | "cm" => "ConfigMap",
-        "secret" | "secrets" => "Secret",
+        "configmap" | "configmaps" | "cm" => "ConfigMap".to_owned(),
+        "secret" | "secrets" => "Secret".to_owned(),
+        lower if is_subdomain(lower) => lower.to_owned(),
         _ => {
             return Err(ArgumentError::Kind((*kind).to_owned()));
         }
@@ -45,7 +47,7 @@ pub fn question(given: &str) -> Result<CopyExplanation, ArgumentError> {
     let spec = CopyExplanationSpec {
         cluster: (*cluster).to_owned(),
         target: CopyTarget {
-            kind: kind.to_owned(),
+            kind,
             namespace: (*namespace).to_owned(),
             name: (*name).to_owned(),
         },
@@ -266,10 +268,12 @@ mod tests {
             named(&asked),
             "configmaps/default/settings in eu-1".to_owned()
         );
+        let asked = question("eu-1/default/NetworkPolicy/web").unwrap().spec;
+        assert_eq!(asked.target.kind, "networkpolicy");
         for wrong in [
             "",
             "a/b/secret",
-            "a/b/pod/c",
+            "a/b/po d/c",
             "a/b/secret/c/d",
             "A/b/secret/c",
             "a//secret/c",

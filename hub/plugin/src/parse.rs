@@ -25,7 +25,7 @@ pub enum ArgumentError {
     )]
     Copy(String),
     /// A kind of objects.
-    #[error("`{0}` is no kind that Runnel copies: write configmap or secret")]
+    #[error("`{0}` is no kind: write for example secret, or networkpolicies.networking.k8s.io")]
     Kind(String),
     /// A label of which `--label` makes no use.
     #[error("--label `{0}` is no label: write KEY=VALUE, or KEY for any value")]

@@ -14,7 +14,7 @@ use kube::{Api, ResourceExt};
 use runnel_api::{
     PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlanStatus,
 };
-use runnel_proto::model::{ClusterName, FieldsKey, Kind, RuleName, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, FieldsKey, RuleName, RuleUid, SourceRef};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
@@ -23,7 +23,7 @@ use super::error::ViewError;
 use super::{ViewServer, run_blocking};
 use crate::hub_state::InquiryError;
 use crate::ordered_lock::LeafMutex;
-use crate::watch::{api_resource, body_of};
+use crate::watch::{api_resource, body_of, read_kinds};
 use change::PlannedChange;
 use runnel_hub_core::index::ReportedCopies;
 use runnel_hub_core::now::Now;
@@ -113,8 +113,8 @@ struct RuleAnswers {
 /// Why the objects of a scope could not be listed.
 #[derive(Debug, thiserror::Error)]
 enum ScopeListError {
-    #[error("the hub does not support this kind")]
-    UnsupportedKind,
+    #[error("the API server of the hub does not serve it")]
+    NotServed,
     #[error("the hub ends")]
     Shutdown,
     #[error("the API server did not answer in time")]
@@ -309,6 +309,9 @@ impl ViewServer {
         by: Deadline,
     ) -> Result<PreviewIndex, ViewError> {
         let mut listed = Vec::new();
+        if let Some(rule) = preview.rule() {
+            self.find_kinds(rule).await;
+        }
         for place in preview.unlisted() {
             let Some(rule) = preview.rule() else { break };
             let found = timeout_at(by, self.listed(&place, rule)).await;
@@ -350,17 +353,35 @@ impl ViewServer {
         run_blocking(judge).await
     }
 
+    /// Reads the kinds that the API server serves, if the rule names one that no saved rule names. A kind that is not found
+    /// cannot be listed.
+    async fn find_kinds(&self, rule: &Rule) {
+        let is_known = |resource: &str| self.hub_state.kind(resource).is_some();
+        if rule.resources().all(is_known) {
+            return;
+        }
+        match read_kinds(self.client.clone()).await {
+            Ok(kinds) => self.hub_state.set_kinds(kinds),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the kinds that the API server serves");
+            }
+        }
+    }
+
     async fn listed(
         &self,
         place: &WatchScope,
         rule: &Rule,
     ) -> Result<Vec<(SourceRef, BTreeMap<String, String>)>, ScopeListError> {
-        let kind = Kind::by_resource(&place.resource).ok_or(ScopeListError::UnsupportedKind)?;
+        let kind = self
+            .hub_state
+            .kind(&place.resource)
+            .ok_or(ScopeListError::NotServed)?;
         let api: Api<DynamicObject> = match &place.namespace {
             Some(namespace) => {
-                Api::namespaced_with(self.client.clone(), namespace, &api_resource(kind))
+                Api::namespaced_with(self.client.clone(), namespace, &api_resource(&kind))
             }
-            None => Api::all_with(self.client.clone(), &api_resource(kind)),
+            None => Api::all_with(self.client.clone(), &api_resource(&kind)),
         };
         let mut params = ListParams::default().limit(OBJECTS_AT_A_TIME);
         let (mut sources, mut seen) = (Vec::new(), 0);
@@ -378,7 +399,7 @@ impl ViewServer {
                 let (name, metadata) = (object.name_any(), object.metadata);
                 let labels = metadata.labels.unwrap_or_default();
                 let is_source = metadata.deletion_timestamp.is_none()
-                    && !is_never_a_source(kind, &name, &labels);
+                    && !is_never_a_source(&kind, &name, &labels);
                 let reference = SourceRef::new(&kind.resource, &metadata.namespace?, &name);
                 (is_source && rule.needs(&reference, &labels)).then_some((reference, labels))
             }));
@@ -392,14 +413,14 @@ impl ViewServer {
     }
 
     async fn read(&self, source: &SourceRef) -> SourceState {
-        let Some(kind) = Kind::by_resource(&source.resource) else {
+        let Some(kind) = self.hub_state.kind(&source.resource) else {
             return SourceState::Unreadable;
         };
         let client = self.client.clone();
         let api: Api<DynamicObject> =
-            Api::namespaced_with(client, &source.namespace, &api_resource(kind));
+            Api::namespaced_with(client, &source.namespace, &api_resource(&kind));
         match tokio::time::timeout(READ_TIMEOUT, api.get_opt(&source.name)).await {
-            Ok(Ok(Some(object))) => body_of(&self.hub_state, kind, &object),
+            Ok(Ok(Some(object))) => body_of(&self.hub_state, &kind, &object),
             _ => SourceState::Unreadable,
         }
     }

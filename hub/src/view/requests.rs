@@ -8,7 +8,7 @@ use runnel_api::{
     ClusterRulePlan, ClusterRulePlanSpec, ClusterRuleSync, CopyExplanation, CopyTarget,
     PlanOptions, RemovalReview, RemovalReviewSpec, RulePlan, RulePlanSpec, RuleSync,
 };
-use runnel_proto::model::{ClusterName, Kind, RuleName, SourceRef, is_subdomain};
+use runnel_proto::model::{ClusterName, Kind, Kinds, RuleName, SourceRef, is_subdomain};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -18,6 +18,7 @@ use super::discovery::View;
 use super::error::ViewError;
 use super::plan::PlanRequest;
 use super::target::Target;
+use crate::watch::read_kinds;
 
 /// The kind of the objects that a namespaced plan is about.
 const NAMESPACED: &str = "DistributionRule";
@@ -37,7 +38,7 @@ impl ViewServer {
                 let mut asked: CopyExplanation = read(body, target)?;
                 place(&mut asked.metadata, target)?;
                 let cluster = ClusterName::from(asked.spec.cluster.as_str());
-                let copy = explained(&asked.spec.target)?;
+                let copy = self.explained(&asked.spec.target).await?;
                 asked.status = Some(self.explain(user, &cluster, &copy).await?);
                 Ok(created(&asked))
             }
@@ -192,6 +193,29 @@ fn planned(
     })
 }
 
+impl ViewServer {
+    /// Returns the copy that is explained. A kind that no rule has needed is looked up at the API server.
+    async fn explained(&self, target: &CopyTarget) -> Result<SourceRef, ViewError> {
+        let find = || explained(target, &self.hub_state.kinds.borrow());
+        if let Some(copy) = find()? {
+            return Ok(copy);
+        }
+        match read_kinds(self.client.clone()).await {
+            Ok(kinds) => self.hub_state.set_kinds(kinds),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the kinds that the API server serves");
+            }
+        }
+        find()?.ok_or_else(|| {
+            ViewError::BadRequest(format!(
+                "spec.target.kind {:?} is unknown: write the plural and the group, such as \
+                 networkpolicies.networking.k8s.io",
+                target.kind
+            ))
+        })
+    }
+}
+
 /// Returns the rule whose removals are listed.
 fn reviewed(asked: &RemovalReviewSpec, namespace: &str) -> Result<RuleName, ViewError> {
     let RemovalReviewSpec { kind, name, .. } = asked.clone();
@@ -216,30 +240,42 @@ fn reviewed(asked: &RemovalReviewSpec, namespace: &str) -> Result<RuleName, View
     })
 }
 
-/// Returns the copy that is explained.
-fn explained(target: &CopyTarget) -> Result<SourceRef, ViewError> {
+/// Returns the copy that is explained. Its kind is named as in a manifest, or by `plural` or `plural.group`; `None`: no kind of
+/// that name is known. Of several kinds that of the core group counts, as for kubectl.
+fn explained(target: &CopyTarget, kinds: &Kinds) -> Result<Option<SourceRef>, ViewError> {
     let CopyTarget {
         kind,
         namespace,
         name,
     } = target;
-    let known = Kind::supported().iter().find(|known| *known.kind == *kind);
-    let known = known.ok_or_else(|| {
-        let kinds: Vec<&str> = Kind::supported().iter().map(|known| &*known.kind).collect();
-        ViewError::BadRequest(format!(
-            "spec.target.kind {kind:?} is unknown: use {}",
-            kinds.join(" or ")
-        ))
-    })?;
-    SourceRef::checked(&known.resource, namespace, name).ok_or_else(|| {
+    let is_named = |known: &&Kind| {
+        known.kind.eq_ignore_ascii_case(kind)
+            || *known.plural == **kind
+            || *known.resource == **kind
+    };
+    let mut named = kinds.iter().filter(is_named);
+    let resource = match (named.next(), named.next()) {
+        (Some(one), Some(other)) if !one.group.is_empty() && *one.resource != **kind => {
+            return Err(ViewError::BadRequest(format!(
+                "spec.target.kind {kind:?} is ambiguous: write {one} or {other}"
+            )));
+        }
+        (Some(one), _) => &*one.resource,
+        // A member may serve a kind that the hub does not serve.
+        (None, _) if kind.contains('.') && is_subdomain(kind) => kind,
+        (None, _) => return Ok(None),
+    };
+    let copy = SourceRef::checked(resource, namespace, name).ok_or_else(|| {
         ViewError::BadRequest(format!(
             "spec.target: `{namespace}/{name}` cannot be the namespace and the name of an object"
         ))
-    })
+    })?;
+    Ok(Some(copy))
 }
 
 #[cfg(test)]
 mod tests {
+    use runnel_proto::model::Scope;
     use serde_json::json;
 
     use super::*;
@@ -250,6 +286,49 @@ mod tests {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
         }
+    }
+
+    #[test]
+    fn explained_kind_is_found_by_any_of_its_names() {
+        let kinds: Kinds = [
+            Kind::new("", "v1", "ConfigMap", "configmaps", Scope::Namespaced),
+            Kind::new("", "v1", "Event", "events", Scope::Namespaced),
+            Kind::new("events.k8s.io", "v1", "Event", "events", Scope::Namespaced),
+            Kind::new(
+                "a.example.org",
+                "v1",
+                "Widget",
+                "widgets",
+                Scope::Namespaced,
+            ),
+            Kind::new(
+                "b.example.org",
+                "v1",
+                "Widget",
+                "widgets",
+                Scope::Namespaced,
+            ),
+        ]
+        .into_iter()
+        .collect();
+        let find = |kind: &str| {
+            let target = CopyTarget {
+                kind: kind.to_owned(),
+                namespace: "shop".to_owned(),
+                name: "x".to_owned(),
+            };
+            let found = explained(&target, &kinds);
+            found.map(|copy| copy.map(|copy| copy.resource.to_string()))
+        };
+        let named = |kind: &str| find(kind).unwrap().unwrap_or_default();
+        for kind in ["ConfigMap", "configmap", "configmaps"] {
+            assert_eq!(named(kind), "configmaps", "{kind}");
+        }
+        assert_eq!(named("event"), "events");
+        assert_eq!(named("widgets.b.example.org"), "widgets.b.example.org");
+        assert_eq!(named("gadgets.example.org"), "gadgets.example.org");
+        assert_eq!(named("gadget"), "");
+        assert!(find("widget").is_err());
     }
 
     #[test]

@@ -137,7 +137,10 @@ impl ViewServer {
         let mut room = MOST_SOURCES;
         let mut listed = Vec::new();
         for scope in scopes(&rule, &self.hub_state.settings.scope) {
-            let found = list_metadata(&self.client, &scope, &rule, room).await;
+            let found = match self.hub_state.kind(&scope.resource) {
+                Some(kind) => list_metadata(&self.client, &kind, &scope, &rule, room).await,
+                None => Err(ListError::NotServed),
+            };
             let found = found.map_err(|error| match error {
                 ListError::TooMany => ListRefusal::TooMany,
                 error => ListRefusal::Failed {

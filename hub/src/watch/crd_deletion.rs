@@ -1,7 +1,7 @@
 //! Objects that are deleted with their CRD. The deletion of a CRD deletes every
 //! object of its kind and names none. Such a deletion has no effect on copies, and neither has a
 //! list without these objects.
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -39,6 +39,44 @@ struct FilterState {
     lost: Option<usize>,
 }
 
+/// What is known of the CRD of a kind of sources. Clones share it, so that it outlives a watch.
+#[derive(Clone, Default)]
+pub(super) struct CrdMemory {
+    filter: Arc<LeafMutex<FilterState>>,
+    /// Whether the kind has a CRD, once that was read.
+    is_defined: Arc<OnceLock<bool>>,
+}
+
+impl CrdMemory {
+    /// The next list counts: the index keeps the sources that it lacks.
+    pub(super) fn forget_lost(&self) {
+        self.filter.lock().lost = None;
+    }
+
+    /// Reads the state of the CRD of a kind, until the API server answers. A kind without CRD, which is built into the API
+    /// server or served by another one, is always present.
+    pub(super) async fn read(self, client: Client, resource: Arc<str>) -> CrdState {
+        if self.is_defined.get() == Some(&false) {
+            return CrdState::Present;
+        }
+        let found = loop {
+            match find_crd(client.clone(), &resource).await {
+                FoundCrd::Unknown => tokio::time::sleep(POLL_INTERVAL).await,
+                found => break found,
+            }
+        };
+        match found {
+            FoundCrd::Absent if !*self.is_defined.get_or_init(|| false) => CrdState::Present,
+            found => {
+                if matches!(found, FoundCrd::Present | FoundCrd::Terminating) {
+                    self.is_defined.get_or_init(|| true);
+                }
+                found.into()
+            }
+        }
+    }
+}
+
 /// Filters the events of a kind. If the CRD is deleted or unknown, an error replaces a
 /// deletion and the end of a list, and the events end.
 pub(super) struct DeletedCrdFilter<Read> {
@@ -54,8 +92,13 @@ where
 {
     /// Creates a filter for the kind whose CRD `read` reads.
     pub(super) fn by(read: Read) -> Self {
+        Self::remembering(&CrdMemory::default(), read)
+    }
+
+    /// Creates a filter that continues with what earlier watches have observed.
+    pub(super) fn remembering(memory: &CrdMemory, read: Read) -> Self {
         Self {
-            memory: Arc::default(),
+            memory: memory.filter.clone(),
             reader: read,
             retry: POLL_INTERVAL,
         }
@@ -134,23 +177,44 @@ fn not_found_error() -> watcher::Error {
     })))
 }
 
+/// What a list of a CRD by its name shows.
+enum FoundCrd {
+    Present,
+    Terminating,
+    Absent,
+    /// The hub may not read it.
+    Forbidden,
+    /// The API server did not answer.
+    Unknown,
+}
+
+impl From<FoundCrd> for CrdState {
+    fn from(found: FoundCrd) -> Self {
+        match found {
+            FoundCrd::Present | FoundCrd::Forbidden => CrdState::Present,
+            FoundCrd::Terminating | FoundCrd::Absent => CrdState::Deleted,
+            FoundCrd::Unknown => CrdState::Unknown,
+        }
+    }
+}
+
 /// Reads a CRD.
 pub(super) async fn read_crd(client: Client, name: &str) -> CrdState {
+    find_crd(client, name).await.into()
+}
+
+async fn find_crd(client: Client, name: &str) -> FoundCrd {
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let only = ListParams::default().fields(&format!("metadata.name={name}"));
     let listed = tokio::time::timeout(READ_LIMIT, api.list_metadata(&only)).await;
     match listed {
-        Ok(Ok(list))
-            if list
-                .items
-                .iter()
-                .any(|found| found.metadata.deletion_timestamp.is_none()) =>
-        {
-            CrdState::Present
-        }
-        Ok(Ok(_)) => CrdState::Deleted,
-        Ok(Err(kube::Error::Api(status))) if status.code == 403 => CrdState::Present,
-        Ok(Err(_)) | Err(_) => CrdState::Unknown,
+        Ok(Ok(list)) => match list.items.first() {
+            Some(found) if found.metadata.deletion_timestamp.is_none() => FoundCrd::Present,
+            Some(_) => FoundCrd::Terminating,
+            None => FoundCrd::Absent,
+        },
+        Ok(Err(kube::Error::Api(status))) if status.code == 403 => FoundCrd::Forbidden,
+        Ok(Err(_)) | Err(_) => FoundCrd::Unknown,
     }
 }
 

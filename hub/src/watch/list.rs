@@ -15,9 +15,9 @@ use super::sources::{SourceMeta, api_resource};
 /// Why a list failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
-    /// The kind is not known.
-    #[error("it is of an unknown kind")]
-    UnknownKind,
+    /// The API server does not serve the kind.
+    #[error("the API server does not serve the kind")]
+    NotServed,
     /// The request cannot be built.
     #[error("no such request")]
     NoSuchRequest,
@@ -73,18 +73,18 @@ pub(super) async fn page(
         .map_err(|_| ListError::Broken)
 }
 
-/// Lists the objects of a scope that a rule needs, at most `most`. Objects that are being deleted
+/// Lists the objects of a kind in a scope that a rule needs, at most `most`. Objects that are being deleted
 /// are left out, as the watch takes them for deleted.
 ///
 /// # Errors
 /// [`ListError`], with [`ListError::TooMany`] if there are more.
 pub async fn list_metadata(
     client: &Client,
+    kind: &Kind,
     scope: &WatchScope,
     rule: &Arc<Rule>,
     most: usize,
 ) -> Result<ListedScope, ListError> {
-    let kind = Kind::by_resource(&scope.resource).ok_or(ListError::UnknownKind)?;
     let path = DynamicObject::url_path(&api_resource(kind), scope.namespace.as_deref());
     let path = Request::new(path);
     let (mut size, mut next) = (PageSize::default(), None::<String>);
@@ -102,9 +102,9 @@ pub async fn list_metadata(
             None => return Err(ListError::TooLarge),
         };
         size.record_page_size(bytes.len());
-        let rule = rule.clone();
+        let (kind, rule) = (kind.clone(), rule.clone());
         // Beside the threads that serve agents.
-        let read = move || read_sources(kind, &rule, listed, &bytes);
+        let read = move || read_sources(&kind, &rule, listed, &bytes);
         let taken = tokio::task::spawn_blocking(read).await;
         let (taken, token) = taken.map_err(|_| ListError::Unreadable)??;
         listed = taken;
@@ -120,7 +120,7 @@ pub async fn list_metadata(
 
 /// Adds the needed objects of a page. Returns the token of the next page.
 fn read_sources(
-    kind: &'static Kind,
+    kind: &Kind,
     rule: &Rule,
     mut listed: ListedScope,
     bytes: &[u8],

@@ -6,12 +6,14 @@
 mod crd_deletion;
 mod first_grant;
 mod grants;
+mod kinds;
 mod list;
 mod members;
 mod origins;
 mod reader;
 mod renderer;
 mod rules;
+mod source_watches;
 mod sources;
 
 use std::borrow::Cow;
@@ -31,13 +33,15 @@ use serde::{Deserialize, Deserializer};
 use crate::relist_barrier::RelistSubscription;
 
 pub use grants::{watch_crd, watch_fleet, watch_grants, watch_hub_namespaces};
+pub use kinds::{DiscoveryError, read_kinds};
 pub use list::{ListError, list_metadata};
 pub use members::{observe_member, watch_members};
 pub use reader::{body_of, expire_deleted_sources, read_sources};
 pub use renderer::render_rules;
 pub(crate) use rules::forget;
 pub use rules::watch_rules;
-pub use sources::{api_resource, watch_sources};
+pub use source_watches::watch_needed_sources;
+pub use sources::api_resource;
 
 /// The number of objects in one page of a list. A user who may create an object can give it some
 /// megabytes of labels, annotations and field managers, and a page is in memory as a whole.
@@ -300,6 +304,17 @@ pub(crate) fn failure(error: &watcher::Error) -> String {
         }
         _ => "cannot be reached".to_owned(),
     }
+}
+
+/// Whether the API server does not serve the kind of a watch.
+fn is_not_served(error: &watcher::Error) -> bool {
+    matches!(
+        error,
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status))
+        | watcher::Error::WatchFailed(kube::Error::Api(status))
+            if status.code == 404
+    )
 }
 
 /// Returns the API server's refusal of a watch, if a user must fix it. `what` is the missing

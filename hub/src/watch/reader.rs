@@ -20,7 +20,8 @@ use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{Index, version_number};
 use runnel_hub_core::plan::{
-    SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_never_a_source,
+    SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_controlled_source,
+    is_never_a_source,
 };
 
 /// Reads at a time.
@@ -94,13 +95,10 @@ enum ReadResult {
 /// Whether sources may be read from there now. While the hub does not serve, they wait until all of them are known: then
 /// one list reads them.
 fn is_ready(hub_state: &HubState, scope: &ListScope) -> bool {
-    let Some(kind) = Kind::by_resource(&scope.resource) else {
-        return true;
-    };
     let place = hub_state
         .settings
         .scope
-        .place(&kind.resource, &scope.namespace);
+        .place(&scope.resource, &scope.namespace);
     hub_state.leadership.serving_since().is_some()
         || hub_state
             .leadership
@@ -135,11 +133,11 @@ async fn list(
     scope: &ListScope,
     left: &mut BTreeSet<SourceRef>,
 ) -> Result<(), ListError> {
-    let Some(kind) = Kind::by_resource(&scope.resource) else {
-        return Err(ListError::UnknownKind);
-    };
+    let kind = hub_state
+        .kind(&scope.resource)
+        .ok_or(ListError::NotServed)?;
     let path = Request::new(DynamicObject::url_path(
-        &api_resource(kind),
+        &api_resource(&kind),
         Some(&scope.namespace),
     ));
     let (mut size, mut next, mut shown, wanted) =
@@ -154,11 +152,10 @@ async fn list(
             None => return Err(ListError::TooLarge),
         };
         size.record_page_size(bytes.len());
-        let (hub_state, requested) = (hub_state.clone(), left.clone());
+        let (hub_state, kind, requested) = (hub_state.clone(), kind.clone(), left.clone());
         // Beside the threads that serve agents.
-        let taken =
-            tokio::task::spawn_blocking(move || observe_page(&hub_state, kind, &requested, &bytes))
-                .await;
+        let read = move || observe_page(&hub_state, &kind, &requested, &bytes);
+        let taken = tokio::task::spawn_blocking(read).await;
         let Ok(Some(ListedPage {
             listed: seen,
             count,
@@ -231,15 +228,16 @@ fn observe_page(
 
 /// Reads one source into the index.
 async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> ReadResult {
-    let Some(kind) = Kind::by_resource(&source.resource) else {
+    // A kind that is served again is listed again, and its objects are read then.
+    let Some(kind) = hub_state.kind(&source.resource) else {
         return ReadResult::One(source, true);
     };
     let api: Api<DecodedObject<DynamicObject>> =
-        Api::namespaced_with(client, &source.namespace, &api_resource(kind));
+        Api::namespaced_with(client, &source.namespace, &api_resource(&kind));
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
         Ok(Ok(Some(DecodedObject::Read(object)))) => {
-            observe(&hub_state, kind, &source, *object);
+            observe(&hub_state, &kind, &source, *object);
             true
         }
         Ok(Ok(Some(DecodedObject::Unreadable(_)))) => unreadable(
@@ -302,6 +300,7 @@ pub fn body_of(hub_state: &HubState, kind: &Kind, object: &DynamicObject) -> Sou
                 .revision_key
                 .revision(&kind.resource, &canonical);
             let mut read = SourceContent::of(revision, &content, canonical);
+            read.controlled = is_controlled_source(kind, &object);
             read.denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
             SourceState::Read(Arc::new(read))
         }

@@ -172,13 +172,17 @@ fn observe<K: RuleKind>(
         );
     } else if (has_finalizer || is_known) && news {
         let places = rule.places(hub_state.index.read().scopes().watched());
-        hub_state.need(places);
         let cause = ChangeCause::new(match (rule.deleting, is_known) {
             (true, _) => ChangeKind::RuleDeleted,
             (false, true) => ChangeKind::RuleEdited,
             (false, false) => ChangeKind::RuleCreated,
         });
         hub_state.change_because(|| cause, |index| index.set_rule(rule));
+        // Only now: a scope that no rule in the index needs may be released at any time.
+        hub_state.need(places);
+        if is_known {
+            hub_state.needs_changed.notify_one();
+        }
     }
     if !has_finalizer || object_cache.is_replaced(&uid) {
         hub_state.queues.dirty_rules.add([uid]);
@@ -220,6 +224,7 @@ fn deleted<K: RuleKind>(object: &K, hub_state: &HubState, object_cache: &ObjectC
 pub(crate) fn forget(uid: &RuleUid, hub_state: &HubState, object_cache: &ObjectCache) {
     object_cache.remove_rule(uid);
     hub_state.change(|index| index.remove_rule(uid));
+    hub_state.needs_changed.notify_one();
     hub_state.audit.lock().forget(uid);
     // Members with copies of it report them in their status.
     hub_state.mark_members();

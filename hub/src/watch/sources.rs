@@ -14,8 +14,8 @@ use runnel_proto::model::{Kind, SourceRef};
 use serde::{Deserialize, Deserializer};
 use tracing::Instrument;
 
-use super::WatchHealth;
-use super::{RelistingWatch, events, failure, refusal};
+use super::crd_deletion::{CrdMemory, DeletedCrdFilter};
+use super::{RelistingWatch, WatchHealth, events, failure, is_not_served, refusal};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
@@ -36,40 +36,48 @@ pub fn api_resource(kind: &Kind) -> ApiResource {
     )
 }
 
-/// Watches the metadata of one kind in one scope, from the moment that a rule selects sources
-/// there.
-pub async fn watch_sources(
+/// Watches the metadata of one kind in one scope. `crd` is what is known of the CRD of the kind.
+pub(super) async fn watch_sources(
     client: Client,
     hub_state: Arc<HubState>,
     kind: Kind,
     place: WatchScope,
+    crd: CrdMemory,
 ) {
     let span = tracing::info_span!(
         "watch",
         resource = &*kind.resource,
         namespace = place.namespace.as_deref()
     );
-    follow(client, hub_state, kind, place)
+    follow(client, hub_state, kind, place, crd)
         .instrument(span)
         .await;
 }
 
-async fn follow(client: Client, hub_state: Arc<HubState>, kind: Kind, place: WatchScope) {
-    let mut needed = hub_state.needed.subscribe();
-    if needed
-        .wait_for(|needed| needed.contains(&place))
-        .await
-        .is_err()
-    {
-        return;
-    }
+async fn follow(
+    client: Client,
+    hub_state: Arc<HubState>,
+    kind: Kind,
+    place: WatchScope,
+    crd: CrdMemory,
+) {
     let api: Api<SourceMeta> = match &place.namespace {
-        Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(&kind)),
-        None => Api::all_with(client, &api_resource(&kind)),
+        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &api_resource(&kind)),
+        None => Api::all_with(client.clone(), &api_resource(&kind)),
     };
+    let has_no_crd = Kind::by_resource(&kind.resource).is_some();
+    let (resource, memory) = (kind.resource.clone(), crd.clone());
+    let filter = DeletedCrdFilter::remembering(&crd, move || {
+        memory.clone().read(client.clone(), resource.clone())
+    });
     let mut events =
         RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
-            events(api.clone()).boxed()
+            let events = events(api.clone()).boxed();
+            if has_no_crd {
+                events
+            } else {
+                filter.events(events)
+            }
         });
     let patience = WatchHealth::new(Instant::now());
     let mut relist = hub_state.relist.subscribe();
@@ -78,6 +86,7 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: Kind, place: Wat
         hub_state,
         kind,
         place,
+        crd,
         listed: BTreeSet::new(),
         round: events.round,
         patience,
@@ -120,6 +129,9 @@ async fn follow(client: Client, hub_state: Arc<HubState>, kind: Kind, place: Wat
 /// The right that a refused watch needs, and where to give it.
 fn missing_right(place: &WatchScope) -> String {
     let resource = &place.resource;
+    if Kind::by_resource(resource).is_none() {
+        return format!("add {resource} to `sources.kinds` of the hub's chart");
+    }
     match &place.namespace {
         Some(namespace) => {
             format!(
@@ -142,6 +154,7 @@ struct SourceWatch {
     hub_state: Arc<HubState>,
     kind: Kind,
     place: WatchScope,
+    crd: CrdMemory,
     listed: BTreeSet<SourceRef>,
     round: u64,
     patience: WatchHealth,
@@ -177,12 +190,12 @@ impl SourceWatch {
             self.place
         );
         self.patience.stop_waiting();
-        self.cannot_read(why);
+        self.cannot_read(ScopeState::Unreadable(why));
     }
 
-    fn cannot_read(&mut self, why: String) {
+    fn cannot_read(&mut self, state: ScopeState) {
         self.hub_state.change(|index| {
-            let mut effect = index.set_scope(self.place.clone(), ScopeState::Unreadable(why));
+            let mut effect = index.set_scope(self.place.clone(), state);
             effect.merge(index.invalidate_stale(&self.place));
             effect
         });
@@ -197,7 +210,10 @@ impl SourceWatch {
             self.patience.progress(Instant::now());
         }
         match event {
-            Ok(Event::Init) => self.listed.clear(),
+            Ok(Event::Init) => {
+                self.listed.clear();
+                self.crd.forget_lost();
+            }
             Ok(Event::InitApply(object)) => {
                 if let Some(source) = self.observe_object(&object, false) {
                     self.listed.insert(source);
@@ -211,8 +227,11 @@ impl SourceWatch {
                         .retain(&self.place, &seen, Instant::now())
                 });
                 self.hub_state.deadline_changed.notify_one();
-                self.hub_state
-                    .change(|index| index.set_scope(self.place.clone(), ScopeState::Known));
+                self.hub_state.change(|index| {
+                    let mut effect = index.keep_lost(&self.place);
+                    effect.merge(index.set_scope(self.place.clone(), ScopeState::Known));
+                    effect
+                });
                 self.received_all();
             }
             Ok(Event::Apply(object)) => {
@@ -232,7 +251,7 @@ impl SourceWatch {
     fn is_refusal_confirmed(&mut self) -> bool {
         let known = matches!(
             self.hub_state.index.read().scopes().state(&self.place),
-            ScopeState::Unreadable(_)
+            ScopeState::Unreadable(_) | ScopeState::NotServed
         );
         self.patience.refused(Instant::now()) || known
     }
@@ -286,6 +305,11 @@ impl SourceWatch {
     }
 
     fn log_watch_error(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
+        if is_not_served(error) {
+            self.hub_state
+                .change_quietly(|index| index.sources_mut().mark_lost(&self.place));
+            self.hub_state.kind_missing.notify_one();
+        }
         match refusal(error, &missing_right(&self.place)) {
             Some(why) if !self.is_refusal_confirmed() => {
                 tracing::warn!(
@@ -299,7 +323,11 @@ impl SourceWatch {
                     "cannot watch {}: {why}; the rules that need it are stalled, and their copies are left unchanged",
                     self.place
                 );
-                self.cannot_read(why);
+                self.cannot_read(if is_not_served(error) {
+                    ScopeState::NotServed
+                } else {
+                    ScopeState::Unreadable(why)
+                });
                 WatchActivity::Refusal
             }
             None => {

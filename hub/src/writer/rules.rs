@@ -42,6 +42,7 @@ pub(crate) fn view<'a>(
         target_clusters,
         members: index.clusters().by_name(),
         unreadable: index.scopes().unreadable(&entry.plan),
+        not_served: index.scopes().not_served(&entry.plan),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
             rollout,
             target: entry.target(),

@@ -18,7 +18,8 @@ use serde_json::Value;
 use zstd::bulk::Decompressor;
 
 use super::{
-    FieldMap, FieldPath, HUB_LABEL, Kind, MANAGED_BY_LABEL, RESERVED_PREFIX, RuleUid, SourceRef,
+    ContentRules, FieldMap, FieldPath, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, RuleUid,
+    SourceRef,
 };
 
 /// The maximum size of a decoded payload, in bytes.
@@ -103,8 +104,11 @@ impl Content {
         }
     }
 
-    /// Bytes of the values, as Kubernetes counts them.
-    pub fn value_bytes(&self, kind: &Kind) -> u64 {
+    /// Bytes of the values, as Kubernetes counts them; the bytes of the fields as JSON for kinds without listed fields.
+    pub fn value_bytes(&self, rules: &ContentRules) -> u64 {
+        if rules.fields.is_empty() {
+            return serde_json::to_vec(&self.fields).map_or(0, |bytes| bytes.len() as u64);
+        }
         let maps = ["data", "binaryData"]
             .into_iter()
             .filter_map(|map| Some((map, self.fields.get(map)?.as_object()?)));
@@ -116,7 +120,7 @@ impl Content {
                 text.bytes().rev().take_while(|byte| *byte == b'=').count() as u64,
             );
             // Base64 encodes 3 bytes as 4.
-            let encoded = kind.content.sensitive || map == "binaryData";
+            let encoded = rules.sensitive || map == "binaryData";
             if encoded {
                 (length / 4 * 3).saturating_sub(padding)
             } else {

@@ -6,8 +6,8 @@ use ring::hmac;
 use serde_json::Value;
 
 use super::{
-    Content, DeletionPolicy, FieldMap, FieldPath, Intent, Kind, Reason, RuleUid, SourceRef, Terms,
-    TermsDigest, Tombstone, is_mark,
+    Content, ContentRules, DeletionPolicy, FieldMap, FieldPath, Intent, Reason, RuleUid, SourceRef,
+    Terms, TermsDigest, Tombstone, is_mark,
 };
 
 /// The most copies in one answer, and the most intents in one request.
@@ -115,7 +115,7 @@ impl FieldsKey {
     }
 
     /// Digests of each key of the maps of content, its labels and annotations included, and of each other field.
-    pub fn digests(&self, kind: &Kind, content: &Content) -> FieldDigests {
+    pub fn digests(&self, rules: &ContentRules, content: &Content) -> FieldDigests {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &self.0);
         let mut all = FieldDigests::new();
         let mut add = |path: String, value: &str| {
@@ -131,7 +131,7 @@ impl FieldsKey {
             let map = [FieldMap::BinaryData, FieldMap::Data]
                 .into_iter()
                 .find(|map| map.field() == Some(field));
-            match map.filter(|_| kind.content.exact_maps.contains(&field.as_str())) {
+            match map.filter(|_| rules.exact_maps.contains(&field.as_str())) {
                 Some(map) => {
                     for (key, value) in value.as_object().into_iter().flatten() {
                         add(
@@ -293,11 +293,11 @@ mod tests {
     #[test]
     fn digests_name_each_path_and_depend_on_its_value() {
         let key = FieldsKey([1; 32]);
-        let kind = Kind::by_resource("configmaps").unwrap();
+        let rules = ContentRules::of("configmaps");
         let labels = BTreeMap::from([("team".to_owned(), "x".to_owned())]);
         let of = |data: Value| {
             key.digests(
-                kind,
+                rules,
                 &Content {
                     labels: labels.clone(),
                     ..content(data)
@@ -315,7 +315,7 @@ mod tests {
         assert!(one["/data/a"] == two["/data/a"] && one["/data/b~1c"] != two["/data/b~1c"]);
         assert_ne!(
             one["/data/a"],
-            FieldsKey([2; 32]).digests(kind, &content(json!({"a": "1"})))["/data/a"]
+            FieldsKey([2; 32]).digests(rules, &content(json!({"a": "1"})))["/data/a"]
         );
     }
 

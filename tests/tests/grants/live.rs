@@ -378,7 +378,15 @@ async fn rule_reads_nothing_its_author_may_not_read() -> Result<()> {
             &verbs,
             "runnel.dev",
             &["distributionrules"],
-            &["ann", "eve"],
+            &["ann", "eve", "kim"],
+        ),
+        role("gets-all", &["get"], "*", &["*"], &["kim"]),
+        role(
+            "gets-policies",
+            &["get"],
+            "networking.k8s.io",
+            &["networkpolicies"],
+            &["ann"],
         ),
         role("gets-maps", &["get"], "", &["configmaps"], &["ann", "eve"]),
         role("gets-secrets", &["get"], "", &["secrets"], &["ann"]),
@@ -408,6 +416,38 @@ async fn rule_reads_nothing_its_author_may_not_read() -> Result<()> {
     as_person("ann", &create, &rule("anns", &["configmaps", "secrets"]))
         .await?
         .map_err(anyhow::Error::msg)?;
+    // Every kind is checked, by its group.
+    let dry = ["create", "--dry-run=server", "-f", "-"];
+    let policies = rule("nets", &["configmaps", "networkpolicies.networking.k8s.io"]);
+    as_person("ann", &dry, &policies)
+        .await?
+        .map_err(anyhow::Error::msg)?;
+    let output = as_person("eve", &dry, &policies).await?;
+    let output = output.err().context("eve may select NetworkPolicies")?;
+    let whole = "networkpolicies.networking.k8s.io, which eve may not get in the namespace authors";
+    ensure!(output.contains(whole), "{output}");
+    // The API server bounds the cost of a policy, so that the number of kinds is limited.
+    let many: Vec<String> = (0..25).map(|n| format!("kind{n}s.example.org")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let of = |kinds: &[&str]| {
+        let (first, rest) = kinds.split_at(kinds.len().min(12));
+        let mut rule = rule("many", first);
+        let entries = rest.chunks(16).chain([first]);
+        let entries: Vec<_> = entries
+            .map(|kinds| json!({"resources": kinds, "names": ["none"]}))
+            .collect();
+        rule["spec"]["sources"] = json!(entries);
+        rule
+    };
+    as_person("kim", &dry, &of(&many[..24]))
+        .await?
+        .map_err(anyhow::Error::msg)?;
+    let output = as_person("kim", &dry, &of(&many)).await?.err();
+    let output = output.context("a rule may have any number of kinds")?;
+    ensure!(
+        output.contains("selects more than 24 kinds: write several rules"),
+        "{output}"
+    );
     // Neither an edit nor a copy of another's rule is a way around; what is not the spec passes.
     let widen = r#"{"spec":{"sources":[{"resources":["secrets"],"names":["x"]}]}}"#;
     for name in ["eves", "anns"] {

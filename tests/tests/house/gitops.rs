@@ -98,7 +98,8 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::Progressing
         | Reason::Deleting
         | Reason::RollingOut
-        | Reason::AwaitingApproval => ("Progressing", "inProgress"),
+        | Reason::AwaitingApproval
+        | Reason::Copy(model::Reason::KindNotServed) => ("Progressing", "inProgress"),
         // No cluster of the rule is connected, or the API of none answers: nothing is known.
         Reason::ClustersUnreachable | Reason::MemberAPIUnavailable => ("Degraded", "none"),
         Reason::CopiesFailed

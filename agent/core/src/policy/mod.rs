@@ -165,7 +165,7 @@ impl Facts {
             .collect();
         Self {
             labels,
-            ..Self::announced(kind, content.value_bytes(kind), named)
+            ..Self::announced(kind, content.value_bytes(kind.content), named)
         }
     }
 }

@@ -61,10 +61,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   namespace: {{ .Release.Namespace }}
 {{- end -}}
 
+{{/* The right to read the kinds of `sources.kinds`, by API group. */}}
 {{- define "runnel-hub.sourceRules" -}}
-- apiGroups: [""]
-  resources: [configmaps, secrets]
+{{- $groups := dict -}}
+{{- range uniq .Values.sources.kinds -}}
+{{- $kind := splitn "." 2 . -}}
+{{- $group := default "" $kind._1 -}}
+{{- $_ := set $groups $group (append (default list (get $groups $group)) $kind._0) -}}
+{{- end -}}
+{{- range $group, $plurals := $groups }}
+- apiGroups: [{{ $group | quote }}]
+  resources: [{{ join ", " $plurals }}]
   verbs: [get, list, watch]
+{{- end -}}
 {{- end -}}
 
 {{/* The milliseconds of a duration such as 1h30m. */}}

@@ -36,6 +36,8 @@ mod grants;
 #[cfg(test)]
 mod guard_tests;
 mod judge;
+#[cfg(test)]
+mod kinds_tests;
 mod orphaned_intents;
 mod planner;
 mod render_jobs;

@@ -64,19 +64,19 @@ impl Planner {
     ) -> Effect {
         let mut effect = Effect::default();
         for uid in self.selection.concerned(source, labels) {
-            let selects = self
+            let selected = self
                 .rules
                 .get(&uid)
-                .is_some_and(|entry| entry.rule.selects(source, labels));
+                .and_then(|entry| entry.rule.selected_state(source, labels, body));
             // A refused source has the effect of a deleted one.
-            let cause = if matches!(body, SourceState::Refused(_)) {
+            let cause = if matches!(selected, Some(SourceState::Refused(_))) {
                 CauseKind::Deleted.of("")
             } else {
                 CauseKind::SourceLabels.of(source.namespace.clone())
             };
-            self.update_plan(&uid, source, selects.then_some(body), cause, &mut effect);
+            self.update_plan(&uid, source, selected.as_ref(), cause, &mut effect);
             let is_referenced = self.update_referenced(&uid, source, Some(body), &mut effect);
-            if (selects || is_referenced) && matches!(body, SourceState::Unread) {
+            if (selected.is_some() || is_referenced) && matches!(body, SourceState::Unread) {
                 effect.read.insert(source.clone());
             }
         }

@@ -122,11 +122,12 @@ impl Planner {
         let rule = &entry.rule;
         let changed = entry.unrendered.sources.iter().map(|source| {
             let known = sources.get(source);
-            let selected = known.filter(|known| rule.selects(source, &known.labels));
+            let selected =
+                known.and_then(|known| rule.selected_state(source, &known.labels, &known.body));
             let secret_refs = known.filter(|_| rule.reads_secret(source));
             (
                 source.clone(),
-                selected.map(|known| known.body.clone()),
+                selected,
                 secret_refs.map(|known| known.body.clone()),
             )
         });

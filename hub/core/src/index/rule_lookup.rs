@@ -128,11 +128,7 @@ impl RuleLookup {
     }
 
     fn marks_of(&self, rule: &Rule, entry: &SourceChoice) -> Vec<LookupScope> {
-        let kinds: Vec<Arc<str>> = entry
-            .kinds
-            .iter()
-            .map(|kind| kind.resource.clone())
-            .collect();
+        let kinds = entry.resources.clone();
         let namespaces = namespaces(&entry.namespaces);
         let mut all = match &entry.selector {
             None => product(&kinds, &namespaces, &names(&entry.names)),

@@ -46,6 +46,9 @@ pub struct Sources {
     /// Deleted sources with the time of deletion: they count as existing until the grace period
     /// ends.
     deleted: BTreeMap<SourceRef, Instant>,
+    /// Sources that went with their kind, which the API server did not serve. They count as existing until they are
+    /// observed or deleted again.
+    lost: BTreeSet<SourceRef>,
 }
 
 impl Sources {
@@ -87,6 +90,30 @@ impl Sources {
             (Some(body), _) => body,
             (None, known) => known.unwrap_or(SourceState::Unread),
         }
+    }
+
+    /// Removes all sources of a scope, and returns them.
+    pub(super) fn take_scope(&mut self, scope: &WatchScope) -> Vec<SourceRef> {
+        let here: Vec<_> = self
+            .in_scope(scope)
+            .map(|(source, _)| source.clone())
+            .collect();
+        for source in &here {
+            self.sources.remove(source);
+            self.versions.remove(source);
+            self.deleted.remove(source);
+            self.lost.remove(source);
+        }
+        here
+    }
+
+    /// The API server does not serve the kind of a scope any more. No list tells whether its sources were deleted.
+    pub fn mark_lost(&mut self, scope: &WatchScope) {
+        let here: Vec<_> = self
+            .in_scope(scope)
+            .map(|(source, _)| source.clone())
+            .collect();
+        self.lost.extend(here);
     }
 
     /// Stores an existing source.
@@ -175,6 +202,7 @@ impl Sources {
         }
         // Records that the object exists.
         self.deleted.remove(source);
+        self.lost.remove(source);
         let known = self
             .sources
             .get(source)
@@ -284,16 +312,17 @@ impl Sources {
     /// period over: a delete and a create within it are an edit.
     pub fn mark_deleted(&mut self, source: &SourceRef, now: Instant) {
         self.versions.remove(source);
+        self.lost.remove(source);
         if self.sources.contains_key(source) {
             self.deleted.entry(source.clone()).or_insert(now);
         }
     }
 
-    /// A watch has delivered a complete list: the other objects of its scope are deleted.
+    /// A watch has delivered a complete list: the other objects of its scope are deleted, except those that are lost.
     pub fn retain(&mut self, scope: &WatchScope, listed: &BTreeSet<SourceRef>, now: Instant) {
         let gone: Vec<_> = self
             .in_scope(scope)
-            .filter(|(key, _)| !listed.contains(*key))
+            .filter(|(key, _)| !listed.contains(*key) && !self.lost.contains(*key))
             .map(|(key, _)| key.clone())
             .collect();
         for source in gone {
@@ -352,6 +381,7 @@ impl Sources {
             sources,
             versions: BTreeMap::new(),
             deleted,
+            lost: BTreeSet::new(),
         }
     }
 
@@ -409,6 +439,20 @@ impl Index {
     pub fn invalidate_stale(&mut self, scope: &WatchScope) -> Effect {
         let mut effect = Effect::default();
         for (source, labels) in self.sources.invalidate_stale(scope) {
+            effect.merge(self.set_source(source, labels, Some(SourceState::Unreadable)));
+        }
+        effect
+    }
+
+    /// The kind of a scope is served again: the content of the sources that are lost cannot be read.
+    pub fn keep_lost(&mut self, scope: &WatchScope) -> Effect {
+        let mut effect = Effect::default();
+        let lost = self.sources.lost.iter();
+        let here: Vec<_> = lost
+            .filter(|source| scope.contains(source))
+            .filter_map(|source| Some((source.clone(), self.sources.get(source)?.labels.clone())))
+            .collect();
+        for (source, labels) in here {
             effect.merge(self.set_source(source, labels, Some(SourceState::Unreadable)));
         }
         effect

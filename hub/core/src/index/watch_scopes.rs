@@ -1,5 +1,6 @@
 //! The states of watch scopes, and the plans of the rules that select sources in them.
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
@@ -14,6 +15,8 @@ pub enum ScopeState {
     Unwatched,
     /// Its watch has delivered a complete list.
     Known,
+    /// The API server of the hub does not serve the kind.
+    NotServed,
     /// The scope cannot be watched, for this reason.
     Unreadable(String),
 }
@@ -63,17 +66,31 @@ impl WatchScopes {
         places.filter(|scope| !self.is_known(scope)).collect()
     }
 
-    /// Returns the unreadable scopes of a plan, with the reasons.
+    /// Returns the unreadable scopes of a plan, with the reasons. Those of kinds that are not served are among them.
     pub fn unreadable(&self, plan: &RulePlan) -> BTreeMap<WatchScope, String> {
         let unreadable = plan
             .unknown
             .iter()
             .filter_map(|scope| match self.state(scope) {
                 ScopeState::Unreadable(why) => Some((scope.clone(), why)),
+                ScopeState::NotServed => Some((scope.clone(), not_served(&scope.resource))),
                 ScopeState::Unwatched | ScopeState::Known => None,
             });
         unreadable.collect()
     }
+
+    /// Returns the kinds of a plan that the API server of the hub does not serve.
+    pub fn not_served(&self, plan: &RulePlan) -> BTreeSet<Arc<str>> {
+        let scopes = plan.unknown.iter();
+        scopes
+            .filter(|scope| self.state(scope) == ScopeState::NotServed)
+            .map(|scope| scope.resource.clone())
+            .collect()
+    }
+}
+
+fn not_served(resource: &str) -> String {
+    format!("the API server of the hub does not serve {resource}")
 }
 
 fn outside(namespace: &str) -> String {
@@ -119,6 +136,23 @@ impl Index {
             effect.merge(self.set_rule(entry.rule.clone()));
         }
         effect
+    }
+
+    /// Forgets a scope that no rule needs, with its sources. No plan changes by that. Returns `false` if a rule needs it.
+    pub fn release_scope(&mut self, scope: &WatchScope) -> bool {
+        let watched = self.scopes.watched();
+        if self
+            .planner
+            .all_rules()
+            .any(|rule| rule.places(watched).contains(scope))
+        {
+            return false;
+        }
+        self.scopes.states.remove(scope);
+        for source in self.sources.take_scope(scope) {
+            self.planner.selection.release_labels(&source);
+        }
+        true
     }
 
     /// Returns the scopes in which rules select sources.

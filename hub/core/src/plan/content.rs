@@ -6,7 +6,8 @@ use runnel_proto::model::{
 };
 use serde_json::Value;
 
-use super::portable::{is_controlled, is_local_entry, is_local_kind, portable_fields};
+use super::portable::{is_controlled, is_local_entry, portable_fields};
+use runnel_api::is_local_kind;
 
 /// The annotation in which `kubectl apply` stores the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -85,12 +86,16 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
     copy || own || kind.content.refuses_name(name) || local()
 }
 
+/// Whether a controller made an object of a kind without rules of its own. It is a source only for rules that say so.
+pub fn is_controlled_source(kind: &Kind, object: &Value) -> bool {
+    kind.content.fields.is_empty() && is_controlled(object)
+}
+
 /// Returns the distributed part of an object.
 ///
 /// # Errors
 /// [`UnsupportedSource::Annotation`] if the owner's annotation denies it,
-/// [`UnsupportedSource::Type`] for types that are never distributed,
-/// [`UnsupportedSource::Controlled`] if a controller made an object of a kind without rules of its own.
+/// [`UnsupportedSource::Type`] for types that are never distributed.
 pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
     let refuses = |annotations: &Value| {
         annotations
@@ -112,7 +117,7 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
         return Err(UnsupportedSource::Type);
     }
     if kind.content.fields.is_empty() {
-        return portable_content(kind, object);
+        return Ok(portable_content(kind, object));
     }
     let fields = kind.content.fields.iter().filter_map(|field| {
         let value = object.get(*field).filter(|value| !is_empty(value))?;
@@ -127,18 +132,15 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
 }
 
 /// Returns the content of an object of a kind without rules of its own: everything that another cluster can have.
-fn portable_content(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
-    if is_controlled(object) {
-        return Err(UnsupportedSource::Controlled);
-    }
+fn portable_content(kind: &Kind, object: &Value) -> Content {
     let entries =
         |scope| matching_entries(object, scope, |key| !is_denied(key) && !is_local_entry(key));
-    Ok(Content {
+    Content {
         version: Some(kind.version.clone()),
         labels: entries("labels"),
         annotations: entries("annotations"),
         fields: portable_fields(&kind.resource, object),
-    })
+    }
 }
 
 /// Returns the labels and annotations that are copied only if a rule allows them; `None` if there
@@ -270,15 +272,15 @@ mod tests {
         });
         let content = content_of(&kind, &object).ok().unwrap();
         let expected = json!({
-            "labels": {"app": "web"}, "annotations": {"note": "kept"},
+            "labels": {"app": "web"}, "annotations": {"note": "kept"}, "version": "v1",
             "fields": {"spec": {"replicas": 0, "paused": false}},
         });
         assert_eq!(serde_json::to_value(&content).unwrap(), expected);
         object["metadata"]["ownerReferences"] = json!([{"name": "app", "controller": true}]);
-        assert!(content_of(&kind, &object).err() == Some(UnsupportedSource::Controlled));
+        assert!(is_controlled_source(&kind, &object));
         // The author of a Secret or a ConfigMap may be a controller.
-        object["data"] = json!({"k": "v"});
-        assert!(content_of(Kind::by_resource("configmaps").unwrap(), &object).is_ok());
+        let config_map = Kind::by_resource("configmaps").unwrap();
+        assert!(!is_controlled_source(config_map, &object));
         let lease = Kind::new(
             "coordination.k8s.io",
             "v1",

@@ -49,7 +49,10 @@ pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on}
 pub use cluster_choice::ClusterChoice;
 pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
-pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, denied_of, is_never_a_source};
+pub use content::{
+    ROLLBACK_SECRETS, UnsupportedSource, content_of, denied_of, is_controlled_source,
+    is_never_a_source,
+};
 pub use cow_sorted_map::CowSortedMap;
 pub use grants::{
     EffectiveTerms, GrantChange, Grants, RuleGrant, RuleGrants, TargetClusters, TermsResolver,
@@ -78,6 +81,8 @@ pub struct SourceContent {
     pub denied: Option<Payload>,
     /// The digest that agents compute after they have applied the content.
     pub digest: Option<ContentDigest>,
+    /// Whether a controller made the object from another one.
+    pub controlled: bool,
     /// The digests without ignored fields, by rules.
     pub(crate) without: IgnoredFieldDigests,
 }
@@ -93,6 +98,7 @@ impl SourceContent {
             revision,
             payload,
             denied: None,
+            controlled: false,
             digest,
             without: IgnoredFieldDigests::default(),
         }
@@ -105,6 +111,7 @@ impl SourceContent {
             revision,
             payload: Payload::encode(canonical),
             denied: None,
+            controlled: false,
             digest,
             without: IgnoredFieldDigests::default(),
         }
@@ -138,6 +145,13 @@ pub enum SourceState {
     Read(Arc<SourceContent>),
     /// Read before; it has changed since, and cannot be read for now.
     Stale(Arc<SourceContent>),
+}
+
+impl SourceState {
+    /// Whether a controller made the object from another one, as far as its content is known.
+    pub(crate) fn is_controlled(&self) -> bool {
+        matches!(self, Self::Read(content) | Self::Stale(content) if content.controlled)
+    }
 }
 
 /// An object on the hub.
@@ -408,8 +422,8 @@ pub fn plan<'a>(
         .collect();
     plan.scope = scope.clone();
     for (reference, source) in sources {
-        if rule.selects(reference, &source.labels) {
-            plan.set(reference, Some(&source.body));
+        if let Some(state) = rule.selected_state(reference, &source.labels, &source.body) {
+            plan.set(reference, Some(&state));
         }
         if rule.reads_secret(reference) {
             plan.set_referenced(reference, Some(&source.body));

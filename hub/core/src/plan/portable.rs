@@ -82,31 +82,6 @@ const LOCAL_ENTRIES: &[&str] = &[
     "volume.kubernetes.io/storage-resizer",
 ];
 
-/// Kinds whose objects describe one cluster, or are credentials of one.
-const LOCAL_KINDS: &[&str] = &[
-    "certificatesigningrequests.certificates.k8s.io",
-    "componentstatuses",
-    "controllerrevisions.apps",
-    "csinodes.storage.k8s.io",
-    "csistoragecapacities.storage.k8s.io",
-    "endpoints",
-    "endpointslices.discovery.k8s.io",
-    "events",
-    "events.events.k8s.io",
-    "ipaddresses.networking.k8s.io",
-    "leasecandidates.coordination.k8s.io",
-    "leases.coordination.k8s.io",
-    "nodes",
-    "podcertificaterequests.certificates.k8s.io",
-    "resourceslices.resource.k8s.io",
-    "servicecidrs.networking.k8s.io",
-    "storageversions.internal.apiserver.k8s.io",
-    "volumeattachments.storage.k8s.io",
-];
-
-/// The API groups of Runnel. Their objects are never sources.
-const OWN_GROUP: &str = "runnel.dev";
-
 /// Annotations by which a controller of the cluster fills in the CA of a webhook or of an API service.
 const CA_INJECTORS: [&str; 4] = [
     "cert-manager.io/inject-apiserver-ca",
@@ -117,16 +92,6 @@ const CA_INJECTORS: [&str; 4] = [
 
 /// Prefix of the volumes with a token that the API server adds to Pods.
 const TOKEN_VOLUME: &str = "kube-api-access-";
-
-/// Whether objects of a kind belong to one cluster: none of them is a source.
-pub(super) fn is_local_kind(resource: &str) -> bool {
-    let group = resource.split_once('.').map_or("", |(_, group)| group);
-    let is_own = group == OWN_GROUP
-        || group
-            .strip_suffix(OWN_GROUP)
-            .is_some_and(|part| part.ends_with('.'));
-    is_own || LOCAL_KINDS.contains(&resource)
-}
 
 /// Whether a cluster writes this label or annotation into its own objects.
 pub(super) fn is_local_entry(key: &str) -> bool {
@@ -390,24 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_objects_of_one_cluster_are_known() {
-        for local in [
-            "events",
-            "leases.coordination.k8s.io",
-            "nodes",
-            "distributionrules.runnel.dev",
-            "deliveries.view.runnel.dev",
-        ] {
-            assert!(is_local_kind(local), "{local}");
-        }
-        for other in [
-            "configmaps",
-            "secrets",
-            "deployments.apps",
-            "widgets.notrunnel.dev",
-        ] {
-            assert!(!is_local_kind(other), "{other}");
-        }
+    fn entries_and_objects_of_one_cluster_are_known() {
         assert!(
             is_local_entry("deployment.kubernetes.io/revision")
                 && is_local_entry("kubernetes.io/metadata.name")

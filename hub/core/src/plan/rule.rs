@@ -10,7 +10,7 @@ use runnel_proto::model::{
 };
 
 use super::secret_refs::REFERENCED_KIND;
-use super::{ClusterChoice, NamedTerms, Scope, Shape, WatchScope};
+use super::{ClusterChoice, NamedTerms, Scope, Shape, SourceState, UnsupportedSource, WatchScope};
 use crate::guard::{Limit, RemovalGuard};
 use crate::rollout::Rollout;
 use runnel_api::PendingApproval;
@@ -18,8 +18,8 @@ use runnel_api::PendingApproval;
 /// One entry of a rule's `sources`.
 #[derive(Clone, Debug)]
 pub struct SourceChoice {
-    /// The kinds.
-    pub kinds: Vec<Kind>,
+    /// The kinds, as `plural[.group]`. The API server of the hub may not serve all of them.
+    pub resources: Vec<Arc<str>>,
     /// The hub's namespaces to read. Globs leave the namespaces of Kubernetes and Runnel alone.
     pub namespaces: Vec<Pattern>,
     /// Labels to select by; absent: by name.
@@ -28,6 +28,8 @@ pub struct SourceChoice {
     pub names: Vec<Pattern>,
     /// Names and globs that are subtracted.
     pub exclude: Vec<Pattern>,
+    /// Whether objects that a controller made are sources.
+    pub include_controlled: bool,
 }
 
 /// The limit for removals of a rule, and its approvals.
@@ -155,12 +157,8 @@ impl Rule {
         entries.flat_map(|(at, entry)| {
             let before = self.sources.iter().take(at);
             let is_new =
-                move |kind: &&Kind| !before.clone().any(|entry| entry.kinds.contains(kind));
-            entry
-                .kinds
-                .iter()
-                .filter(is_new)
-                .map(|kind| &*kind.resource)
+                move |kind: &&Arc<str>| !before.clone().any(|entry| entry.resources.contains(kind));
+            entry.resources.iter().filter(is_new).map(|kind| &**kind)
         })
     }
 
@@ -182,14 +180,13 @@ impl Rule {
                         .collect()
                 }
             };
-            let of_kind = |kind: &Kind| {
-                let resource = &kind.resource;
+            let of_kind = |resource: &Arc<str>| {
                 names
                     .iter()
                     .map(|name| scope.place(resource, name))
                     .collect::<Vec<_>>()
             };
-            entry.kinds.iter().flat_map(of_kind).collect()
+            entry.resources.iter().flat_map(of_kind).collect()
         };
         self.sources.iter().flat_map(of_entry).collect()
     }
@@ -201,13 +198,31 @@ impl Rule {
             .any(|entry| entry.selects(source, labels, &self.runnel_namespace))
     }
 
+    /// Returns the state of an object as a source of the rule; `None` if the rule does not select it.
+    pub(crate) fn selected_state(
+        &self,
+        source: &SourceRef,
+        labels: &BTreeMap<String, String>,
+        state: &SourceState,
+    ) -> Option<SourceState> {
+        let mut selecting = self
+            .sources
+            .iter()
+            .filter(|entry| entry.selects(source, labels, &self.runnel_namespace))
+            .peekable();
+        selecting.peek()?;
+        let is_refused = state.is_controlled() && !selecting.any(|entry| entry.include_controlled);
+        Some(if is_refused {
+            SourceState::Refused(UnsupportedSource::Controlled)
+        } else {
+            state.clone()
+        })
+    }
+
     /// Whether an entry of the rule selects an object whose labels match.
     pub(crate) fn selects_by(&self, entry: &SourceChoice, source: &SourceRef) -> bool {
         let is_named = entry.selector.is_some() || matches_any(&entry.names, &source.name);
-        entry
-            .kinds
-            .iter()
-            .any(|kind| kind.resource == source.resource)
+        entry.resources.contains(&source.resource)
             && entry.reads(&source.namespace, &self.runnel_namespace)
             && is_named
             && !matches_any(&entry.exclude, &source.name)
@@ -223,10 +238,8 @@ impl Rule {
         *secret.resource == *REFERENCED_KIND
             && self.shape.reads_secret(&secret.name)
             && self.sources.iter().any(|entry| {
-                entry
-                    .kinds
-                    .iter()
-                    .any(|kind| &*kind.resource == REFERENCED_KIND)
+                let has_kind = |resource: &Arc<str>| **resource == *REFERENCED_KIND;
+                entry.resources.iter().any(has_kind)
                     && entry.reads(&secret.namespace, &self.runnel_namespace)
             })
     }
@@ -322,13 +335,18 @@ impl SourceChoice {
             && !after.iter().any(is_it)
             && after.iter().all(|name| before.contains(name))
             && globs(former) == globs(self)
-            && (&self.kinds, &self.namespaces, &self.selector, &self.exclude)
-                == (
-                    &former.kinds,
-                    &former.namespaces,
-                    &former.selector,
-                    &former.exclude,
-                )
+            && self.include_controlled == former.include_controlled
+            && (
+                &self.resources,
+                &self.namespaces,
+                &self.selector,
+                &self.exclude,
+            ) == (
+                &former.resources,
+                &former.namespaces,
+                &former.selector,
+                &former.exclude,
+            )
     }
 
     fn selects(
@@ -337,9 +355,7 @@ impl SourceChoice {
         labels: &BTreeMap<String, String>,
         runnel_namespace: &str,
     ) -> bool {
-        self.kinds
-            .iter()
-            .any(|kind| kind.resource == source.resource)
+        self.resources.contains(&source.resource)
             && self.reads(&source.namespace, runnel_namespace)
             && match &self.selector {
                 Some(selector) => selector.matches(labels),
@@ -358,16 +374,22 @@ impl SourceChoice {
 
 fn choice(source: &runnel_api::Source, namespaces: Vec<Pattern>) -> SourceChoice {
     SourceChoice {
-        kinds: source
+        resources: source
             .resources
             .iter()
-            .filter_map(|resource| Kind::by_resource(resource).cloned())
+            .map(|resource| resource_name(resource))
             .collect(),
         namespaces,
         selector: source.selector.as_ref().map(Into::into),
         names: patterns(&source.names),
         exclude: patterns(&source.exclude),
+        include_controlled: source.include_controlled,
     }
+}
+
+/// Returns the name of a kind, shared with all uses of it if Runnel has rules for the kind.
+fn resource_name(resource: &str) -> Arc<str> {
+    Kind::by_resource(resource).map_or_else(|| resource.into(), |kind| kind.resource.clone())
 }
 
 fn patterns(texts: &[String]) -> Vec<Pattern> {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use runnel_proto::model::{
-    ClusterName, DIFF_FIELDS, FieldDigests, FieldsKey, Intent, Kind, PREVIEW_LIMIT, Payload,
-    PreviewIntent, PreviewRequest, SourceRef, Terms, Tombstone,
+    ClusterName, ContentRules, DIFF_FIELDS, FieldDigests, FieldsKey, Intent, PREVIEW_LIMIT,
+    Payload, PreviewIntent, PreviewRequest, SourceRef, Terms, Tombstone,
 };
 
 use super::{PreviewIndex, ReportedCopiesFn};
@@ -357,15 +357,19 @@ impl QuestionContext {
 
     /// Returns the digests of content, if the hub can decode it. They are computed once for all
     /// clusters.
-    fn announced(&self, kind: &Kind, content: &Arc<SourceContent>) -> Option<ContentDigests> {
+    fn announced(
+        &self,
+        rules: &ContentRules,
+        content: &Arc<SourceContent>,
+    ) -> Option<ContentDigests> {
         let compute = || {
             let plain = content.payload.decode().ok()?;
             let object_type = plain.fields.get("type").and_then(|named| named.as_str());
             let object_type = object_type
                 .filter(|named| !named.is_empty())
                 .map(Into::into);
-            let bytes = plain.value_bytes(kind);
-            let digests = self.diff.then(|| self.key.digests(kind, &plain));
+            let bytes = plain.value_bytes(rules);
+            let digests = self.diff.then(|| self.key.digests(rules, &plain));
             let digests = digests.filter(|all| all.len() <= DIFF_FIELDS).map(Arc::new);
             Some(ContentDigests {
                 bytes,
@@ -396,7 +400,7 @@ impl QuestionContext {
             object_type,
             fields,
             digests,
-        } = self.announced(Kind::by_resource(&source.resource)?, content)?;
+        } = self.announced(ContentRules::of(&source.resource), content)?;
         let size = content.payload.bytes().len();
         let payload = if size <= room.payloads && room.payloads > 0 {
             room.payloads -= size;
@@ -433,9 +437,9 @@ mod tests {
         let payload = Payload::encode(Content::default().to_bytes());
         let content = Arc::new(SourceContent::new(Revision([1; 16]), payload));
         let context = QuestionContext::new(FieldsKey([1; 32]), false, true);
-        let kind = Kind::by_resource("configmaps").unwrap();
+        let rules = ContentRules::of("configmaps");
         for _ in 0..3 {
-            assert!(context.announced(kind, &content).is_some());
+            assert!(context.announced(rules, &content).is_some());
         }
         // Set by hand, so that a second evaluation would show.
         context
@@ -443,7 +447,7 @@ mod tests {
             .lock()
             .values_mut()
             .for_each(|known| known.announced = None);
-        assert!(context.announced(kind, &content).is_none());
+        assert!(context.announced(rules, &content).is_none());
         assert_eq!(context.known.lock().len(), 1);
     }
 }

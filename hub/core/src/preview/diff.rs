@@ -3,69 +3,114 @@
 //! ([`runnel_proto::model::FieldChange`]). The hub adds the new values. No line contains a value of
 //! a sensitive kind, whatever an agent sends.
 use runnel_proto::model::{
-    Content, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
+    Content, ContentRules, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldsKey, Kind,
     PreviewOutcome, PreviewedCopy, short_value,
 };
+use serde_json::Value;
 
 use crate::plan::SourceContent;
 
 /// Returns at most [`DIFF_LIMIT`] lines, and one with the number of others; none for a copy that is
 /// not written.
 pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Vec<String> {
-    let Some(kind) = Kind::by_resource(&copy.copy.resource) else {
-        return vec![];
-    };
+    let resource = &copy.copy.resource;
     let content = || content.and_then(|content| content.payload.decode().ok());
     match copy.previewed {
         PreviewOutcome::Create => {
             let Some(content) = content() else {
                 return vec![];
             };
-            text(kind, &added(kind, &content), Some(&content))
+            text(resource, &added(resource, &content), Some(&content))
         }
         PreviewOutcome::Change | PreviewOutcome::Overwrite | PreviewOutcome::Adopt
             if copy.diff != FieldDiff::default() =>
         {
-            text(kind, &copy.diff, content().as_ref())
+            text(resource, &copy.diff, content().as_ref())
         }
         _ => vec![],
     }
 }
 
 /// Every field is new.
-fn added(kind: &Kind, content: &Content) -> FieldDiff {
+fn added(resource: &str, content: &Content) -> FieldDiff {
+    let paths: Vec<String> = match Kind::by_resource(resource) {
+        Some(kind) => FieldsKey([0; 32])
+            .digests(kind.content, content)
+            .into_keys()
+            .collect(),
+        None => leaves(content),
+    };
     let mut diff = FieldDiff::default();
-    let paths = FieldsKey([0; 32]).digests(kind, content).into_keys();
-    paths.for_each(|path| {
+    for path in paths {
         diff.push(FieldChange {
             path,
             edit: FieldEdit::Add,
             old: None,
-        })
-    });
+        });
+    }
     diff
 }
 
-fn text(kind: &Kind, diff: &FieldDiff, content: Option<&Content>) -> Vec<String> {
-    let new = |path: &str| match FieldPath::parse(path)? {
-        FieldPath::Key {
-            map: FieldMap::Data,
-            key,
-        } => content?
-            .fields
-            .get("data")?
-            .get(&key)?
-            .as_str()
-            .map(short_value),
-        FieldPath::Key {
-            map: FieldMap::Labels,
-            key,
-        } => content?.labels.get(&key).map(|value| short_value(value)),
-        _ => None,
+/// Returns the paths of all values of a content. A list is one value.
+fn leaves(content: &Content) -> Vec<String> {
+    fn collect(path: &str, value: &Value, all: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) if !fields.is_empty() => {
+                for (field, value) in fields {
+                    collect(&format!("{path}/{}", escaped(field)), value, all);
+                }
+            }
+            _ => all.push(path.to_owned()),
+        }
+    }
+    let mut all = Vec::new();
+    for (field, value) in &content.fields {
+        collect(&format!("/{}", escaped(field)), value, &mut all);
+    }
+    for (of, pairs) in [
+        ("annotations", &content.annotations),
+        ("labels", &content.labels),
+    ] {
+        all.extend(
+            pairs
+                .keys()
+                .map(|key| format!("/metadata/{of}/{}", escaped(key))),
+        );
+    }
+    all
+}
+
+/// A key as a part of a JSON pointer.
+fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+/// Returns the new value at a path, if it is short: a text, a number or a boolean.
+fn value_at(content: &Content, path: &str) -> Option<String> {
+    if let Some(key) = path.strip_prefix("/metadata/labels/") {
+        let key = key.replace("~1", "/").replace("~0", "~");
+        return content.labels.get(&key).map(|value| short_value(value));
+    }
+    let (field, rest) = match path.strip_prefix('/')?.split_once('/') {
+        Some((field, rest)) => (field, format!("/{rest}")),
+        None => (path.strip_prefix('/')?, String::new()),
     };
+    let value = content
+        .fields
+        .get(field)
+        .filter(|_| field != "binaryData")?;
+    match value.pointer(&rest)? {
+        Value::String(text) => Some(short_value(text)),
+        value @ (Value::Number(_) | Value::Bool(_)) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+fn text(resource: &str, diff: &FieldDiff, content: Option<&Content>) -> Vec<String> {
+    let shown = !ContentRules::of(resource).sensitive;
+    let new = |path: &str| value_at(content?, path);
     let line = |change: &FieldChange| {
         let FieldChange { path, edit, old } = change;
-        let shown = !kind.content.sensitive;
         let (old, new) = (
             old.as_deref().filter(|_| shown),
             new(path).filter(|_| shown),
@@ -164,6 +209,40 @@ mod tests {
             "and 2 more",
         ];
         assert_eq!(answer, expected);
+    }
+
+    #[test]
+    fn copy_of_any_kind_lists_its_values() {
+        let fields = json!({"spec": {"replicas": 2, "paused": false, "ports": [{"port": 80}], "empty": {}, "a/b": "x"}});
+        let content = Content {
+            fields: serde_json::from_value(fields).unwrap(),
+            labels: BTreeMap::from([("example.org/team".to_owned(), "a".to_owned())]),
+            ..Content::default()
+        };
+        let new = SourceContent::new(Revision([1; 16]), Payload::encode(content.to_bytes()));
+        let created = copy(
+            "deployments.apps",
+            PreviewOutcome::Create,
+            FieldDiff::default(),
+        );
+        let expected = [
+            r#"+ /spec/a~1b: "x""#,
+            "+ /spec/empty",
+            "+ /spec/paused: false",
+            "+ /spec/ports",
+            "+ /spec/replicas: 2",
+            r#"+ /metadata/labels/example.org~1team: "a""#,
+        ];
+        assert_eq!(lines(&created, Some(&new)), expected);
+        let diff = FieldDiff {
+            changes: vec![change("/spec/replicas", FieldEdit::Change)],
+            more: 0,
+        };
+        let changed = copy("deployments.apps", PreviewOutcome::Change, diff);
+        assert_eq!(
+            lines(&changed, Some(&new)),
+            [r#"~ /spec/replicas: "c4n4ry-old" -> 2"#]
+        );
     }
 
     #[test]

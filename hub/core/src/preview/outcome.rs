@@ -3,7 +3,8 @@ use std::collections::BTreeMap;
 
 use runnel_proto::closed_list::Verdict;
 use runnel_proto::model::{
-    ClusterName, Kind, PreviewOutcome, PreviewedCopy, PruneDigest, PruneRequest, Reason, RuleUid,
+    ClusterName, ContentRules, PreviewOutcome, PreviewedCopy, PruneDigest, PruneRequest, Reason,
+    RuleUid,
 };
 
 use super::{AgentAnswer, PreviewIndex, ReportedCopiesFn, diff};
@@ -242,8 +243,7 @@ fn row(cluster: &ClusterName, copy: PreviewedCopy, prunes: bool) -> Row {
             (reason.as_str(), message)
         });
     let blocked = |reason| (Verdict::Blocked, reason, BLOCKED.to_owned());
-    let is_secret =
-        Kind::by_resource(&copy.copy.resource).is_none_or(|kind| kind.content.sensitive);
+    let is_secret = ContentRules::of(&copy.copy.resource).sensitive;
     let and = |words: &str, more: &str| {
         if more.is_empty() {
             words.to_owned()

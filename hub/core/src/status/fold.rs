@@ -296,8 +296,12 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
             ..known
         });
     }
-    let message = if let Some((scope, why)) = view.unreadable.first_key_value() {
-        let more = match view.unreadable.len() {
+    let mut unreadable = view
+        .unreadable
+        .iter()
+        .filter(|(scope, _)| !view.not_served.contains(&scope.resource));
+    let message = if let Some((scope, why)) = unreadable.next() {
+        let more = match unreadable.count() + 1 {
             1 => String::new(),
             all => format!(
                 " Nor can {}.",
@@ -311,6 +315,8 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
         format!(
             "{scope} cannot be read on the hub ({why}); existing copies are left unchanged.{more}"
         )
+    } else if let Some(not_served) = kind_not_served(view) {
+        return Some(not_served);
     } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; existing copies are left unchanged")
     } else {
@@ -322,6 +328,31 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
     Some(ConditionValue::new(
         ConditionStatus::True,
         Reason::SourceUnreadable,
+        message,
+    ))
+}
+
+/// Kinds that the rule names and that the API server of the hub does not serve.
+fn kind_not_served(view: &View<'_>) -> Option<ConditionValue> {
+    let first = view.not_served.first()?;
+    let more = match view.not_served.len() {
+        1 => String::new(),
+        all => format!(
+            " and {}",
+            counted(
+                i64::try_from(all - 1).unwrap_or(i64::MAX),
+                "other kind",
+                "other kinds"
+            )
+        ),
+    };
+    let message = format!(
+        "the API server of the hub does not serve {first}{more}: install the CustomResourceDefinition and its objects, or \
+         correct spec.sources; existing copies of that kind are left unchanged"
+    );
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        model::Reason::KindNotServed,
         message,
     ))
 }

@@ -41,6 +41,7 @@ struct World {
     namespace_prunes: Option<runnel_proto::model::NamespacePrunes>,
     rolling: Option<rollouts::Under>,
     proof: Option<Proof>,
+    not_served: BTreeSet<std::sync::Arc<str>>,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -110,6 +111,7 @@ impl World {
             namespace_prunes: None,
             rolling: None,
             proof: None,
+            not_served: BTreeSet::new(),
         }
     }
 
@@ -138,7 +140,12 @@ impl World {
             cluster_plans: &self.cluster_plans,
             target_clusters: &self.target_clusters,
             members: &self.members,
-            unreadable: BTreeMap::new(),
+            unreadable: self
+                .not_served
+                .iter()
+                .map(|resource| (WatchScope::everywhere(resource.clone()), String::new()))
+                .collect(),
+            not_served: self.not_served.clone(),
             pending: self.pending.clone(),
             blocks_removals: self.blocks_removals,
             blocks_prunes: self.pending.is_some() && !self.blocks_removals,
@@ -455,6 +462,20 @@ fn reconciling_stalled_and_suspended_exist_only_while_true() {
     world.plan.set(&unreadable, None);
     world.fold();
     assert_eq!(world.condition(ConditionType::Stalled), Default::default());
+
+    world.not_served = ["gadgets.example.org".into(), "widgets.example.org".into()].into();
+    world.fold();
+    for condition in [ConditionType::Stalled, ConditionType::Ready] {
+        let condition = runnel_api::conditions::condition(&world.status.conditions, condition);
+        let condition = condition.unwrap();
+        assert_eq!(condition.reason, "KindNotServed");
+        let message = &condition.message;
+        assert!(
+            message.contains("does not serve gadgets.example.org and 1 other kind: install"),
+            "{message}"
+        );
+    }
+    world.not_served.clear();
 
     world.becomes(rule(json!({"suspend": true})));
     world.fold();

@@ -1,7 +1,8 @@
 //! What a rule names or looks for and does not find.
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, Pattern, SourceRef, matches_any};
+use runnel_proto::model::{ClusterName, Kind, Pattern, SourceRef, matches_any};
 
 use super::view::{ConditionValue, View, counted};
 use crate::plan::{ClusterChoice, NamedKey, SourceChoice};
@@ -184,8 +185,8 @@ fn missing_in<'v>(view: &'v View<'_>, entry: &'v SourceChoice) -> Vec<&'v str> {
         && namespace.is_literal()
     {
         let exists = |name: &str| {
-            entry.kinds.iter().any(|kind| {
-                let source = SourceRef::new(&kind.resource, namespace.as_str(), name);
+            entry.resources.iter().any(|resource| {
+                let source = SourceRef::new(resource, namespace.as_str(), name);
                 view.plan.selects(&source) || view.plan.refused.contains_key(&source)
             })
         };
@@ -229,11 +230,11 @@ fn absent(entry: &SourceChoice, names: &str) -> String {
 
 /// Returns the kinds of an entry, as in `configmap or secret`.
 fn kinds(entry: &SourceChoice) -> String {
-    let kinds: Vec<_> = entry
-        .kinds
-        .iter()
-        .map(|kind| kind.kind.to_lowercase())
-        .collect();
+    let name = |resource: &Arc<str>| {
+        Kind::by_resource(resource)
+            .map_or_else(|| resource.to_string(), |kind| kind.kind.to_lowercase())
+    };
+    let kinds: Vec<_> = entry.resources.iter().map(name).collect();
     kinds.join(" or ")
 }
 

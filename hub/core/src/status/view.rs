@@ -1,6 +1,7 @@
 //! What the hub knows about one rule, as the input of its status, and the parts of statuses that several files use.
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
@@ -25,6 +26,8 @@ pub struct View<'a> {
     pub members: &'a BTreeMap<ClusterName, Cluster>,
     /// The places that it needs and that cannot be read, and why.
     pub unreadable: BTreeMap<WatchScope, String>,
+    /// The kinds that it names and that the API server of the hub does not serve. Their places are unreadable, too.
+    pub not_served: BTreeSet<Arc<str>>,
     /// What waits for approval.
     pub pending: Option<PendingApproval>,
     /// Whether a removal that the hub decided on is blocked.

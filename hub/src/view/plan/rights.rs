@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use runnel_proto::model::{FieldsKey, Kind, RuleName, RuleUid, is_label, is_subdomain};
+use runnel_proto::model::{FieldsKey, RuleName, RuleUid, is_label, is_subdomain};
 use serde_json::Value;
 
 use super::{PlanRequest, RULE_KINDS, random_key, resource_of};
@@ -138,9 +138,9 @@ impl ViewServer {
         user: &UserInfo,
         rule: &Rule,
     ) -> Result<(), ViewError> {
-        let mut wanted: BTreeSet<(&Kind, &str)> = BTreeSet::new();
+        let mut wanted: BTreeSet<(&str, &str)> = BTreeSet::new();
         for entry in &rule.sources {
-            for kind in &entry.kinds {
+            for kind in &entry.resources {
                 let everywhere = entry
                     .namespaces
                     .iter()
@@ -149,17 +149,18 @@ impl ViewServer {
                 if everywhere {
                     wanted.insert((kind, ""));
                 } else {
-                    wanted.extend(names.map(|name| (kind, name)));
+                    wanted.extend(names.map(|name| (&**kind, name)));
                 }
             }
         }
-        let mut everywhere: BTreeMap<&Kind, bool> = BTreeMap::new();
+        let mut everywhere: BTreeMap<&str, bool> = BTreeMap::new();
         for (kind, namespace) in wanted {
+            let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
             let access = |namespace| ResourceAccess {
                 verb: "get",
-                group: &kind.group,
-                version: &kind.version,
-                resource: &kind.plural,
+                group,
+                version: "*",
+                resource: plural,
                 namespace,
                 name: "",
             };

@@ -1,0 +1,72 @@
+//! The kinds whose objects belong to one cluster: they are never distributed.
+use super::GROUP;
+
+/// Kinds whose objects describe one cluster, or are credentials of one.
+pub(super) const LOCAL_KINDS: &[&str] = &[
+    "certificatesigningrequests.certificates.k8s.io",
+    "componentstatuses",
+    "controllerrevisions.apps",
+    "csinodes.storage.k8s.io",
+    "csistoragecapacities.storage.k8s.io",
+    "endpoints",
+    "endpointslices.discovery.k8s.io",
+    "events",
+    "events.events.k8s.io",
+    "ipaddresses.networking.k8s.io",
+    "leasecandidates.coordination.k8s.io",
+    "leases.coordination.k8s.io",
+    "nodes",
+    "podcertificaterequests.certificates.k8s.io",
+    "resourceslices.resource.k8s.io",
+    "servicecidrs.networking.k8s.io",
+    "storageversions.internal.apiserver.k8s.io",
+    "volumeattachments.storage.k8s.io",
+];
+
+/// Groups without stored objects: their requests are answered, and metrics are measured.
+pub(super) const LOCAL_GROUPS: &[&str] = &[
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "custom.metrics.k8s.io",
+    "external.metrics.k8s.io",
+    "metrics.k8s.io",
+];
+
+/// Whether objects of a kind, by its `plural[.group]`, belong to one cluster: none of them is ever distributed. The kinds
+/// of Runnel are among them.
+pub fn is_local_kind(resource: &str) -> bool {
+    let group = resource.split_once('.').map_or("", |(_, group)| group);
+    let is_own = group == GROUP
+        || group
+            .strip_suffix(GROUP)
+            .is_some_and(|part| part.ends_with('.'));
+    is_own || LOCAL_KINDS.contains(&resource) || LOCAL_GROUPS.contains(&group)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_one_cluster_are_local() {
+        for local in [
+            "events",
+            "nodes",
+            "leases.coordination.k8s.io",
+            "tokenreviews.authentication.k8s.io",
+            "distributionrules.runnel.dev",
+            "deliveries.view.runnel.dev",
+        ] {
+            assert!(is_local_kind(local), "{local}");
+        }
+        for portable in [
+            "configmaps",
+            "services",
+            "events.example.org",
+            "widgets.notrunnel.dev",
+            "networkpolicies.networking.k8s.io",
+        ] {
+            assert!(!is_local_kind(portable), "{portable}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Starts and stops the watches of sources by what rules select.
+//!
+//! One task per watch scope follows the metadata of a kind, from the moment that a rule names the kind until no rule has
+//! named it for [`UNNEEDED_LIMIT`]. A stop removes no copy: it happens only while no rule selects anything in the scope, and
+//! a later rule first lists it again.
+//!
+//! ConfigMaps and Secrets are always served. For other kinds the hub reads what its API server serves ([`super::kinds`]).
+//! A kind that is not served is a state of its scope, and does not affect the other sources of a rule.
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use kube::Client;
+use runnel_hub_core::index::ScopeState;
+use runnel_hub_core::plan::WatchScope;
+use runnel_proto::model::{Kind, Kinds, Scope};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::crd_deletion::CrdMemory;
+use super::kinds::{DiscoveryError, DiscoverySchedule, read_kinds};
+use super::sources::watch_sources;
+use crate::hub_state::{HubState, until};
+use crate::relist_barrier::Watched;
+
+/// Maximum number of watched kinds.
+pub const KINDS_LIMIT: usize = 200;
+/// The time after which a watch stops that no rule needs.
+const UNNEEDED_LIMIT: Duration = Duration::from_secs(300);
+/// Minimum interval between two comparisons of the watches with the rules.
+const COMPARE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// A scope that a rule needs, or has needed.
+#[derive(Default)]
+struct NeededScope {
+    /// The kind and the end of its watch.
+    watch: Option<(Kind, CancellationToken)>,
+    /// What is known of the CRD of its kind.
+    crd: CrdMemory,
+    /// Since when no rule needs it.
+    unneeded_since: Option<Instant>,
+}
+
+/// Why a scope has no watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Unwatched {
+    /// The kinds are being read.
+    Awaited,
+    /// This is the state of the scope.
+    State(ScopeState),
+}
+
+/// Watches the sources that rules need. Returns only if a watch ended.
+pub async fn watch_needed_sources(client: Client, hub_state: Arc<HubState>) {
+    SourceWatches {
+        client,
+        hub_state,
+        scopes: BTreeMap::new(),
+        tasks: JoinSet::new(),
+        schedule: DiscoverySchedule::default(),
+        has_read: false,
+        failure: None,
+    }
+    .run()
+    .await;
+}
+
+/// A watch ended by itself.
+struct WatchEnded;
+
+struct SourceWatches {
+    client: Client,
+    hub_state: Arc<HubState>,
+    scopes: BTreeMap<WatchScope, NeededScope>,
+    tasks: JoinSet<WatchScope>,
+    schedule: DiscoverySchedule,
+    /// Whether the kinds have been read.
+    has_read: bool,
+    /// Why the last read of the kinds failed.
+    failure: Option<String>,
+}
+
+impl SourceWatches {
+    async fn run(mut self) {
+        let hub_state = self.hub_state.clone();
+        let mut needed = hub_state.needed.subscribe();
+        let mut rounds = hub_state.leadership.relist_barrier.subscribe();
+        let mut reading: Option<BoxFuture<'static, Result<Kinds, DiscoveryError>>> = None;
+        let mut compare_at = None;
+        loop {
+            needed.mark_unchanged();
+            rounds.requested.mark_unchanged();
+            if self.update().await.is_err() {
+                return;
+            }
+            let now = Instant::now();
+            let due = self.due(now).filter(|_| reading.is_none());
+            if due.is_some_and(|due| due <= now) {
+                reading = Some(read_kinds(self.client.clone()).boxed());
+            }
+            let read = async {
+                match &mut reading {
+                    Some(reading) => reading.await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Ok(()) = needed.changed() => {}
+                // The scopes without a watch count as listed in the new round.
+                Ok(()) = rounds.requested.changed() => {}
+                read = read => {
+                    reading = None;
+                    self.set_kinds(read);
+                }
+                () = hub_state.kind_missing.notified() => self.schedule.request(),
+                () = hub_state.needs_changed.notified() => {
+                    compare_at.get_or_insert(now + COMPARE_INTERVAL);
+                }
+                () = until(compare_at) => {
+                    match self.release_unneeded(Instant::now(), UNNEEDED_LIMIT).await {
+                        Ok(next) => compare_at = next,
+                        Err(WatchEnded) => return,
+                    }
+                }
+                () = until(due) => {}
+                Some(_) = self.tasks.join_next() => return,
+            }
+        }
+    }
+
+    /// Returns when the kinds are to be read.
+    fn due(&self, now: Instant) -> Option<Instant> {
+        let named = self.named_kinds();
+        self.schedule
+            .due(now, &named, &self.hub_state.kinds.borrow())
+    }
+
+    /// The kinds that rules name, without those that are always served.
+    fn named_kinds(&self) -> BTreeSet<Arc<str>> {
+        let named = self.scopes.keys().map(|scope| &scope.resource);
+        named
+            .filter(|resource| Kind::by_resource(resource).is_none())
+            .cloned()
+            .collect()
+    }
+
+    fn set_kinds(&mut self, read: Result<Kinds, DiscoveryError>) {
+        let named = self.named_kinds();
+        match read {
+            Ok(kinds) => {
+                let is_missing = |resource: &Arc<str>| kinds.preferred(resource).is_none();
+                let missing = named.into_iter().filter(is_missing).collect();
+                self.schedule.ended(Instant::now(), missing);
+                (self.has_read, self.failure) = (true, None);
+                self.hub_state.set_kinds(kinds);
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot read the kinds that the API server serves; retrying");
+                self.schedule.ended(Instant::now(), named);
+                self.failure = Some(error.to_string());
+            }
+        }
+    }
+
+    /// Starts and stops watches by the needed scopes and the served kinds.
+    async fn update(&mut self) -> Result<(), WatchEnded> {
+        let needed = self.hub_state.needed.borrow().clone();
+        for scope in &needed {
+            self.scopes.entry(scope.clone()).or_default();
+        }
+        for (scope, wanted) in self.all_wanted(needed) {
+            self.set_watch(&scope, wanted).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns the kind of each scope, or why it is not watched. The kinds that are always served come first.
+    fn all_wanted(
+        &self,
+        needed: BTreeSet<WatchScope>,
+    ) -> Vec<(WatchScope, Result<Kind, Unwatched>)> {
+        let kinds = self.hub_state.kinds.borrow();
+        let mut watched = BTreeSet::new();
+        let (first, others): (Vec<_>, Vec<_>) = needed
+            .into_iter()
+            .filter(|scope| self.is_in_reach(scope))
+            .partition(|scope| Kind::by_resource(&scope.resource).is_some());
+        let all = first.into_iter().chain(others);
+        all.map(|scope| {
+            let wanted = self.wanted(&scope, &kinds, &mut watched);
+            (scope, wanted)
+        })
+        .collect()
+    }
+
+    /// Whether the hub may watch a scope. A namespace outside its source namespaces has no watch.
+    fn is_in_reach(&self, scope: &WatchScope) -> bool {
+        let namespace = scope.namespace.as_ref();
+        namespace.is_none_or(|name| self.hub_state.settings.scope.reads(name))
+    }
+
+    /// Returns the kind with which a scope is to be watched, or why it is not.
+    fn wanted(
+        &self,
+        scope: &WatchScope,
+        kinds: &Kinds,
+        watched: &mut BTreeSet<Arc<str>>,
+    ) -> Result<Kind, Unwatched> {
+        let unreadable = |why: String| Err(Unwatched::State(ScopeState::Unreadable(why)));
+        let resource = &scope.resource;
+        let Some(kind) = kinds.preferred(resource) else {
+            return match &self.failure {
+                _ if self.has_read => Err(Unwatched::State(ScopeState::NotServed)),
+                Some(why) => unreadable(format!(
+                    "the hub cannot read which kinds its API server serves: {why}"
+                )),
+                None => Err(Unwatched::Awaited),
+            };
+        };
+        if kind.scope == Scope::Cluster {
+            return unreadable(format!(
+                "{resource} belong to no namespace, and are not distributed: remove them from spec.sources"
+            ));
+        }
+        if !watched.contains(resource) && watched.len() >= KINDS_LIMIT {
+            return unreadable(format!(
+                "the hub watches at most {KINDS_LIMIT} kinds: remove kinds from the rules of this hub"
+            ));
+        }
+        watched.insert(resource.clone());
+        Ok(kind.clone())
+    }
+
+    async fn set_watch(
+        &mut self,
+        scope: &WatchScope,
+        wanted: Result<Kind, Unwatched>,
+    ) -> Result<(), WatchEnded> {
+        let running = self
+            .scopes
+            .get(scope)
+            .and_then(|known| known.watch.as_ref())
+            .map(|(kind, _)| kind.clone());
+        match (running, wanted) {
+            (Some(running), Ok(kind)) if running == kind => return Ok(()),
+            (running, Ok(kind)) => {
+                if running.is_some() {
+                    tracing::info!(%scope, version = %kind.version, "the API server prefers another version of a kind");
+                    self.stop(scope).await?;
+                    // The content is read again in the new version.
+                    self.hub_state.change(|index| {
+                        index.sources_mut().mark_stale(scope);
+                        index.invalidate_stale(scope)
+                    });
+                }
+                self.start(scope, kind);
+            }
+            (_, Err(Unwatched::Awaited)) => {}
+            (running, Err(Unwatched::State(state))) => {
+                if running.is_some() {
+                    tracing::error!(%scope, "the API server does not serve the kind any more: its copies are left unchanged");
+                    self.stop(scope).await?;
+                }
+                self.hub_state.change(|index| {
+                    if state == ScopeState::NotServed {
+                        index.sources_mut().mark_lost(scope);
+                    }
+                    index.set_scope(scope.clone(), state)
+                });
+                self.count_as_listed(scope);
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, scope: &WatchScope, kind: Kind) {
+        let token = CancellationToken::new();
+        let known = self.scopes.entry(scope.clone()).or_default();
+        known.watch = Some((kind.clone(), token.clone()));
+        let watch = watch_sources(
+            self.client.clone(),
+            self.hub_state.clone(),
+            kind,
+            scope.clone(),
+            known.crd.clone(),
+        );
+        let scope = scope.clone();
+        self.tasks.spawn(async move {
+            token.run_until_cancelled(watch).await;
+            scope
+        });
+    }
+
+    /// Stops a watch, and waits until it has stopped: it changes nothing afterwards.
+    async fn stop(&mut self, scope: &WatchScope) -> Result<(), WatchEnded> {
+        let known = self.scopes.get_mut(scope);
+        let Some((_, token)) = known.and_then(|known| known.watch.take()) else {
+            return Ok(());
+        };
+        token.cancel();
+        match self.tasks.join_next().await {
+            Some(Ok(ended)) if ended == *scope => Ok(()),
+            _ => Err(WatchEnded),
+        }
+    }
+
+    /// A scope without a watch does not keep the leader from serving.
+    fn count_as_listed(&self, scope: &WatchScope) {
+        let barrier = &self.hub_state.leadership.relist_barrier;
+        barrier.done(Watched::Sources(scope.clone()), barrier.round());
+        self.hub_state.queues.to_read.wake();
+        self.hub_state.leadership.progress.notify_one();
+    }
+
+    /// Stops the watches that no rule has needed for `limit`. Returns when to compare again.
+    async fn release_unneeded(
+        &mut self,
+        now: Instant,
+        limit: Duration,
+    ) -> Result<Option<Instant>, WatchEnded> {
+        let needed = self.hub_state.index.read().needed_scopes();
+        let mut expired = Vec::new();
+        let mut next = None;
+        for (scope, known) in &mut self.scopes {
+            if needed.contains(scope) {
+                known.unneeded_since = None;
+                continue;
+            }
+            let ends = *known.unneeded_since.get_or_insert(now) + limit;
+            if ends <= now {
+                expired.push(scope.clone());
+            } else {
+                next = Some(next.map_or(ends, |next: Instant| next.min(ends)));
+            }
+        }
+        for scope in expired {
+            self.stop(&scope).await?;
+            if self.hub_state.release(&scope) {
+                tracing::info!(%scope, "no rule selects sources there any more: the watch has ended");
+                self.scopes.remove(&scope);
+            }
+        }
+        Ok(next)
+    }
+}
