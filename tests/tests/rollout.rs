@@ -3,6 +3,8 @@
 
 #[path = "rollout/approval.rs"]
 mod approval;
+#[path = "rollout/windows.rs"]
+mod windows;
 
 use std::time::Duration;
 

@@ -153,6 +153,10 @@ closed_list! {
         RollingOut,
         /// The next wave of the rollout waits until a person approves it (`spec.rollout.approval`).
         AwaitingApproval,
+        /// The next clusters of the rollout wait until a window opens.
+        AwaitingWindow,
+        /// `windows` of a rollout or of a member cluster cannot be read, so that no change is sent.
+        InvalidWindow,
         /// `spec.rollout.paused` is true: the rollout sends nothing further.
         RolloutPaused,
         /// More clusters failed than `spec.rollout.maxFailures`.

@@ -29,6 +29,7 @@ mod selector;
 mod shape;
 mod view;
 mod view_request;
+mod window;
 
 pub use check::{SpecError, check_spec};
 pub use fleet::{
@@ -75,6 +76,7 @@ pub use view_request::{
     PlannedCopy, PlannedRule, PlannedSource, RemovalReview, RemovalReviewSpec, RemovalReviewStatus,
     RulePlan, RulePlanSpec, RulePlanStatus,
 };
+pub use window::Window;
 
 /// The API group.
 pub const GROUP: &str = "runnel.dev";
@@ -115,6 +117,8 @@ pub mod limits {
     pub const MARKS_ADDED: usize = 32;
     /// Entries in a rule's `overrides`.
     pub const OVERRIDES: usize = 16;
+    /// Windows of a rollout, or of a cluster.
+    pub const WINDOWS: usize = 8;
     /// Clusters that a rule's status lists, the worst first.
     pub const STATUS_CLUSTERS: usize = 20;
     /// Conditions in one status.

@@ -4,7 +4,7 @@ use kube_derive::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{DeletionPolicy, limits, schema};
+use super::{DeletionPolicy, Window, limits, schema};
 
 /// The membership of a cluster.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -38,6 +38,11 @@ pub struct MemberClusterSpec {
     /// cluster, delete the object at once.
     #[serde(default)]
     pub leaving: bool,
+    /// The windows in which rollouts may send a change to the cluster, at most 8; they add up. A change reaches the cluster while a
+    /// window of the rule and a window of the cluster are open. Rollbacks, removals, and rules without spec.rollout do not wait.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::list(limits::WINDOWS))]
+    pub windows: Vec<Window>,
     /// The join that is allowed now, made by `runnel-hub token create`, or declared in Git together with the agent's Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Join")]
@@ -51,6 +56,7 @@ impl Default for MemberClusterSpec {
             accepted: true,
             cordoned: false,
             leaving: false,
+            windows: Vec::new(),
             join: None,
         }
     }

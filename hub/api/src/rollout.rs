@@ -3,7 +3,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{limits, schema};
+use super::{Window, limits, schema};
 
 /// A rollout in waves: a change is sent to one wave of clusters after the other, while at most
 /// maxFailures clusters fail. A change is an edit of a source, or of this rule's sources,
@@ -38,6 +38,11 @@ pub struct Rollout {
     /// first one also waits until its digest in status.rollout.pendingWave is approved, with `kubectl runnel approve` or the
     /// annotation runnel.dev/approve.
     pub approval: RolloutApproval,
+    /// The windows in which waves begin, at most 8; they add up. Outside of them no further cluster gets the change; a cluster that
+    /// has begun finishes, and rollbacks do not wait. Without windows waves begin at any time. See also the windows of MemberClusters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::list(limits::WINDOWS))]
+    pub windows: Vec<Window>,
 }
 
 /// Whether waves wait for a person.
@@ -70,6 +75,7 @@ impl Default for Rollout {
             paused: false,
             on_failure: OnFailure::Stop,
             approval: RolloutApproval::None,
+            windows: Vec::new(),
         }
     }
 }
@@ -92,7 +98,7 @@ pub struct RolloutStatus {
     #[schemars(transform = schema::text(64))]
     pub revision: String,
     /// Progressing: a wave is under way. Soaking: the wave is applied and observed. AwaitingApproval: the
-    /// next wave waits until pendingWave is approved. Paused: `spec.rollout.paused` is true. Stopped: more than maxFailures clusters failed. Reverting:
+    /// next wave waits until pendingWave is approved. AwaitingWindow: it waits until a window opens. Paused: `spec.rollout.paused` is true. Stopped: more than maxFailures clusters failed. Reverting:
     /// more than maxFailures clusters failed, and clusters are being rolled back. Reverted: all
     /// connected clusters are rolled back or have failed to. Completed: every reachable cluster has
     /// the change; the others get it when they reconnect.
@@ -155,6 +161,10 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub applied_at: Option<Time>,
+    /// The time of the next opening, if clusters wait for a window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub opens_at: Option<Time>,
     /// The time of completion or of the end of the rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
@@ -205,6 +215,8 @@ pub enum RolloutPhase {
     Soaking,
     /// The next wave waits until a person approves it.
     AwaitingApproval,
+    /// The next clusters wait until a window opens.
+    AwaitingWindow,
     /// It is paused by `spec.rollout.paused`.
     Paused,
     /// Too many clusters failed.

@@ -428,6 +428,37 @@ pub(super) fn order_by_label(schema: &mut Schema) {
     )(schema);
 }
 
+/// A cron expression of five fields.
+pub(super) fn cron_schedule(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(128));
+    let field = |value: &str| {
+        let item = format!("([*](/[1-9][0-9]?)?|({value})(-({value})(/[1-9][0-9]?)?)?)");
+        format!("{item}(,{item})*")
+    };
+    let fields = [
+        "[0-5]?[0-9]",
+        "[01]?[0-9]|2[0-3]",
+        "0?[1-9]|[12][0-9]|3[01]",
+        "0?[1-9]|1[0-2]|JAN|FEB|MAR|APR|MAY|JUN|JUL|AUG|SEP|OCT|NOV|DEC",
+        "[0-7]|SUN|MON|TUE|WED|THU|FRI|SAT",
+    ];
+    let fields = fields.map(field).join(" +");
+    rule(
+        format!("self.matches('^(?i:{fields})$')"),
+        "schedule: write a cron expression with minute, hour, day of month, month and day of week, such as 0 22 * * 1-5, \
+         of numbers, lists, ranges and steps",
+    )(schema);
+}
+
+/// The name of a time zone. Whether it exists only the hub knows.
+pub(super) fn time_zone(schema: &mut Schema) {
+    schema.insert("maxLength".into(), json!(64));
+    rule(
+        "self.matches('^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$')",
+        "timeZone: write the name of a time zone of the IANA database, such as Europe/Berlin or UTC",
+    )(schema);
+}
+
 /// An entry of `sources`.
 pub(super) fn source(schema: &mut Schema) {
     rule(

@@ -59,6 +59,18 @@ impl Pending {
             }
         }
     }
+
+    fn later(&self) -> String {
+        match &self.kind {
+            PendingKind::Removal(_) => self.result(),
+            PendingKind::Wave(pending) => {
+                format!(
+                    "Approved: wave {} begins when a window opens.\n",
+                    pending.wave
+                )
+            }
+        }
+    }
 }
 
 fn copies_text(copies: i64) -> String {
@@ -84,6 +96,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Approve) -> anyh
         .await?;
     match outcome(&hub, &pending, timeout).await? {
         Outcome::All => print(&pending.result()),
+        Outcome::Later => print(&pending.later()),
         Outcome::Other => {
             let message =
                 "what waits has changed and needs approval again: see `kubectl runnel approve`";
@@ -259,7 +272,9 @@ enum Outcome {
     All,
     /// Another set waits.
     Other,
-    /// The removal is still pending.
+    /// It is approved, and begins when a window opens.
+    Later,
+    /// It is still pending.
     No,
 }
 
@@ -267,7 +282,7 @@ async fn outcome(hub: &Cluster, pending: &Pending, timeout: Duration) -> anyhow:
     let begin = Instant::now();
     loop {
         match pending.outcome(hub).await? {
-            Outcome::All => return Ok(Outcome::All),
+            known @ (Outcome::All | Outcome::Later) => return Ok(known),
             Outcome::Other if begin.elapsed() >= SETTLES_WITHIN => return Ok(Outcome::Other),
             other if begin.elapsed() >= timeout => return Ok(other),
             Outcome::Other | Outcome::No => tokio::time::sleep(POLL_INTERVAL).await,
@@ -330,7 +345,10 @@ fn wave_outcome(rollout: Option<&RolloutStatus>, approved: &PendingWave) -> Outc
     };
     let pending = rollout.pending_wave.as_ref();
     if pending.is_some_and(|pending| pending.digest == approved.digest) {
-        Outcome::No
+        match rollout.phase {
+            RolloutPhase::AwaitingWindow => Outcome::Later,
+            _ => Outcome::No,
+        }
     } else if rollout.wave >= approved.wave || rollout.phase == RolloutPhase::Completed {
         Outcome::All
     } else {
@@ -431,6 +449,11 @@ mod tests {
         );
         assert_eq!(outcome(1, Some("other")), Outcome::Other);
         assert_eq!(outcome(1, None), Outcome::Other, "a newer change");
+        let closed = RolloutStatus {
+            phase: RolloutPhase::AwaitingWindow,
+            ..rollout(1, Some("d2"))
+        };
+        assert_eq!(wave_outcome(Some(&closed), &approved), Outcome::Later);
         assert_eq!(wave_outcome(None, &approved), Outcome::Other);
     }
 

@@ -178,6 +178,14 @@ fn rollout_in_short(rollout: &RolloutStatus, now: Timestamp) -> String {
                 since(&pending.and_then(|pending| pending.since.clone()))
             )
         }
+        RolloutPhase::AwaitingWindow => {
+            let opens = rollout.opens_at.as_ref();
+            let opens = opens.map_or_else(
+                || "no opening is known".to_owned(),
+                |opens| format!("a window opens at {}", opens.0),
+            );
+            format!("began {began} ago, {opens}")
+        }
         RolloutPhase::Progressing | RolloutPhase::Paused | RolloutPhase::Stopped => {
             format!("began {began} ago")
         }

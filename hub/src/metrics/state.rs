@@ -340,6 +340,7 @@ fn is_intended(ready: &Condition) -> bool {
     let reasons = [
         Reason::RollingOut,
         Reason::AwaitingApproval,
+        Reason::AwaitingWindow,
         Reason::RolloutPaused,
         Reason::Cordoned,
     ];

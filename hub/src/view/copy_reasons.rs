@@ -601,6 +601,7 @@ mod tests {
                 revision,
                 reach,
                 is_settled: true,
+                wakes_at: None,
                 back_to,
             },
         );

@@ -156,6 +156,7 @@ impl Writer {
             lost_watch: report_store
                 .lost_watch(name, Kind::resources().map(|resource| &**resource))
                 .filter(|_| report_store.session(name, now.instant).is_some()),
+            windows_error: cluster.windows.error(),
             key_shared: report_store.is_key_shared(name, now.instant),
             previous,
         };

@@ -207,7 +207,8 @@ impl Writer {
             .lock()
             .expire(now, is_member);
         self.hub_state.queues.dirty_members.add(expired);
-        let rolling = self.hub_state.index.read().rules().rolling();
+        let wall = jiff::Timestamp::now();
+        let rolling = self.hub_state.index.read().rules().rolling(wall);
         self.hub_state.queues.dirty_rules.add(rolling);
         let deleting = self.object_cache.deleting();
         self.hub_state.queues.dirty_rules.add(deleting);

@@ -27,6 +27,10 @@ fn namespaces(change: Value) -> Value {
     json!({"namespaces": change})
 }
 
+fn windows(change: Value) -> Value {
+    json!({"rollout": {"windows": [change]}})
+}
+
 /// The description, the changed fields of the smallest rule's spec, and parts of the refusal.
 pub type Case = (&'static str, Value, &'static [&'static str]);
 
@@ -145,6 +149,15 @@ pub fn targets() -> Vec<Case> {
         ("a label key that is none", json!({"rollout": {"orderByLabel": "a b"}}), &["spec.rollout.orderByLabel", "a label key is"]),
         ("a soak of more than a week", json!({"rollout": {"soakSeconds": 604_801}}), &["spec.rollout.soakSeconds", "604800"]),
         ("less failures than none", json!({"rollout": {"maxFailures": -1}}), &["spec.rollout.maxFailures", "0"]),
+        ("a window without a schedule", windows(json!({"durationSeconds": 60})), &["spec.rollout.windows[0].schedule"]),
+        ("a schedule of four fields", windows(json!({"schedule": "0 22 * *", "durationSeconds": 60})), &["spec.rollout.windows[0].schedule", "write a cron expression"]),
+        ("a minute that no hour has", windows(json!({"schedule": "60 22 * * *", "durationSeconds": 60})), &["spec.rollout.windows[0].schedule", "write a cron expression"]),
+        ("a nickname as a schedule", windows(json!({"schedule": "@daily", "durationSeconds": 60})), &["spec.rollout.windows[0].schedule", "write a cron expression"]),
+        ("a last day as a schedule", windows(json!({"schedule": "0 22 L * *", "durationSeconds": 60})), &["spec.rollout.windows[0].schedule", "write a cron expression"]),
+        ("a window of less than a minute", windows(json!({"schedule": "0 22 * * *", "durationSeconds": 59})), &["spec.rollout.windows[0].durationSeconds", "60"]),
+        ("a window of more than a week", windows(json!({"schedule": "0 22 * * *", "durationSeconds": 604_801})), &["spec.rollout.windows[0].durationSeconds", "604800"]),
+        ("a time zone with a space", windows(json!({"schedule": "0 22 * * *", "durationSeconds": 60, "timeZone": "Central Time"})), &["spec.rollout.windows[0].timeZone", "IANA"]),
+        ("too many windows", json!({"rollout": {"windows": vec![json!({"schedule": "0 22 * * *", "durationSeconds": 60}); 9]}}), &["spec.rollout.windows", "at most 8"]),
         ("an unknown approval of waves", json!({"rollout": {"approval": "Always"}}), &["spec.rollout.approval", "\"None\"", "\"PerWave\""]),
         ("an unknown onRuleDelete", json!({"removalLimit": {"onRuleDelete": "Keep"}}), &["spec.removalLimit.onRuleDelete", "\"Allow\"", "\"Hold\""]),
         ("an unknown deletionPolicy", json!({"deletionPolicy": "Keep"}), &["spec.deletionPolicy", "\"Keep\"", "\"Delete\", \"Retain\""]),

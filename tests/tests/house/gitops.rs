@@ -99,6 +99,7 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::Deleting
         | Reason::RollingOut
         | Reason::AwaitingApproval
+        | Reason::AwaitingWindow
         | Reason::Copy(model::Reason::KindNotServed) => ("Progressing", "inProgress"),
         // No cluster of the rule is connected, or the API of none answers: nothing is known.
         Reason::ClustersUnreachable | Reason::MemberAPIUnavailable => ("Degraded", "none"),
@@ -108,6 +109,7 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::RemovalLimit
         | Reason::RuleLimit
         | Reason::TooManyFailures
+        | Reason::InvalidWindow
         | Reason::NotGranted
         | Reason::GrantsUnknown
         | Reason::InvalidName

@@ -6,6 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Effect, Index};
 use crate::plan::{ClusterPlans, RevisionHasher, Rule, RulePlan};
+use crate::rollout::Windows;
 use runnel_api::{MemberCluster, PendingRemoval};
 
 /// A member cluster in the index.
@@ -21,6 +22,8 @@ pub struct Cluster {
     pub cordoned: bool,
     /// Whether the cluster leaves: it gets nothing new, and its copies are removed.
     pub leaving: bool,
+    /// The windows in which rollouts may reach it.
+    pub windows: Windows,
     /// Orders from rules that were deleted while it was away.
     pub pending: BTreeMap<RuleUid, PendingRemoval>,
     /// Whether there may be copies in it: an agent has connected, or has joined. A cluster that joins again has not connected
@@ -39,6 +42,7 @@ impl Cluster {
             accepted: object.spec.accepted && object.metadata.deletion_timestamp.is_none(),
             cordoned: object.spec.cordoned,
             leaving: object.spec.leaving,
+            windows: Windows::read(&object.spec.windows, "spec.windows"),
             pending: pending
                 .map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal))
                 .collect(),
@@ -162,6 +166,14 @@ impl Index {
         let former = self.targets.clusters.set(name.clone(), cluster.clone());
         if former.as_ref() == Some(&cluster) {
             return effect;
+        }
+        // Rollouts that wait for a window.
+        if former.as_ref().map(|former| &former.windows) != Some(&cluster.windows) {
+            let rules = self.planner.rules.iter();
+            let waiting = rules.filter(|(_, entry)| {
+                entry.rule.rollout.is_some() && entry.target_clusters.clusters.contains_key(&name)
+            });
+            effect.statuses.extend(waiting.map(|(uid, _)| uid.clone()));
         }
         let before: BTreeSet<_> = former
             .iter()

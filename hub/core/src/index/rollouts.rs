@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use jiff::Timestamp;
 use ring::digest;
 use runnel_proto::model::{ClusterName, RuleUid};
 
@@ -51,17 +52,14 @@ impl RuleEntry {
         self.rule.rollout.is_some() && (!is_let_in() || self.lacks_former())
     }
 
-    /// Whether a rollout is under way, so that time alone may bring the next step.
-    pub(super) fn is_rolling(&self) -> bool {
-        let is_settled = || {
+    /// Whether a rollout is under way, so that time alone may bring the next step now.
+    pub(super) fn is_rolling(&self, now: Timestamp) -> bool {
+        let is_idle = || {
             self.gate
                 .as_ref()
-                .is_some_and(|gate| gate.is_settled && gate.revision == self.target())
+                .is_some_and(|gate| gate.is_idle(now) && gate.revision == self.target())
         };
-        self.rule.rollout.is_some()
-            && !self.rule.terms.suspend
-            && !self.rule.deleting
-            && !is_settled()
+        self.rule.rollout.is_some() && !self.rule.terms.suspend && !self.rule.deleting && !is_idle()
     }
 
     /// Returns the place of each cluster in the order of the rollout, which has come so far.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
 
+use jiff::Timestamp;
 use runnel_api::PendingApproval;
 use runnel_proto::model::{ClusterName, RuleUid};
 
@@ -358,9 +359,9 @@ impl Rules {
         effect
     }
 
-    /// Returns the rules with an unfinished rollout.
-    pub fn rolling(&self) -> Vec<RuleUid> {
-        let rolling = self.iter().filter(|(_, entry)| entry.is_rolling());
+    /// Returns the rules with an unfinished rollout that do not wait for a later window.
+    pub fn rolling(&self, now: Timestamp) -> Vec<RuleUid> {
+        let rolling = self.iter().filter(|(_, entry)| entry.is_rolling(now));
         rolling.map(|(uid, _)| uid.clone()).collect()
     }
 

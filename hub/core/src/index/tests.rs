@@ -766,6 +766,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         paused: false,
         reverts: true,
         needs_approval: false,
+        windows: Default::default(),
     };
     let plain = rule("r1", "a", "x", json!({"all": true}), false);
     let mut in_waves = plain.clone();
@@ -780,6 +781,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
             revision: target(index),
             reach,
             is_settled: false,
+            wakes_at: None,
             back_to: back_to.map(ToOwned::to_owned),
         }
     };

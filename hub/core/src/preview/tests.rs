@@ -275,6 +275,7 @@ fn clusters_behind_in_a_rollout_are_named() {
                 revision,
                 reach,
                 is_settled: false,
+                wakes_at: None,
                 back_to: None,
             },
         );

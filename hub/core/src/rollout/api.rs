@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_api::conditions::whole_seconds;
 use runnel_api::{CountOrPercent, OnFailure, ReachedUpTo, RolloutApproval, RolloutStatus};
 
-use super::{PendingWave, Portion, Progress, Rollout, RolloutPosition};
+use super::{PendingWave, Portion, Progress, Rollout, RolloutPosition, Windows};
 
 impl From<&CountOrPercent> for Portion {
     fn from(spec: &CountOrPercent) -> Self {
@@ -31,6 +31,7 @@ impl From<&runnel_api::Rollout> for Rollout {
             paused: spec.paused,
             reverts: spec.on_failure == OnFailure::Revert,
             needs_approval: spec.approval == RolloutApproval::PerWave,
+            windows: Windows::read(&spec.windows, "spec.rollout.windows"),
         }
     }
 }
@@ -103,6 +104,7 @@ impl From<&Progress> for RolloutStatus {
             started_at: Some(whole_seconds(progress.started_at)),
             wave_started_at: progress.wave_at.map(whole_seconds),
             applied_at: progress.applied_at.map(|at| whole_seconds(next_second(at))),
+            opens_at: progress.opens_at.map(whole_seconds),
             ended_at: progress.ended_at.map(whole_seconds),
             superseded: number(progress.superseded),
             unfinished_since: progress.unfinished_since.map(whole_seconds),
@@ -140,6 +142,7 @@ impl From<&RolloutStatus> for Progress {
             started_at: time(&status.started_at).unwrap_or_default(),
             wave_at: time(&status.wave_started_at),
             applied_at: time(&status.applied_at),
+            opens_at: time(&status.opens_at),
             ended_at: time(&status.ended_at),
             superseded: number(status.superseded),
             unfinished_since: time(&status.unfinished_since),
@@ -183,6 +186,7 @@ mod tests {
             started_at: at(1).unwrap(),
             wave_at: at(2),
             applied_at: at(3),
+            opens_at: at(60),
             ended_at: None,
             superseded: 4,
             reverted: 2,

@@ -33,6 +33,9 @@
 //! - With `approval: PerWave` a wave after the first one begins only when its digest is approved
 //!   ([`Observation::approval`]). The digest names the target, the begin of its rollout, the number of
 //!   the wave, and all its clusters. A cluster that disconnects or returns does not change it.
+//! - No cluster is admitted, in the first wave or later, while no window of the rule or none of the
+//!   cluster is open ([`Observation::windows`]). A cluster that was admitted before continues. A
+//!   rollback waits for no window, and so does a cluster that is chosen after a complete rollout.
 //! - An edit begins with the first wave, however far the rollout before it was, because no cluster
 //!   has tried the newest target. So edits that come faster than a wave takes never reach the
 //!   second one. The status has the number of such edits in a row, and the time of the first.
@@ -49,7 +52,7 @@
 //! - Without that state a rollout stops instead: none was completed before, it does not fit into
 //!   the hub's storage, or the stored state cannot be read. A completed rollout is not rolled back
 //!   by later failures.
-//! - While only an event can cause the next step, nothing is computed ([`Gate::is_settled`]).
+//! - While only an event can cause the next step, nothing is computed ([`Gate::is_idle`]).
 mod api;
 mod archive;
 mod order;
@@ -60,10 +63,12 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod wave;
+mod window;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use runnel_proto::model::ClusterName;
 
 pub use archive::{Archive, Full, SLOT_BYTES, Slot};
@@ -72,6 +77,7 @@ pub use progress::{PendingWave, Progress};
 pub use reached::{Health, Observation};
 pub use runnel_api::RolloutPhase as Phase;
 pub use step::step;
+pub use window::Windows;
 
 /// The time for which a disconnected cluster of the wave is waited for.
 pub const DISCONNECTED_TIMEOUT: Duration = Duration::from_secs(60);
@@ -119,6 +125,8 @@ pub struct Rollout {
     pub reverts: bool,
     /// Whether each wave after the first one waits for approval.
     pub needs_approval: bool,
+    /// The windows in which clusters are admitted.
+    pub windows: Windows,
 }
 
 impl Rollout {
@@ -147,8 +155,10 @@ pub struct Gate {
     pub revision: String,
     /// The clusters that may have it.
     pub reach: AdmittedClusters,
-    /// Whether only an event can cause the next step, not time alone.
+    /// Whether only an event can cause the next step, or that a window opens.
     pub is_settled: bool,
+    /// If it is settled: when a window opens that brings the next step.
+    pub wakes_at: Option<Timestamp>,
     /// The completed target whose state the clusters get during a rollback.
     pub back_to: Option<String>,
 }
@@ -166,6 +176,11 @@ impl Gate {
                 AdmittedClusters::All => true,
                 AdmittedClusters::Only(these) => these.contains_key(cluster),
             }
+    }
+
+    /// Whether nothing brings the next step before an event.
+    pub fn is_idle(&self, now: Timestamp) -> bool {
+        self.is_settled && self.wakes_at.is_none_or(|at| at > now)
     }
 
     /// Whether every cluster may have this target.

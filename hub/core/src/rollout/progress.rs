@@ -34,6 +34,8 @@ pub struct Progress {
     pub wave_at: Option<Timestamp>,
     /// The time at which all reached clusters had settled.
     pub applied_at: Option<Timestamp>,
+    /// The next opening, if clusters wait for a window.
+    pub opens_at: Option<Timestamp>,
     /// End of the rollout.
     pub ended_at: Option<Timestamp>,
     /// Number of changes in a row that were superseded before they were completed.
@@ -74,7 +76,11 @@ impl Progress {
         let is_under_way = |before: &&Self| {
             matches!(
                 before.phase,
-                Phase::Progressing | Phase::Soaking | Phase::AwaitingApproval | Phase::Paused
+                Phase::Progressing
+                    | Phase::Soaking
+                    | Phase::AwaitingApproval
+                    | Phase::AwaitingWindow
+                    | Phase::Paused
             )
         };
         let unfinished = before.filter(is_under_way);
@@ -95,6 +101,7 @@ impl Progress {
             started_at: now,
             wave_at: None,
             applied_at: None,
+            opens_at: None,
             ended_at: None,
             superseded: unfinished
                 .map_or(0, |before| before.superseded + u64::from(is_newer(before))),

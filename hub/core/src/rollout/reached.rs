@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-use super::{DISCONNECTED_TIMEOUT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT};
+use super::{DISCONNECTED_TIMEOUT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT, Windows};
 
 /// The health of a cluster with respect to the target, or to the former state during a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Observation<'a> {
     pub has_former: bool,
     /// The digests that the rule's annotation approves.
     pub approval: Option<&'a str>,
+    /// The windows of the clusters that have any.
+    pub windows: BTreeMap<&'a ClusterName, &'a Windows>,
 }
 
 /// The clusters that were reached, by how they are.
@@ -119,14 +121,20 @@ impl ReachedClusters {
             && observation.clusters.iter().all(is_here)
     }
 
-    /// Admits waiting clusters, up to the number of free slots.
-    pub(super) fn admit(&mut self, room: usize, now: Instant) {
-        let free = room
-            .saturating_sub(self.in_flight.len())
-            .min(self.waiting.len());
-        for cluster in self.waiting.drain(..free) {
-            self.admitted.insert(cluster.clone(), now);
-            self.in_flight.push(cluster);
+    /// Admits waiting clusters whose windows are open, up to the number of free slots.
+    pub(super) fn admit(
+        &mut self,
+        room: usize,
+        now: Instant,
+        is_open: impl Fn(&ClusterName) -> bool,
+    ) {
+        for cluster in std::mem::take(&mut self.waiting) {
+            if self.in_flight.len() < room && is_open(&cluster) {
+                self.admitted.insert(cluster.clone(), now);
+                self.in_flight.push(cluster);
+            } else {
+                self.waiting.push(cluster);
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ pub(super) fn begin(
         phase: Phase::Reverting,
         reverted: 0,
         pending_wave: None,
+        opens_at: None,
         ..progress
     };
     let gate = gate_to(
@@ -47,6 +48,7 @@ pub(super) fn step(
             revision: progress.revision.clone(),
             reach,
             is_settled,
+            wakes_at: None,
             back_to: None,
         }
     };
@@ -83,6 +85,7 @@ pub(super) fn step(
         reached.admit(
             rollout.max_concurrency.of(observation.clusters.len()),
             now.instant,
+            |_| true,
         );
     }
     let over = reached.in_flight.is_empty() && reached.waiting.is_empty() && !observation.settling;
@@ -128,6 +131,7 @@ fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, is_settle
         revision,
         reach: AdmittedClusters::Only(these),
         is_settled,
+        wakes_at: None,
         back_to: Some(back_to),
     }
 }

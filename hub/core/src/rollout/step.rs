@@ -2,11 +2,15 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use runnel_proto::model::ClusterName;
 
 use super::reached::{Health, Observation, ReachedClusters, at_least, reached_clusters};
 use super::wave::NextWave;
-use super::{AdmittedClusters, Gate, Phase, Progress, Rollout, RolloutPosition};
+use super::{AdmittedClusters, Gate, Phase, Progress, Rollout, RolloutPosition, Windows};
 use crate::now::Now;
+
+/// Waiting clusters whose windows are compared to find the next opening.
+const WAITING_COMPARED: usize = 32;
 
 /// The next step of a rollout: its new status, and the clusters that may have the target once the
 /// status is written.
@@ -27,17 +31,18 @@ pub fn step(
     };
     let fresh = || Progress::begin(observation.target, rollout, before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
-    let gate_to = |reach, is_settled| Gate {
+    let gate_to = |reach, is_settled, wakes_at| Gate {
         revision: observation.target.to_owned(),
         reach,
         is_settled,
+        wakes_at,
         back_to: None,
     };
     let completed = progress.is_completed();
     if progress.phase == Phase::Completed
         && gate.is_some_and(|gate| gate.is_open(observation.target))
     {
-        return (progress, gate_to(AdmittedClusters::All, true));
+        return (progress, gate_to(AdmittedClusters::All, true, None));
     }
     let under_way = gate
         .map(|gate| gate.clusters_in_progress(observation.target, false))
@@ -58,7 +63,8 @@ pub fn step(
     }
     if !rollout.paused && !stopped {
         let room = rollout.max_concurrency.of(observation.clusters.len());
-        reached.admit(room, now.instant);
+        let is_open = is_open_to(rollout, observation, now.wall);
+        reached.admit(room, now.instant, is_open);
     }
     let settled =
         reached.in_flight.is_empty() && reached.waiting.is_empty() && !observation.settling;
@@ -82,22 +88,38 @@ pub fn step(
         advance(&mut progress, rollout, observation, &mut reached, now)
     } else if settled {
         Phase::Soaking
+    } else if reached.in_flight.is_empty() && !observation.settling {
+        // There is room, so the windows of those that wait are closed.
+        Phase::AwaitingWindow
     } else {
         Phase::Progressing
     };
-    if progress.phase != Phase::AwaitingApproval {
+    if !matches!(
+        progress.phase,
+        Phase::AwaitingApproval | Phase::AwaitingWindow
+    ) {
         progress.pending_wave = None;
     }
     if progress.phase != Phase::Stopped {
         // A rollout that continues counts from now on.
         progress.failed = at_least(reached.failed, progress.failed, observation);
     }
+    let awaits_window = progress.phase == Phase::AwaitingWindow
+        || (progress.phase == Phase::Completed && !reached.waiting.is_empty());
+    let opening = awaits_window
+        .then(|| next_opening(rollout, observation, &reached.waiting, now.wall))
+        .flatten();
+    progress.opens_at = opening.as_ref().map(|opening| opening.at);
     count(&mut progress, &reached, observation);
     // An admitted cluster that has not settled may still count as failed or as disconnected later,
     // without an event.
     let is_over = matches!(
         progress.phase,
-        Phase::Stopped | Phase::Paused | Phase::Completed | Phase::AwaitingApproval
+        Phase::Stopped
+            | Phase::Paused
+            | Phase::Completed
+            | Phase::AwaitingApproval
+            | Phase::AwaitingWindow
     );
     let is_settled = is_over && reached.in_flight.is_empty() && !observation.settling;
     let has_all_clusters = progress.phase == Phase::Completed
@@ -108,7 +130,8 @@ pub fn step(
     } else {
         AdmittedClusters::Only(reached.admitted)
     };
-    (progress, gate_to(reach, is_settled))
+    let wakes_at = opening.map(|opening| opening.wakes_at);
+    (progress, gate_to(reach, is_settled, wakes_at))
 }
 
 /// Begins the next wave, or ends.
@@ -136,6 +159,13 @@ fn advance(
         progress.pending_wave = Some(next.pending(progress, now.wall));
         return Phase::AwaitingApproval;
     }
+    if !next.ends_the_rollout() && !rollout.windows.is_open(now.wall) {
+        progress.pending_wave = rollout
+            .needs_approval
+            .then(|| next.pending(progress, now.wall));
+        return Phase::AwaitingWindow;
+    }
+    progress.pending_wave = None;
     for (turn, _) in next.those_with(&[Health::Applied, Health::Failed]) {
         reached.admitted.insert(turn.cluster.clone(), now.instant);
     }
@@ -152,8 +182,64 @@ fn advance(
     reached
         .waiting
         .extend(pending.map(|(turn, _)| turn.cluster.clone()));
-    reached.admit(room, now.instant);
+    reached.admit(
+        room,
+        now.instant,
+        is_open_to(rollout, observation, now.wall),
+    );
     Phase::Progressing
+}
+
+/// Returns whether a cluster may be admitted: a window of the rule and one of the cluster are open.
+fn is_open_to(
+    rollout: &Rollout,
+    observation: &Observation<'_>,
+    now: Timestamp,
+) -> impl Fn(&ClusterName) -> bool {
+    let is_rule_open = rollout.windows.is_open(now);
+    move |cluster| {
+        let own = observation.windows.get(cluster);
+        is_rule_open && own.is_none_or(|own| own.is_open(now))
+    }
+}
+
+/// The next opening of windows.
+struct Opening {
+    /// The first one that is known.
+    at: Timestamp,
+    /// When to look again.
+    wakes_at: Timestamp,
+}
+
+/// Returns when the next cluster may be admitted: the first opening for the clusters that wait in the wave, or for the next
+/// wave. `None` while no opening is known.
+fn next_opening(
+    rollout: &Rollout,
+    observation: &Observation<'_>,
+    waiting: &[ClusterName],
+    now: Timestamp,
+) -> Option<Opening> {
+    let none = Windows::default();
+    let of = |cluster: &ClusterName| {
+        let own = observation.windows.get(cluster).copied();
+        rollout.windows.both_open_from(own.unwrap_or(&none), now)
+    };
+    if waiting.is_empty() {
+        let at = rollout.windows.open_from(now)?;
+        return Some(Opening { at, wakes_at: at });
+    }
+    let at = waiting.iter().take(WAITING_COMPARED).filter_map(of).min();
+    if waiting.len() <= WAITING_COMPARED {
+        let at = at?;
+        return Some(Opening { at, wakes_at: at });
+    }
+    // The windows of the others may open earlier.
+    let soon = now.checked_add(SignedDuration::from_mins(1)).ok()?;
+    let at = at.unwrap_or(soon);
+    Some(Opening {
+        at,
+        wakes_at: at.min(soon),
+    })
 }
 
 fn count(progress: &mut Progress, reached: &ReachedClusters, observation: &Observation<'_>) {

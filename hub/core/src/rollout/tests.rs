@@ -9,6 +9,7 @@ use crate::now::Now;
 
 mod approval;
 mod schedules;
+mod windows;
 
 /// A rollout in simulated time. Its status is written, and its gate is used, at once.
 #[derive(Clone)]
@@ -25,6 +26,8 @@ struct World {
     has_former: bool,
     /// The digests that the rule's annotation approves.
     approval: Option<String>,
+    /// The windows of clusters.
+    windows: BTreeMap<ClusterName, Windows>,
     start: Instant,
     seconds: u64,
     /// By how much the wall clock was set back.
@@ -40,6 +43,7 @@ fn rollout() -> Rollout {
         paused: false,
         reverts: false,
         needs_approval: false,
+        windows: Windows::default(),
     }
 }
 
@@ -66,6 +70,7 @@ impl World {
             at_work: BTreeSet::new(),
             has_former: true,
             approval: None,
+            windows: BTreeMap::new(),
             start: Instant::now(),
             seconds: 0,
             set_back: 0,
@@ -114,6 +119,7 @@ impl World {
             at_work,
             has_former,
             approval,
+            windows: self.windows.iter().collect(),
         };
         let (progress, gate) = step(
             &self.rollout,

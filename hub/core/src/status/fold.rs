@@ -6,7 +6,9 @@ use ring::digest;
 use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
-use super::rollout_view::{rolling_out, rollout_failure, rollout_reverted, rollout_stopped};
+use super::rollout_view::{
+    invalid_window, rolling_out, rollout_failure, rollout_reverted, rollout_stopped,
+};
 use super::rule_cluster_state::{
     RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, state_of,
 };
@@ -235,7 +237,7 @@ fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
     let is_rolling = |rollout: &ConditionValue| {
         matches!(
             rollout.reason,
-            Reason::RollingOut | Reason::AwaitingApproval
+            Reason::RollingOut | Reason::AwaitingApproval | Reason::AwaitingWindow
         )
     };
     if let Some(rollout) = rolling_out(view)
@@ -323,7 +325,8 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
         let rolling = || rollout_stopped(view).or_else(|| rollout_failure(view));
         return render_errors(view)
             .or_else(|| approval_required(view))
-            .or_else(rolling);
+            .or_else(rolling)
+            .or_else(|| invalid_window(view));
     };
     Some(ConditionValue::new(
         ConditionStatus::True,

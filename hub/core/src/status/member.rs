@@ -50,6 +50,8 @@ pub struct MemberView<'a> {
     pub divergence: Option<(&'a ClusterName, &'a Divergence)>,
     /// One failed watch in the member's API, as an example for all that its agent has lost.
     pub lost_watch: Option<LostWatch>,
+    /// Why its windows cannot be read.
+    pub windows_error: Option<&'a str>,
     /// Whether two agents use the key alternately.
     pub key_shared: bool,
     /// The status that is there.
@@ -227,6 +229,11 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
     let divergence = divergences(view).into_iter().find_map(|(_, why)| why);
     if let Some((reason, message)) = divergence {
         return (ConditionStatus::False, reason, message);
+    }
+    if let Some(why) = view.windows_error {
+        let message =
+            format!("{why}. Rollouts send no change to the cluster until it is corrected");
+        return (ConditionStatus::False, Reason::InvalidWindow, message);
     }
     // These need a person; the cluster gets its copies.
     let (reason, message) = if let Some(message) = stolen(view) {
@@ -452,6 +459,7 @@ mod tests {
             renewable_until: None,
             divergence: None,
             lost_watch: None,
+            windows_error: None,
             key_shared: false,
             previous,
         }

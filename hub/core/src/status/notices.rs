@@ -173,6 +173,7 @@ fn is_normal(reason: Reason) -> bool {
             | Reason::Cordoned
             | Reason::Deleting
             | Reason::RollingOut
+            | Reason::AwaitingWindow
             | Reason::RolloutPaused
             | Reason::Suspended
             | Reason::Copy(model::Reason::DryRun)

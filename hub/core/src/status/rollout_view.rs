@@ -13,7 +13,7 @@ use super::rule_cluster_state::{
 use super::view::{ConditionValue, Rolling, View, approve_command, counted};
 use super::{Now, ReportStore};
 use crate::plan::{RollbackBlocker, Rule};
-use crate::rollout::{Gate, Health, Observation, Phase, Progress, RolloutPosition, step};
+use crate::rollout::{Gate, Health, Observation, Phase, Progress, RolloutPosition, Windows, step};
 use runnel_api::conditions::{ConditionStatus, Reason, shortened};
 use runnel_api::limits;
 
@@ -40,6 +40,15 @@ impl View<'_> {
             .as_ref()
             .and_then(|rolling| Some((rolling.gate.as_ref()?, rolling.target)));
         gate.is_some_and(|(gate, target)| gate.is_rolling_back() && gate.admits(target, cluster))
+    }
+
+    /// Returns the windows of the chosen clusters that have any.
+    fn windows(&self) -> impl Iterator<Item = (&ClusterName, &Windows)> {
+        let members = self.target_clusters.clusters.keys();
+        members.filter_map(|name| {
+            let windows = &self.members.get(name)?.windows;
+            (!windows.is_empty()).then_some((name, windows))
+        })
     }
 
     /// Returns the progress of the rollout.
@@ -117,6 +126,7 @@ impl View<'_> {
             at_work,
             has_former,
             approval: self.rule.removal.approve.as_deref(),
+            windows: self.windows().collect(),
         };
         let (mut progress, gate) = step(
             rolling.rollout,
@@ -364,6 +374,13 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
             Reason::AwaitingApproval,
             format!("{far}; {}", approval_required(view.rule, progress)?),
         ),
+        Phase::AwaitingWindow => (
+            Reason::AwaitingWindow,
+            format!(
+                "{far}; nothing further is sent: {}",
+                closed_windows(view, progress)
+            ),
+        ),
         Phase::Soaking => {
             let soak = jiff::SignedDuration::try_from(rolling.rollout.soak).unwrap_or_default();
             let until = progress.applied_at.and_then(|at| at.checked_add(soak).ok());
@@ -395,6 +412,34 @@ fn approval_required(rule: &Rule, progress: &Progress) -> Option<String> {
         shown.join(", "),
         approve_command(rule, &pending.digest),
     ))
+}
+
+/// The windows of the rule cannot be read.
+pub(super) fn invalid_window(view: &View<'_>) -> Option<ConditionValue> {
+    let why = view.rolling.as_ref()?.rollout.windows.error()?;
+    let message = format!("{why}. No change is rolled out until it is corrected");
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        Reason::InvalidWindow,
+        message,
+    ))
+}
+
+/// When a window opens for clusters that wait, or why that is not known.
+fn closed_windows(view: &View<'_>, progress: &Progress) -> String {
+    if let Some(at) = progress.opens_at {
+        return format!("a window opens at {at:.0}");
+    }
+    let unreadable = view
+        .windows()
+        .find_map(|(name, windows)| Some((name, windows.error()?)));
+    match unreadable {
+        Some((name, why)) => format!("MemberCluster {name} has windows that cannot be read: {why}"),
+        None => {
+            "no time is known at which windows of the rule and of its clusters are open together"
+                .to_owned()
+        }
+    }
 }
 
 /// Changes that newer ones overtook before every cluster had them.

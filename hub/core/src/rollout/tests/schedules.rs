@@ -39,6 +39,10 @@ enum Event {
     NeedsApproval(bool),
     /// A person approves the wave that the status shows.
     Approves,
+    /// Whether the rule has windows.
+    RuleWindows(bool),
+    /// Whether a cluster has windows.
+    ClusterWindows(usize, bool),
 }
 
 fn happens() -> impl Strategy<Value = Event> {
@@ -61,6 +65,8 @@ fn happens() -> impl Strategy<Value = Event> {
         1 => Just(Event::Loses),
         1 => any::<bool>().prop_map(Event::NeedsApproval),
         4 => Just(Event::Approves),
+        1 => any::<bool>().prop_map(Event::RuleWindows),
+        1 => (cluster(), any::<bool>()).prop_map(|(number, has)| Event::ClusterWindows(number, has)),
     ]
 }
 
@@ -192,7 +198,8 @@ impl Simulated {
             return Ok(());
         }
         let reported_progress = self.hub.reported_progress().clone();
-        if self.hub.gate.as_ref().unwrap().is_settled {
+        let gate_now = self.hub.gate.as_ref().unwrap();
+        if gate_now.is_settled && gate_now.wakes_at.is_none() {
             // Time alone changes neither the status nor the admissions, except where the budget
             // ended the rollout.
             let (message, lets_in) = (self.hub.progress.clone(), self.hub.gate.clone());
@@ -295,6 +302,15 @@ impl Simulated {
             sent.is_empty() || in_flight <= room,
             "{in_flight} under way, {room} may be"
         );
+        // The windows of the rule and of the cluster.
+        let now = self.hub.now().wall;
+        for name in &sent {
+            let own = self.hub.windows.get(&ClusterName::from(**name));
+            prop_assert!(
+                self.hub.rollout.windows.is_open(now) && own.is_none_or(|own| own.is_open(now)),
+                "{name} was let in outside of its windows"
+            );
+        }
         // The budget, and the pause.
         let reached = |name: &str| {
             reported_progress.has_reached(
@@ -493,6 +509,11 @@ impl Simulated {
             Event::Loses => self.kept = None,
             Event::NeedsApproval(needs) => self.hub.rollout.needs_approval = *needs,
             Event::Approves => self.hub.approve(),
+            Event::RuleWindows(has) => self.hub.rollout.windows = minutes("*/3", *has),
+            Event::ClusterWindows(number, has) => {
+                let name = ClusterName::from(format!("c{number}").as_str());
+                self.hub.windows.insert(name, minutes("*/2", *has));
+            }
         }
         self.step(true)
     }
@@ -537,14 +558,25 @@ impl Simulated {
     }
 }
 
+/// Windows of one minute at these minutes of each hour, or none.
+fn minutes(which: &str, has: bool) -> Windows {
+    let window = runnel_api::Window {
+        schedule: format!("{which} * * * *"),
+        duration_seconds: 60,
+        time_zone: "UTC".to_owned(),
+    };
+    let windows = if has { vec![window] } else { vec![] };
+    Windows::read(&windows, "spec.rollout.windows")
+}
+
 fn rollouts() -> impl Strategy<Value = Rollout> {
     let portion = prop_oneof![
         (1u64..5).prop_map(Portion::Count),
         (1u64..60).prop_map(Portion::Percent)
     ];
-    let flags = (any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     (portion, 0u64..200, 0u64..4, flags).prop_map(
-        |(max_concurrency, soak, max_failures, (reverts, needs_approval))| Rollout {
+        |(max_concurrency, soak, max_failures, (reverts, needs_approval, has_windows))| Rollout {
             max_concurrency,
             order_by: Some("tier".to_owned()),
             soak: Duration::from_secs(soak),
@@ -552,6 +584,7 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
             paused: false,
             reverts,
             needs_approval,
+            windows: minutes("*/3", has_windows),
         },
     )
 }

@@ -161,6 +161,8 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
         }
         R::RollingOut => rollouts::world(Phase::Soaking),
         R::AwaitingApproval => rollouts::world(Phase::AwaitingApproval),
+        R::AwaitingWindow => rollouts::world(Phase::AwaitingWindow),
+        R::InvalidWindow => rollouts::with_invalid_window(),
         R::RolloutPaused => rollouts::world(Phase::Paused),
         R::TooManyFailures => rollouts::world(Phase::Stopped),
         R::Suspended => with_spec(json!({"suspend": true})),

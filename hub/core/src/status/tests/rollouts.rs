@@ -9,6 +9,7 @@ use crate::index::{RollbackPlan, StoredState};
 use crate::plan::{CompletedState, RollbackBlocker};
 use crate::rollout::{
     AdmittedClusters, Gate, PendingWave, Phase, Portion, Progress, Rollout, RolloutPosition,
+    Windows,
 };
 
 /// A rollout that is under way.
@@ -71,6 +72,7 @@ pub(super) fn world(phase: Phase) -> World {
         paused: phase == Phase::Paused,
         reverts: false,
         needs_approval: phase == Phase::AwaitingApproval,
+        windows: Windows::default(),
     };
     let turn = RolloutPosition {
         value: Some("1".to_owned()),
@@ -85,6 +87,7 @@ pub(super) fn world(phase: Phase) -> World {
         applied: 1,
         pending_wave: (phase == Phase::AwaitingApproval).then(pending_wave),
         wave_at: Some(at(3300)),
+        opens_at: (phase == Phase::AwaitingWindow).then(|| at(7200)),
         applied_at: (phase == Phase::Soaking).then(|| at(3480)),
         ..Progress::begin("target", &rollout, None, at(3300))
     };
@@ -93,6 +96,7 @@ pub(super) fn world(phase: Phase) -> World {
         revision: "target".to_owned(),
         reach,
         is_settled: false,
+        wakes_at: None,
         back_to: None,
     };
     world.rolling = Some(Under {
@@ -102,6 +106,20 @@ pub(super) fn world(phase: Phase) -> World {
         failing: None,
         former: former(None),
     });
+    world
+}
+
+/// A rollout whose windows cannot be read.
+pub(super) fn with_invalid_window() -> World {
+    let mut world = world(Phase::AwaitingWindow);
+    let window = runnel_api::Window {
+        schedule: "0 22 * * *".to_owned(),
+        duration_seconds: 3600,
+        time_zone: "Mars/Base".to_owned(),
+    };
+    let under = world.rolling.as_mut().unwrap();
+    under.rollout.windows = Windows::read(&[window], "spec.rollout.windows");
+    under.progress.opens_at = None;
     world
 }
 
@@ -195,6 +213,13 @@ fn snapshots_of_a_rollout_in_each_phase() {
 
     let mut awaiting = world(Phase::AwaitingApproval);
     insta::assert_snapshot!("a_wave_that_waits_for_approval", page(&mut awaiting));
+
+    let mut closed = world(Phase::AwaitingWindow);
+    insta::assert_snapshot!("a_wave_that_waits_for_a_window", page(&mut closed));
+    insta::assert_snapshot!(
+        "windows_that_cannot_be_read",
+        page(&mut with_invalid_window())
+    );
 
     let mut overtaken = world(Phase::Soaking);
     (
