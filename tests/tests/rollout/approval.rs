@@ -111,7 +111,6 @@ async fn wave_begins_only_when_a_person_approves_it() -> Result<()> {
         "wave 2 waits for approval: 1 cluster (member-3)",
         "change 1",
         "member-3",
-        "~ /data/k",
         "Approved: wave 2 begins.",
     ] {
         ensure!(printed.contains(text), "{text}: {printed}");

@@ -50,7 +50,7 @@ async fn waves_wait_for_the_windows_of_rule_and_cluster() -> Result<()> {
     stage.fleet.start_hub().await?;
 
     // The window of the rule opens, and the one of the cluster is closed.
-    hub.change(&first, json!({"spec": {"windows": [window(3)]}}))
+    hub.change(&first, json!({"spec": {"windows": [window(5)]}}))
         .await?;
     stage
         .wants(json!({"windows": [window(6), window(0)]}))
