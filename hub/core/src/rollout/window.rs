@@ -12,14 +12,14 @@ const STEPS: usize = 200;
 /// Windows, which add up: open while any of them is open. Without windows always open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
-    windows: Vec<Window>,
+    windows: Vec<RolloutWindow>,
     /// Why they cannot be read, with the field: they are closed.
     error: Option<String>,
 }
 
 /// One recurring window.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Window {
+struct RolloutWindow {
     schedule: Cron,
     duration: SignedDuration,
     zone: TimeZone,
@@ -32,7 +32,8 @@ impl Windows {
             .iter()
             .enumerate()
             .map(|(at, spec)| {
-                Window::read(spec).map_err(|(field, why)| format!("{path}[{at}].{field}: {why}"))
+                RolloutWindow::read(spec)
+                    .map_err(|(field, why)| format!("{path}[{at}].{field}: {why}"))
             })
             .collect();
         match windows {
@@ -85,7 +86,7 @@ impl Windows {
     }
 }
 
-impl Window {
+impl RolloutWindow {
     /// Reads one window.
     ///
     /// # Errors
