@@ -1,5 +1,6 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with
 //! preconditions.
+mod owned;
 mod preview;
 
 use std::collections::BTreeSet;
@@ -18,31 +19,38 @@ use tokio::sync::mpsc;
 use tracing::Instrument;
 
 use crate::call::{Call, with_timeout};
+use crate::kinds::KindRegistry;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
-use runnel_agent_core::classify::{CallError, copy_error};
+use runnel_agent_core::classify::{CallError, copy_error, kind_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::{
     ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Recreate, Work,
     WriteEffect,
 };
+use runnel_agent_core::diff::Comparison;
 use runnel_agent_core::live::{Live, Ownership, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
-use runnel_agent_core::{body, delete_limit, diff, live};
+use runnel_agent_core::{body, classify, delete_limit, diff, live};
 
 /// Access to the member's API server for jobs.
 #[derive(Clone)]
 pub struct Member {
     client: Client,
     sealer: Sealer,
+    kinds: KindRegistry,
 }
 
 impl Member {
-    /// Returns access with this client, for copies sealed by this sealer. The client must not retry
+    /// Returns access with this client, for copies of these kinds sealed by this sealer. The client must not retry
     /// by itself.
-    pub fn new(client: Client, sealer: Sealer) -> Self {
-        Self { client, sealer }
+    pub fn new(client: Client, sealer: Sealer, kinds: KindRegistry) -> Self {
+        Self {
+            client,
+            sealer,
+            kinds,
+        }
     }
 
     /// Runs one job.
@@ -52,11 +60,8 @@ impl Member {
             (Key::Question(_), work) => done.preview_result = self.answer(work).await,
             (Key::Namespace(name), _) => done.copy_error = self.create_namespace(name).await.err(),
             (Key::Copy(copy), work) => {
-                let Some(kind) = Kind::by_resource(&copy.resource) else {
-                    done.copy_error = Some(CopyError::new(
-                        Reason::Unsupported,
-                        "this agent does not support the kind",
-                    ));
+                let Some(kind) = self.kinds.get(&copy.resource) else {
+                    done.copy_error = Some(classify::not_served(&copy.resource));
                     return done;
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
@@ -145,7 +150,7 @@ impl Member {
             uid: Some(target.uid.to_string()),
             resource_version: Some(target.version.to_string()),
         };
-        let params = DeleteParams::default().preconditions(conditions);
+        let params = delete_params(kind).preconditions(conditions);
         let text = self
             .text(at(kind, copy).delete(&copy.name, &params))
             .await?;
@@ -170,6 +175,15 @@ pub fn resource(kind: &Kind) -> ApiResource {
     }
 }
 
+/// Returns the parameters of a delete. Without a policy, some kinds leave the objects that they control.
+fn delete_params(kind: &Kind) -> DeleteParams {
+    if kind.content.is_owned() {
+        DeleteParams::background()
+    } else {
+        DeleteParams::default()
+    }
+}
+
 fn at(kind: &Kind, copy: &SourceRef) -> Request {
     Request::new(DynamicObject::url_path(
         &resource(kind),
@@ -177,10 +191,38 @@ fn at(kind: &Kind, copy: &SourceRef) -> Request {
     ))
 }
 
+/// Whether the API server refuses this content for the object that exists.
+fn is_refusal_of_content(reason: Reason) -> bool {
+    matches!(reason, Reason::Invalid | Reason::Immutable)
+}
+
+/// Returns the input of an apply of this content.
+fn apply_input<'a>(
+    kind: &'a Kind,
+    copy: &'a SourceRef,
+    content: &'a Content,
+    body: &'a DesiredObject,
+) -> ApplyInput<'a> {
+    ApplyInput {
+        kind,
+        copy,
+        intent: &body.intent,
+        rule: &body.rule,
+        revision: &body.revision,
+        content,
+        stored: None,
+        ignored: &body.ignored,
+        version: body.version,
+        // An API server handles the seals of adopted and other objects alike.
+        adopted: false,
+    }
+}
+
 /// One job for one copy.
 struct ApplyRun<'a> {
     member: &'a Member,
-    kind: &'a Kind,
+    /// The kind, in the version in which the object is read or written.
+    kind: Kind,
     copy: &'a SourceRef,
     done: &'a mut Done,
     /// Whether the job may remove parts of the object that prevent the write.
@@ -210,24 +252,21 @@ impl ApplyRun<'_> {
     /// for.
     fn fail(&mut self, error: &CallError) -> CopyError {
         self.done.retry_after = self.done.retry_after.max(error.retry_after());
-        copy_error(error)
+        if error.is_unserved() {
+            self.member.kinds.request_recheck();
+        }
+        kind_error(&self.kind, error)
     }
 
     async fn read(&mut self) -> Result<(), CopyError> {
-        match self.member.get(self.kind, self.copy).await {
-            Ok(object) => self.record_object(&object),
-            Err(error) if error.is_absent(&self.copy.name) => {
-                self.done.observed = Some(Observed::Absent)
-            }
-            Err(error) => return Err(self.fail(&error)),
-        }
-        Ok(())
+        self.present().await.map(drop)
     }
 
     /// Reads and records the current object; `None` if there is none.
     async fn present(&mut self) -> Result<Option<DynamicObject>, CopyError> {
-        match self.member.get(self.kind, self.copy).await {
-            Ok(object) => {
+        match self.member.get_applied(&self.kind, self.copy).await {
+            Ok((kind, object)) => {
+                self.kind = kind;
                 self.record_object(&object);
                 Ok(Some(object))
             }
@@ -240,7 +279,7 @@ impl ApplyRun<'_> {
     }
 
     fn record_object(&mut self, object: &DynamicObject) {
-        if let Some((_, live)) = live::reduce(self.kind, object, &self.member.sealer) {
+        if let Some((_, live)) = live::reduce(&self.kind, object, &self.member.sealer) {
             self.done.observed = Some(Observed::Live(live));
         }
     }
@@ -317,50 +356,57 @@ impl ApplyRun<'_> {
         adopted: bool,
     ) -> Result<(), CopyError> {
         let content = self.content(body).await?;
+        let kind = self.select_version(&content)?;
         let Limits {
             policy,
             location: home,
         } = &body.limits;
-        if let Some(denied) = policy.denies(self.kind, self.copy, &content, home) {
+        if let Some(denied) = policy.denies(&kind, self.copy, &content, home) {
             return Err(denied);
         }
         let DesiredObject {
             intent,
-            rule,
             revision,
             ignored,
-            version,
             ..
         } = body;
         let object = match &target {
-            Some(target) if !ignored.is_empty() => match self.same(target).await? {
+            Some(target) if !ignored.is_empty() => match self.same_in(&kind, target).await? {
                 None => return Ok(()),
                 there => there,
             },
             Some(_) | None => None,
         };
-        let (kind, copy, version) = (self.kind, self.copy, *version);
-        let written = ApplyInput {
-            kind,
-            copy,
-            intent,
-            rule,
-            revision,
-            content: &content,
-            ignored,
-            version,
+        let mut written = ApplyInput {
             adopted,
+            ..apply_input(&kind, self.copy, &content, body)
         };
-        let over = target.as_ref().map(|target| ReplacedObject {
+        let mut current = target.clone();
+        let applied = if kind.content.is_owned() {
+            match self
+                .preapply(&written, &mut current, object.as_ref())
+                .await?
+            {
+                None => return Ok(()),
+                applied => applied,
+            }
+        } else {
+            None
+        };
+        let stored = applied
+            .as_ref()
+            .map(|applied| live::applied_content(&kind, applied));
+        written.stored = stored.as_ref();
+        let over = current.as_ref().map(|target| ReplacedObject {
             target,
             object: object.as_ref(),
         });
         let request = body::apply(&written, over.as_ref(), &self.member.sealer);
-        let mut object = match self.member.apply(self.kind, self.copy, &request).await {
+        let mut object = match self.member.apply(&kind, self.copy, &request).await {
             Ok(object) => object,
-            Err(error) if error.is_race() => return self.reread(target.as_ref(), &error).await,
+            Err(error) if error.is_race() => return self.reread(current.as_ref(), &error).await,
             Err(error) => match self
-                .make_exact(target.as_ref(), &request, ignored, &error)
+                .make_exact(current.as_ref(), &request, ignored, &error)
                 .await?
             {
                 Some(object) => object,
@@ -373,12 +419,12 @@ impl ApplyRun<'_> {
             Some(target) if *target.version == *version => WriteEffect::Equal,
             Some(_) => WriteEffect::Changed,
         });
-        if let Some(target) = target.filter(|target| *target.version != *version) {
-            self.passed(target.version);
+        if let Some(passed) = current.filter(|current| *current.version != *version) {
+            self.passed(passed.version);
         }
-        if let Some(patch) = body::surplus(self.kind, &object, &content, ignored) {
+        if let Some(patch) = body::surplus(&kind, &object, &content, ignored) {
             self.record_object(&object);
-            object = match self.member.json_patch(self.kind, self.copy, patch).await {
+            object = match self.member.json_patch(&kind, self.copy, patch).await {
                 Ok(object) => object,
                 Err(error) if error.is_race() || error.code() == 422 => {
                     let seen = self.recorded_target();
@@ -396,7 +442,14 @@ impl ApplyRun<'_> {
             {
                 Ok(())
             }
-            _ => Err(diff::rewritten(kind, &object, &content, ignored)),
+            _ => Err(Comparison {
+                kind: &kind,
+                object: &object,
+                applied: applied.as_ref(),
+                content: &content,
+                ignored,
+            }
+            .rewritten()),
         }
     }
 
@@ -418,10 +471,20 @@ impl ApplyRun<'_> {
             return Err(denied);
         }
         let content = self.content(body).await?;
-        let Some(object) = self.same(&target).await? else {
+        let kind = self.select_version(&content)?;
+        let Some(object) = self.same_in(&kind, &target).await? else {
             return Ok(());
         };
-        if !live::is_adoptable(self.kind, &object, &content) {
+        let applied = match self.compared(&kind, &target, &object, &content, body).await {
+            Ok(applied) => applied,
+            Err(error) if error.is_race() => return self.reread(Some(&target), &error).await,
+            Err(error) => match self.fail(&error) {
+                // The content does not fit into the object, which is another one then.
+                refused if is_refusal_of_content(refused.reason) => None,
+                failed => return Err(failed),
+            },
+        };
+        if !live::is_adoptable(&kind, &object, &content, applied.as_ref()) {
             let gone = || CopyError::new(Reason::Conflict, "the object was deleted meanwhile");
             return Err(self.live().map_or_else(gone, |live| body.unequal(live)));
         }
@@ -459,22 +522,35 @@ impl ApplyRun<'_> {
         body: &DesiredObject,
     ) -> Result<(), CopyError> {
         let content = self.content(body).await?;
-        let Some(object) = self.same(target).await? else {
+        let kind = self.select_version(&content)?;
+        let Some(object) = self.same_in(&kind, target).await? else {
             return Ok(());
         };
         let managers = self.live().and_then(|live| live.others.clone());
-        if body.dry_run {
-            let copy_error = diff::planned(self.kind, &object, &content, &body.ignored);
-            self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
-            return Ok(());
-        }
-        let copy_error = diff::changed(
-            self.kind,
-            &object,
-            &content,
-            &body.ignored,
-            managers.as_deref(),
-        );
+        let applied = match self.compared(&kind, target, &object, &content, body).await {
+            Ok(applied) => applied,
+            Err(error) if error.is_race() => return self.reread(Some(target), &error).await,
+            Err(error) => match self.fail(&error) {
+                refused if is_refusal_of_content(refused.reason) && !body.dry_run => {
+                    let unread = diff::unread(managers.as_deref());
+                    self.done.compared = Some(Box::new((target.version.clone(), unread)));
+                    return Ok(());
+                }
+                failed => return Err(failed),
+            },
+        };
+        let comparison = Comparison {
+            kind: &kind,
+            object: &object,
+            applied: applied.as_ref(),
+            content: &content,
+            ignored: &body.ignored,
+        };
+        let copy_error = if body.dry_run {
+            comparison.planned()
+        } else {
+            comparison.changed(managers.as_deref())
+        };
         self.done.compared = Some(Box::new((target.version.clone(), copy_error)));
         Ok(())
     }
@@ -488,7 +564,7 @@ impl ApplyRun<'_> {
     }
 
     async fn delete(&mut self, target: ExpectedObject) -> Result<(), CopyError> {
-        match self.member.delete(self.kind, self.copy, &target).await {
+        match self.member.delete(&self.kind, self.copy, &target).await {
             Ok(Either::Left(object)) if object.metadata.deletion_timestamp.is_some() => {
                 self.record_object(&object);
                 self.passed(target.version);
@@ -538,7 +614,7 @@ impl ApplyRun<'_> {
         patch: json_patch::Patch,
         wrote: WriteEffect,
     ) -> Result<(), CopyError> {
-        match self.member.json_patch(self.kind, self.copy, patch).await {
+        match self.member.json_patch(&self.kind, self.copy, patch).await {
             Ok(object) => {
                 self.passed(target.version);
                 self.record_object(&object);
@@ -564,9 +640,9 @@ impl ApplyRun<'_> {
             }
             ContentSource::Twin(twin) => twin,
         };
-        let object = self
+        let (kind, object) = self
             .member
-            .get(self.kind, intact_copy)
+            .get_applied(&self.kind, intact_copy)
             .await
             .map_err(|error| self.fail(&error))?;
         let (rule, source) = (body.intent.rule.clone(), body.intent.source.clone());
@@ -576,7 +652,7 @@ impl ApplyRun<'_> {
             revision: body.revision,
             ignored: BTreeSet::new(),
         };
-        let content = live::proven_content(self.kind, &object, &self.member.sealer, &sealed);
+        let content = live::proven_content(&kind, &object, &self.member.sealer, &sealed);
         let content = content.ok_or_else(|| {
             CopyError::new(
                 Reason::WaitingForHub,
@@ -639,10 +715,10 @@ impl ApplyRun<'_> {
         let Some(object) = self.same(target).await? else {
             return Ok(None);
         };
-        let Some(patch) = body::preparation_patch(self.kind, &object, request, ignored) else {
+        let Some(patch) = body::preparation_patch(&self.kind, &object, request, ignored) else {
             return Err(self.fail(error));
         };
-        let object = match self.member.json_patch(self.kind, self.copy, patch).await {
+        let object = match self.member.json_patch(&self.kind, self.copy, patch).await {
             Ok(object) => object,
             // If the object has not changed, the patch is invalid, too. The first refusal has the
             // cause.
@@ -658,7 +734,7 @@ impl ApplyRun<'_> {
         };
         let mut request = request.clone();
         request["metadata"]["resourceVersion"] = seen.version.to_string().into();
-        match self.member.apply(self.kind, self.copy, &request).await {
+        match self.member.apply(&self.kind, self.copy, &request).await {
             Ok(applied) => {
                 self.passed(seen.version);
                 Ok(Some(applied))

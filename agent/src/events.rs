@@ -6,9 +6,10 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use runnel_proto::closed_list;
-use runnel_proto::model::{Kind, Reason, SourceRef};
+use runnel_proto::model::{Reason, SourceRef};
 use tokio::sync::mpsc;
 
+use crate::kinds::KindRegistry;
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::reconciler::Notice;
 
@@ -38,7 +39,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(10);
 
 /// Writes Events until the sender is dropped. Events above the limit are dropped; repeats are
 /// merged into a series.
-pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
+pub async fn run(client: Client, kinds: KindRegistry, mut notices: mpsc::Receiver<Notice>) {
     let reporter = Reporter {
         controller: "runnel.dev/agent".to_owned(),
         instance: Some(FIELD_MANAGER.to_owned()),
@@ -62,7 +63,7 @@ pub async fn run(client: Client, mut notices: mpsc::Receiver<Notice>) {
         }
         tokens -= 1;
         let (copy, event) = event(notice);
-        let Some(reference) = reference(&copy) else {
+        let Some(reference) = reference(&kinds, &copy) else {
             continue;
         };
         let call = tokio::time::timeout(CALL_LIMIT, recorder.publish(&event, &reference));
@@ -131,8 +132,8 @@ fn event(notice: Notice) -> (SourceRef, Event) {
     }
 }
 
-fn reference(copy: &SourceRef) -> Option<ObjectReference> {
-    let kind = Kind::by_resource(&copy.resource)?;
+fn reference(kinds: &KindRegistry, copy: &SourceRef) -> Option<ObjectReference> {
+    let kind = kinds.get(&copy.resource)?;
     Some(ObjectReference {
         api_version: Some(kind.api_version.to_string()),
         kind: Some(kind.kind.to_string()),

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use kube::api::DynamicObject;
-use runnel_proto::model::{Content, RuleName};
+use runnel_proto::model::{Content, Kind, RuleName};
 use serde_json::{Value, json};
 
 use super::*;
@@ -15,7 +15,7 @@ use runnel_agent_core::contention::{Contentions, LIMIT};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{self};
 use runnel_agent_core::delete_limit;
-use runnel_agent_core::diff;
+use runnel_agent_core::diff::{self, Comparison};
 use runnel_agent_core::live::{Live, Ownership};
 use runnel_agent_core::policy::{self, Area, Facts, Policy};
 
@@ -30,7 +30,7 @@ fn reported(notice: Notice) -> String {
         EventType::Normal => "Normal",
         EventType::Warning => "Warning",
     };
-    let at = reference(&copy)
+    let at = reference(&KindRegistry::default(), &copy)
         .and_then(|reference| reference.kind)
         .unwrap_or_default();
     format!(
@@ -131,18 +131,28 @@ fn edits_of_others_are_classified() {
         object(secrets, json!({"pw": "YQ==", "more": "Yg=="})),
         content(json!({"pw": "Yw=="})),
     );
+    let comparison = |kind, object, content| Comparison {
+        kind,
+        object,
+        applied: None,
+        content,
+        ignored: &none,
+    };
+    let shown = comparison(config_maps, &there, &wanted);
+    let hidden = comparison(secrets, &hidden, &secret);
     let mut contentions = Contentions::default();
     let now = std::time::Instant::now();
     for _ in 0..=LIMIT {
         contentions.corrected(&copy(), Some("argocd-controller".into()), now);
     }
     let all = [
-        diff::changed(config_maps, &there, &wanted, &none, Some("kubectl-edit")),
-        diff::changed(secrets, &hidden, &secret, &none, None),
+        shown.changed(Some("kubectl-edit")),
+        hidden.changed(None),
         diff::unread(Some("kubectl-edit")),
         diff::deleted(),
-        diff::rewritten(config_maps, &there, &wanted, &none),
-        diff::rewritten(secrets, &hidden, &secret, &none),
+        shown.rewritten(),
+        hidden.rewritten(),
+        diff::unowned(&["/spec/replicas".to_owned()]),
         contentions.copy_error(&copy()).unwrap(),
         delete_limit::waits(1000),
     ];

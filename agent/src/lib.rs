@@ -7,6 +7,7 @@ pub mod config;
 pub mod event_loop;
 pub mod events;
 pub mod join;
+pub mod kinds;
 pub mod lease;
 pub mod link;
 pub mod metrics;

@@ -21,6 +21,7 @@ use crate::call::with_timeout;
 use crate::event_loop::EventLoop;
 use crate::events;
 use crate::join::{self, JoinFileError};
+use crate::kinds::KindRegistry;
 use crate::lease::guarded;
 use crate::lease::{Election, WriteRight};
 use crate::link::{HistoryTokenStore, Link};
@@ -216,7 +217,7 @@ fn tasks(
     identity: Identity,
     core: Reconciler,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
-    jitter: Jitter,
+    mut jitter: Jitter,
 ) -> Vec<(&'static str, Task)> {
     let Settings {
         client,
@@ -235,6 +236,7 @@ fn tasks(
     let (notices, to_events) = mpsc::channel(256);
     let (start, started) = oneshot::channel();
     let mut tasks: Vec<(&'static str, Task)> = vec![];
+    let kinds = KindRegistry::default();
     let watches = Watches {
         client: client.clone(),
         sealer: sealer.clone(),
@@ -242,6 +244,8 @@ fn tasks(
         policy,
         metrics: metrics.clone(),
         times,
+        kinds: kinds.clone(),
+        jitter: Jitter::new(jitter.draw().to_bits()),
         events: watched.clone(),
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));
@@ -249,7 +253,7 @@ fn tasks(
         "watch of namespaces",
         task(drain.clone(), watch::namespaces(client.clone(), watched)),
     ));
-    let member = Member::new(client.clone(), sealer);
+    let member = Member::new(client.clone(), sealer, kinds.clone());
     tasks.push((
         "worker",
         Box::pin(async {
@@ -259,7 +263,7 @@ fn tasks(
     ));
     tasks.push((
         "events",
-        task(drain.clone(), events::run(client, to_events)),
+        task(drain.clone(), events::run(client, kinds, to_events)),
     ));
     let event_loop = EventLoop {
         core,

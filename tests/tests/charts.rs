@@ -20,6 +20,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
+use runnel_proto::model::is_privileged;
 use runnel_tests::helm::{Helm, chart};
 use serde_json::Value;
 
@@ -27,7 +28,7 @@ use render::{CHARTS, container, documents, one, texts, tried};
 use rights::{has_few_rights, in_words, is_about_content, is_front_proxy, rights, writes};
 
 /// The values of each golden file.
-const RIGHTS: [(&str, &str, &str); 6] = [
+const RIGHTS: [(&str, &str, &str); 8] = [
     ("hub", "runnel-hub", "{}"),
     (
         "hub-of-two-namespaces",
@@ -50,6 +51,18 @@ const RIGHTS: [(&str, &str, &str); 6] = [
         "runnel-agent",
         "{policy: {namespaces: [team-a, team-b], createRoles: false}}",
     ),
+    (
+        "agent-of-other-kinds",
+        "runnel-agent",
+        "{policy: {kinds: [services, networkpolicies.networking.k8s.io, widgets.example.org]}}",
+    ),
+    (
+        "agent-of-privileged-kinds",
+        "runnel-agent",
+        "{policy: {namespaces: [team-a], kinds: [serviceaccounts, roles.rbac.authorization.k8s.io, \
+         rolebindings.rbac.authorization.k8s.io, deployments.apps], allowPrivileged: [serviceaccounts, \
+         roles.rbac.authorization.k8s.io, rolebindings.rbac.authorization.k8s.io, deployments.apps]}}",
+    ),
 ];
 
 #[tokio::test]
@@ -68,6 +81,76 @@ async fn the_rights_are_these_and_no_others() -> Result<()> {
             "{} is not what {chart} gives with {values}; when that is meant, write it again with\n  \
              RUNNEL_UPDATE=1 cargo test -p runnel-tests --test charts rights\nexpected:\n{expected}\ngiven:\n{given}",
             path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Chart and binary have the same list.
+#[tokio::test]
+async fn privileged_kinds_are_rendered_only_by_name() -> Result<()> {
+    let helm = Helm::find().await?;
+    for kind in [
+        "apiservices.apiregistration.k8s.io",
+        "certificatesigningrequests.certificates.k8s.io",
+        "configmaps",
+        "cronjobs.batch",
+        "customresourcedefinitions.apiextensions.k8s.io",
+        "deployments.apps",
+        "flowschemas.flowcontrol.apiserver.k8s.io",
+        "ingresses.networking.k8s.io",
+        "limitranges",
+        "namespaces",
+        "nodes",
+        "persistentvolumes",
+        "pods",
+        "pods.example.org",
+        "podtemplates",
+        "replicationcontrollers",
+        "resourcequotas",
+        "rolebindings.rbac.authorization.k8s.io",
+        "serviceaccounts",
+        "services",
+        "subjectaccessreviews.authorization.k8s.io",
+        "tokenreviews.authentication.k8s.io",
+        "validatingwebhookconfigurations.admissionregistration.k8s.io",
+        "widgets.apps.example.org",
+    ] {
+        let values = |privileged: &str| {
+            format!("{{policy: {{kinds: [{kind}], allowPrivileged: [{privileged}]}}}}")
+        };
+        let plain = helm.template("runnel-agent", &values("")).await;
+        ensure!(plain.is_err() == is_privileged(kind), "{kind}: {plain:?}");
+        let documents = documents(&helm, "runnel-agent", &values(kind)).await?;
+        arguments::is_a_policy(&documents).with_context(|| kind)?;
+        let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
+        let given = rights(&documents)?;
+        let of_copies = given
+            .iter()
+            .filter(|right| right.role == "ClusterRole runnel-agent");
+        let writes: Vec<_> = of_copies
+            .filter(|right| writes(right) && right.groups != ["events.k8s.io"])
+            .collect();
+        let [right] = writes.as_slice() else {
+            anyhow::bail!("{kind}: {writes:?}")
+        };
+        ensure!(
+            right.groups == [group] && right.resources == [plural],
+            "{right:?}"
+        );
+        let policy = one(
+            &documents,
+            "ValidatingAdmissionPolicy",
+            "runnel-agent-writes",
+        )?;
+        let rules = policy["spec"]["matchConstraints"]["resourceRules"].as_array();
+        let matches = |rule: &Value| {
+            texts(&rule["apiGroups"]) == [group]
+                && texts(&rule["resources"]).contains(&plural.to_owned())
+        };
+        ensure!(
+            rules.is_some_and(|rules| rules.iter().any(matches)),
+            "{kind}: {rules:?}"
         );
     }
     Ok(())

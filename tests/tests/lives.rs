@@ -515,7 +515,7 @@ impl World {
                 unproved: None,
                 intact: true,
                 adopted: false,
-                facts: Facts::default().digested(&content(), &BTreeSet::new()),
+                facts: Facts::default().digested(&content(), &body.revision, &BTreeSet::new()),
                 others: None,
                 terminating: false,
                 number: 0,

@@ -30,6 +30,8 @@ pub struct ApplyInput<'a> {
     pub revision: &'a Revision,
     /// The content.
     pub content: &'a Content,
+    /// The content as the API server stores it, if it may differ from the sent one. The seal is for this form.
+    pub stored: Option<&'a Content>,
     /// The fields that are written only when the copy is created.
     pub ignored: &'a BTreeSet<FieldPath>,
     /// The version number if the rule keeps versions. The copy is the newest version.
@@ -60,6 +62,7 @@ pub fn apply(
         rule,
         revision,
         content,
+        stored,
         ignored,
         version,
         adopted,
@@ -76,7 +79,7 @@ pub fn apply(
     let seal = sealer.seal(
         copy,
         &sealed,
-        &managed_fields::mask_ignored(content.clone(), ignored),
+        &managed_fields::mask_ignored(stored.map_or_else(|| content.clone(), canonical), ignored),
         adopted,
     );
     let content = match over.and_then(|over| over.object) {

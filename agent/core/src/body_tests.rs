@@ -1,6 +1,6 @@
 use super::*;
 use crate::live::{Ownership, Sealed, proven_content, reduce};
-use runnel_proto::model::Scope;
+use runnel_proto::model::{ContentDigest, Scope};
 use std::collections::BTreeMap;
 
 fn kind() -> &'static Kind {
@@ -50,6 +50,7 @@ fn served_ignoring(
         rule: &rule,
         revision: &revision,
         content: &content,
+        stored: None,
         ignored: ignored.unwrap_or(&none),
         adopted: false,
     };
@@ -106,6 +107,7 @@ fn served_policy(kind: &Kind, sealer: &Sealer) -> Value {
     let copy = SourceRef::new(&kind.resource, "a", "web");
     let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"ports": [{"port": 80}]}]});
     let content = Content {
+        version: Some("v1".into()),
         fields: BTreeMap::from([("spec".to_owned(), spec)]),
         ..Content::default()
     };
@@ -121,6 +123,7 @@ fn served_policy(kind: &Kind, sealer: &Sealer) -> Value {
         rule: &RuleName::default(),
         revision: &Revision([7; 16]),
         content: &content,
+        stored: None,
         ignored: &BTreeSet::new(),
         adopted: false,
     };
@@ -134,7 +137,7 @@ fn served_policy(kind: &Kind, sealer: &Sealer) -> Value {
     body["metadata"]["uid"] = json!("u");
     body["metadata"]["resourceVersion"] = json!("5");
     body["metadata"]["managedFields"] = json!([
-        {"manager": "runnel-agent", "operation": "Apply", "fieldsV1": fields, "time": "2026-01-02T03:04:05Z"},
+        {"manager": "runnel-agent", "operation": "Apply", "apiVersion": "networking.k8s.io/v1", "fieldsV1": fields},
     ]);
     body["spec"]["policyTypes"] = json!(["Ingress"]);
     body["status"] = json!({"conditions": []});
@@ -179,6 +182,19 @@ fn kind_without_rules_is_compared_by_applied_fields() {
         change(&mut object);
         assert!(!live(&object).intact, "change {number}");
     }
+    // Fields of another version may have other names.
+    let mut other = whole.clone();
+    other["metadata"]["managedFields"][0]["apiVersion"] = json!("networking.k8s.io/v1beta1");
+    assert!(!live(&other).intact);
+    // The revision proves the copy, whatever values the API server stores.
+    let digest = |revision: u8| {
+        let owned = Content {
+            version: Some("v1".into()),
+            ..content()
+        };
+        ContentDigest::of_copy(&owned, &Revision([revision; 16]), &BTreeSet::new())
+    };
+    assert!(live(&whole).facts.digest == Some(digest(7)) && digest(7) != digest(8));
     // The API server takes a field that another client changed out of the fields of the agent.
     let mut taken = whole;
     taken["spec"]["ingress"] = json!([]);
@@ -330,7 +346,7 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
         (live.ownership, live.sealed, live.intact),
         (Ownership::Retained, None, false)
     );
-    assert!(crate::live::is_adoptable(kind(), &left, &content()));
+    assert!(crate::live::is_adoptable(kind(), &left, &content(), None));
     let value = serde_json::to_value(&left).unwrap();
     assert_eq!(
         value["metadata"]["annotations"][RETAINED_ANNOTATION],
@@ -358,7 +374,12 @@ fn adoption_needs_equal_fields_and_no_other_value_of_a_label() {
     let adoptable = |change: fn(&mut Value)| {
         let mut value = serde_json::to_value(&object).unwrap();
         change(&mut value);
-        crate::live::is_adoptable(kind(), &serde_json::from_value(value).unwrap(), &content())
+        crate::live::is_adoptable(
+            kind(),
+            &serde_json::from_value(value).unwrap(),
+            &content(),
+            None,
+        )
     };
     assert!(adoptable(|_| {}));
     assert!(adoptable(
@@ -416,6 +437,7 @@ fn a_change_names_the_object_and_a_creation_none() {
         rule: &rule,
         revision: &revision,
         content: &content,
+        stored: None,
         ignored: &none,
     };
     let target = ExpectedObject {
@@ -529,6 +551,7 @@ fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
         rule: &rule,
         revision: &revision,
         content: &content,
+        stored: None,
         ignored: &ignored,
     };
     let target = ExpectedObject {

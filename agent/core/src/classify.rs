@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube_core::Status;
 use kube_core::response::StatusDetails;
-use runnel_proto::model::Reason;
+use runnel_proto::model::{Kind, Reason};
 
 use crate::copy::CopyError;
 use crate::policy::Area;
@@ -63,6 +63,60 @@ impl CallError {
         status.code == 404
             && status.reason == "NotFound"
             && status.details.as_ref().is_some_and(names)
+    }
+}
+
+impl CallError {
+    /// Whether the API server does not know the kind: it answers 404 without the name of an object.
+    pub fn is_unserved(&self) -> bool {
+        let Self::Refused(status) = self else {
+            return false;
+        };
+        let names_object = |details: &StatusDetails| !details.name.is_empty();
+        status.code == 404
+            && !is_namespace(status)
+            && !status.details.as_ref().is_some_and(names_object)
+    }
+
+    /// Whether an admission webhook cannot be called for a dry run.
+    pub fn refuses_dry_run(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.code == 400
+            && status.message.contains("does not support dry run"))
+    }
+}
+
+/// Returns the error of the copies of a kind that this cluster does not serve.
+pub fn not_served(resource: &str) -> CopyError {
+    let message = format!(
+        "this cluster does not serve {resource}: install its CustomResourceDefinition here, or leave the kind out of the rule"
+    );
+    CopyError::new(Reason::KindNotServed, message)
+}
+
+/// Returns the error of a copy whose source the hub has read in a version that this cluster does not serve.
+pub fn version_not_served(resource: &str, version: &str) -> CopyError {
+    let message = format!(
+        "this cluster does not serve {resource} in version {version}, in which the hub has read the source: install a \
+         CustomResourceDefinition with this version here"
+    );
+    CopyError::new(Reason::KindNotServed, message)
+}
+
+/// Returns the error of the copies of a kind without namespaces.
+pub fn cluster_scoped(resource: &str) -> CopyError {
+    let message = format!(
+        "{resource} have no namespace in this cluster, and the agent distributes only objects in namespaces: leave the kind \
+         out of the rule"
+    );
+    CopyError::new(Reason::KindNotServed, message)
+}
+
+/// Returns the error of the copy of a kind for a failed request.
+pub fn kind_error(kind: &Kind, error: &CallError) -> CopyError {
+    if kind.content.is_owned() && error.is_unserved() {
+        not_served(&kind.resource)
+    } else {
+        copy_error(error)
     }
 }
 
@@ -174,13 +228,23 @@ pub fn lost_watch(resource: &str, status: u16) -> CopyError {
     }
 }
 
+/// How API servers word that a field cannot be changed.
+const IMMUTABLE: [&str; 6] = [
+    "is immutable",
+    "may not be changed",
+    "may not change once set",
+    "cannot change roleRef",
+    "updates to statefulset spec for fields other than",
+    "are forbidden after creation",
+];
+
 fn invalid(status: &Status) -> CopyError {
     if let Some(denied) = denied(&status.message) {
         return denied;
     }
-    let immutable = causes(status).any(|(_, _, text)| text.contains("field is immutable"));
-    if immutable || status.message.contains("field is immutable") {
-        let message = "the object or its type is immutable and cannot be changed: delete the copy, and it is created again, \
+    let is_immutable = |text: &str| IMMUTABLE.iter().any(|words| text.contains(words));
+    if causes(status).any(|(_, _, text)| is_immutable(text)) || is_immutable(&status.message) {
+        let message = "the object or one of its fields is immutable and cannot be changed: delete the copy, and it is created again, \
                        or set immutablePolicy: Recreate";
         return CopyError::new(Reason::Immutable, message);
     }
@@ -382,6 +446,7 @@ impl Missing {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use runnel_proto::model::Scope;
     use serde_json::json;
 
     use super::*;
@@ -450,6 +515,68 @@ mod tests {
         for (at, (error, reason)) in cases.iter().enumerate() {
             assert_eq!(copy_error(error).reason, *reason, "case {at}");
         }
+    }
+
+    #[test]
+    fn fields_that_cannot_change_are_recognized_in_every_wording() {
+        // As an API server words them, for the cluster IP of a Service, the template of a Job, the spec of a StatefulSet, the
+        // role of a RoleBinding, and a rule of a CustomResourceDefinition.
+        for text in [
+            "Invalid value: [\"10.0.0.2\"]: may not change once set",
+            "Invalid value: {}: field is immutable",
+            "Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals' are forbidden",
+            "Invalid value: {}: cannot change roleRef",
+            "Invalid value: \"object\": Value is immutable",
+        ] {
+            let causes = json!([{"reason": "FieldValueInvalid", "field": "spec", "message": text}]);
+            let error = status(422, "invalid", causes);
+            assert_eq!(copy_error(&error).reason, Reason::Immutable, "{text}");
+        }
+    }
+
+    #[test]
+    fn answer_without_an_object_means_that_the_kind_is_not_served() {
+        let answer = |code: u16, details: serde_json::Value| {
+            let status = json!({"code": code, "message": "404 page not found", "reason": "x", "details": details});
+            CallError::Refused(serde_json::from_value(status).unwrap())
+        };
+        let kind = Kind::new("example.org", "v1", "Widget", "widgets", Scope::Namespaced);
+        let reason = |kind: &Kind, error: &CallError| kind_error(kind, error).reason;
+        assert_eq!(
+            reason(&kind, &answer(404, json!({}))),
+            Reason::KindNotServed
+        );
+        let namespace = json!({"name": "a", "kind": "namespaces"});
+        assert_eq!(reason(&kind, &answer(404, namespace)), Reason::Unavailable);
+        assert_eq!(
+            reason(&kind, &answer(404, json!({"name": "x"}))),
+            Reason::Unavailable
+        );
+        assert_eq!(reason(&kind, &answer(500, json!({}))), Reason::Unavailable);
+        let config_maps = Kind::by_resource("configmaps").unwrap();
+        assert_eq!(
+            reason(config_maps, &answer(404, json!({}))),
+            Reason::Unavailable
+        );
+        let named = kind_error(&kind, &answer(404, json!({})));
+        assert!(
+            named.message.contains("does not serve widgets.example.org"),
+            "{}",
+            named.message
+        );
+        let limit = runnel_proto::model::MESSAGE_LIMIT;
+        let long = "x".repeat(253);
+        assert!(version_not_served(&long, "v1beta1").message.len() <= limit);
+    }
+
+    #[test]
+    fn webhook_without_dry_runs_is_recognized() {
+        let words = "admission webhook \"a.example.org\" does not support dry run";
+        assert!(status(400, words, json!([])).refuses_dry_run());
+        assert!(
+            !status(400, "admission webhook \"a\" denied the request", json!([])).refuses_dry_run()
+        );
+        assert!(!CallError::Unanswered.refuses_dry_run());
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! Copies: the intent and the revision of a copy, and its outcome.
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use runnel_proto::model::{Payload, Reason, Revision, RuleUid, SourceRef, is_label};
@@ -10,6 +11,30 @@ pub struct IntentKey {
     pub rule: RuleUid,
     /// The source.
     pub source: SourceRef,
+}
+
+/// Returns the copies in a namespace among the keys of a map, kind by kind.
+pub fn in_namespace<'a, T>(
+    map: &'a BTreeMap<SourceRef, T>,
+    namespace: &str,
+) -> impl Iterator<Item = &'a SourceRef> + use<'a, T> {
+    let namespace: Arc<str> = namespace.into();
+    resources(map).flat_map(move |resource| {
+        let namespace = namespace.clone();
+        map.range(SourceRef::new(resource, &namespace, "")..)
+            .map(|(copy, _)| copy)
+            .take_while(move |copy| copy.resource == *resource && copy.namespace == namespace)
+    })
+}
+
+/// Returns each kind among the keys of a map once.
+fn resources<T>(map: &BTreeMap<SourceRef, T>) -> impl Iterator<Item = &Arc<str>> {
+    let first = map.keys().next().map(|copy| &copy.resource);
+    std::iter::successors(first, move |resource| {
+        // No other name sorts between a kind and its name with a zero byte.
+        let next = SourceRef::new(&format!("{resource}\0"), "", "");
+        map.range(next..).next().map(|(copy, _)| &copy.resource)
+    })
 }
 
 /// Returns the value of the label with the rule; `None` if the uid, which the hub chooses, cannot
@@ -97,5 +122,43 @@ impl CopyError {
             reason,
             message: message.into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_every_kind_in_a_namespace_are_found() {
+        let copy = |text: &str| SourceRef::parse(text).unwrap();
+        let all = [
+            "configmaps/a/x",
+            "configmaps/b/x",
+            "deployments.apps/a/x",
+            "deployments.apps/aa/x",
+            "deployments.apps.example.org/b/x",
+            "secrets/a/x",
+            "secrets/a/y",
+        ];
+        let map: BTreeMap<_, _> = all.map(|text| (copy(text), ())).into();
+        let found = |namespace: &str| -> Vec<String> {
+            in_namespace(&map, namespace)
+                .map(ToString::to_string)
+                .collect()
+        };
+        let expected = [
+            "configmaps/a/x",
+            "deployments.apps/a/x",
+            "secrets/a/x",
+            "secrets/a/y",
+        ];
+        assert_eq!(found("a"), expected);
+        assert_eq!(
+            found("b"),
+            ["configmaps/b/x", "deployments.apps.example.org/b/x"]
+        );
+        assert_eq!(found("c"), Vec::<String>::new());
+        assert_eq!(in_namespace(&BTreeMap::<_, ()>::new(), "a").count(), 0);
     }
 }

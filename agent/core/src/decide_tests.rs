@@ -419,7 +419,7 @@ proptest! {
             DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => {}
         }
         let enforced = decide(&want, &observed);
-        let previewed = preview(&want, &observed, is_equal);
+        let previewed = preview(&want, &observed, Some(is_equal));
         let outcome = previewed.as_ref().map(|(outcome, _)| *outcome);
         let copy_error = previewed.and_then(|(_, copy_error)| copy_error);
         let status = match decide(&dry_run, &observed) {

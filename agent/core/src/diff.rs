@@ -12,46 +12,70 @@ use runnel_proto::model::{
 use serde_json::{Map, Value};
 
 use crate::copy::CopyError;
-use crate::managed_fields;
+use crate::field_set::Difference;
+use crate::managed_fields::{self, AppliedFields};
 use crate::seal::canonical;
 
+/// Limit of the compared fields of a kind without listed fields.
+const COMPARED: usize = 100;
 /// Longest list of differences in a message, in bytes. The message counts the other differences.
 const LIST_LIMIT: usize = 320;
 
-/// Returns the error of a drifted copy that is not corrected. `who`: the field managers that
-/// changed it.
-pub fn changed(
-    kind: &Kind,
-    object: &DynamicObject,
-    content: &Content,
-    ignored: &BTreeSet<FieldPath>,
-    who: Option<&str>,
-) -> CopyError {
-    let list = list(kind, object, content, ignored, !kind.content.sensitive);
-    CopyError::new(
-        Reason::Drifted,
-        format!("changed here{} and left so: {list}", by(who)),
-    )
+/// A live copy and its desired content. Without `Debug`: it contains content.
+#[derive(Clone, Copy)]
+pub struct Comparison<'a> {
+    /// The kind of the copy.
+    pub kind: &'a Kind,
+    /// The live copy.
+    pub object: &'a DynamicObject,
+    /// The answer to a dry run of its apply, for a kind without listed fields.
+    pub applied: Option<&'a DynamicObject>,
+    /// The desired content.
+    pub content: &'a Content,
+    /// The ignored fields.
+    pub ignored: &'a BTreeSet<FieldPath>,
 }
 
-/// Returns the differences that a dry run found: paths without values, for every kind.
-pub fn planned(
-    kind: &Kind,
-    object: &DynamicObject,
-    content: &Content,
-    ignored: &BTreeSet<FieldPath>,
-) -> CopyError {
-    CopyError::new(Reason::DryRun, list(kind, object, content, ignored, false))
+impl Comparison<'_> {
+    /// Returns the error of a drifted copy that is not corrected. `who`: the field managers that
+    /// changed it.
+    pub fn changed(&self, who: Option<&str>) -> CopyError {
+        let list = self.list(!self.kind.content.sensitive);
+        CopyError::new(
+            Reason::Drifted,
+            format!("changed here{} and left so: {list}", by(who)),
+        )
+    }
+
+    /// Returns the differences that a dry run found: paths without values, for every kind.
+    pub fn planned(&self) -> CopyError {
+        CopyError::new(Reason::DryRun, self.list(false))
+    }
+
+    /// Returns the error of a copy that differs right after its write, with no other writer in
+    /// between.
+    pub fn rewritten(&self) -> CopyError {
+        rewritten(&self.list(!self.kind.content.sensitive))
+    }
+
+    /// Lists the differences in a message of about [`LIST_LIMIT`] bytes. `shows_values` adds short
+    /// values.
+    fn list(&self, shows_values: bool) -> String {
+        let all = self.differences(shows_values);
+        if all.is_empty() {
+            return "Runnel's own marks".to_owned();
+        }
+        joined(&all)
+    }
 }
 
-/// Returns the error of a copy that differs right after its write, with no other writer in between.
-pub fn rewritten(
-    kind: &Kind,
-    object: &DynamicObject,
-    content: &Content,
-    ignored: &BTreeSet<FieldPath>,
-) -> CopyError {
-    let list = list(kind, object, content, ignored, !kind.content.sensitive);
+/// Returns the error of an apply from which the API server took these fields.
+pub fn unowned(paths: &[String]) -> CopyError {
+    let changes = paths.iter().map(|path| format!("{path} is another"));
+    rewritten(&joined(&changes.collect::<Vec<_>>()))
+}
+
+fn rewritten(list: &str) -> CopyError {
     let message = format!(
         "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass Runnel's \
          copies, or leave the fields to it (ignoreFields): {list}"
@@ -59,25 +83,11 @@ pub fn rewritten(
     CopyError::new(Reason::Denied, message)
 }
 
-/// Lists the differences in a message of about [`LIST_LIMIT`] bytes. `shows_values` adds short
-/// values.
-fn list(
-    kind: &Kind,
-    object: &DynamicObject,
-    content: &Content,
-    ignored: &BTreeSet<FieldPath>,
-    shows_values: bool,
-) -> String {
-    let all = differences(
-        kind,
-        object,
-        &managed_fields::mask_ignored(canonical(content), ignored),
-        ignored,
-        shows_values,
-    );
+/// Joins differences to a list of about [`LIST_LIMIT`] bytes.
+fn joined(all: &[String]) -> String {
     let mut list = String::new();
     let mut named = 0;
-    for difference in &all {
+    for difference in all {
         if !list.is_empty() && list.len() + difference.len() > LIST_LIMIT {
             break;
         }
@@ -87,9 +97,6 @@ fn list(
     }
     if all.len() > named {
         list.push_str(&format!("; and {} more", all.len() - named));
-    }
-    if all.is_empty() {
-        list.push_str("Runnel's own marks");
     }
     list
 }
@@ -135,6 +142,41 @@ pub fn diff(
         });
     }
     diff
+}
+
+/// Returns the paths in which an object differs from the answer to a dry run of its apply, with the present values if
+/// `shows_values`.
+pub fn applied_diff(
+    object: &DynamicObject,
+    applied: &DynamicObject,
+    ignored: &BTreeSet<FieldPath>,
+    shows_values: bool,
+) -> FieldDiff {
+    let compared = AppliedFields::of(object, applied, ignored);
+    let mut diff = FieldDiff::default();
+    for one in compared.differences(COMPARED) {
+        let edit = match (one.now, one.before) {
+            (None, _) => FieldEdit::Add,
+            (Some(_), None) => FieldEdit::Remove,
+            (Some(_), Some(_)) => FieldEdit::Change,
+        };
+        let old = one.now.filter(|_| shows_values).and_then(short);
+        diff.push(FieldChange {
+            path: one.path,
+            edit,
+            old,
+        });
+    }
+    diff
+}
+
+/// Returns a scalar as a short text.
+fn short(value: &Value) -> Option<String> {
+    match value {
+        Value::Object(_) | Value::Array(_) => None,
+        Value::String(text) => Some(short_value(text)),
+        scalar => Some(scalar.to_string()),
+    }
 }
 
 /// Returns the content of a live object, including the fields of other writers.
@@ -183,74 +225,101 @@ fn by(who: Option<&str>) -> String {
     who.map(|who| format!(" by {who}")).unwrap_or_default()
 }
 
-fn differences(
-    kind: &Kind,
-    object: &DynamicObject,
-    wanted: &Content,
-    ignored: &BTreeSet<FieldPath>,
-    shows_values: bool,
-) -> Vec<String> {
-    let mut all = vec![];
-    let none = Map::new();
-    let leaves = |field: &str| ignored.iter().any(|path| path.top_field() == Some(field));
-    for field in kind.content.fields {
-        let present = object
-            .data
-            .get(field)
-            .filter(|value| !crate::seal::is_empty(value));
-        let should = wanted.fields.get(*field);
-        if kind.content.exact_maps.contains(field) {
-            let map = if *field == "data" {
-                FieldMap::Data
-            } else {
-                FieldMap::BinaryData
-            };
-            let present = present.and_then(Value::as_object).unwrap_or(&none);
-            let should = should.and_then(Value::as_object).unwrap_or(&none);
-            let shows = shows_values && map == FieldMap::Data;
-            let keys: BTreeSet<&String> = present.keys().chain(should.keys()).collect();
-            for key in keys {
-                let path = FieldPath::new(map, key.as_str());
-                if !ignored.contains(&path) {
-                    let texts = (
-                        present.get(key).and_then(Value::as_str),
-                        should.get(key).and_then(Value::as_str),
-                    );
-                    all.extend(difference(&path.to_string(), texts.0, texts.1, shows));
+impl Comparison<'_> {
+    fn differences(&self, shows_values: bool) -> Vec<String> {
+        let Self {
+            kind,
+            object,
+            ignored,
+            ..
+        } = *self;
+        let wanted = managed_fields::mask_ignored(canonical(self.content), ignored);
+        let mut all = vec![];
+        if let Some(applied) = self.applied {
+            let compared = AppliedFields::of(object, applied, ignored);
+            let differences = compared.differences(COMPARED);
+            all.extend(
+                differences
+                    .iter()
+                    .map(|one| owned_difference(one, shows_values)),
+            );
+        }
+        let none = Map::new();
+        let leaves = |field: &str| ignored.iter().any(|path| path.top_field() == Some(field));
+        for field in kind.content.fields {
+            let present = object
+                .data
+                .get(field)
+                .filter(|value| !crate::seal::is_empty(value));
+            let should = wanted.fields.get(*field);
+            if kind.content.exact_maps.contains(field) {
+                let map = if *field == "data" {
+                    FieldMap::Data
+                } else {
+                    FieldMap::BinaryData
+                };
+                let present = present.and_then(Value::as_object).unwrap_or(&none);
+                let should = should.and_then(Value::as_object).unwrap_or(&none);
+                let shows = shows_values && map == FieldMap::Data;
+                let keys: BTreeSet<&String> = present.keys().chain(should.keys()).collect();
+                for key in keys {
+                    let path = FieldPath::new(map, key.as_str());
+                    if !ignored.contains(&path) {
+                        let texts = (
+                            present.get(key).and_then(Value::as_str),
+                            should.get(key).and_then(Value::as_str),
+                        );
+                        all.extend(difference(&path.to_string(), texts.0, texts.1, shows));
+                    }
                 }
+            } else if present != should && !leaves(field) {
+                all.push(match (present, should) {
+                    (None, _) => format!("/{field} is missing"),
+                    (_, None) => format!("/{field} was added"),
+                    _ => format!("/{field} is another"),
+                });
             }
-        } else if present != should && !leaves(field) {
-            all.push(match (present, should) {
-                (None, _) => format!("/{field} is missing"),
-                (_, None) => format!("/{field} was added"),
-                _ => format!("/{field} is another"),
-            });
         }
-    }
-    let none = BTreeMap::new();
-    let labels = object.metadata.labels.as_ref().unwrap_or(&none);
-    let annotations = object.metadata.annotations.as_ref().unwrap_or(&none);
-    let maps = [
-        (FieldMap::Labels, labels, &wanted.labels, shows_values),
-        (
-            FieldMap::Annotations,
-            annotations,
-            &wanted.annotations,
-            false,
-        ),
-    ];
-    for (map, present, should, shows) in maps {
-        for (key, value) in should {
-            let path = FieldPath::new(map, key.as_str()).to_string();
-            all.extend(difference(
-                &path,
-                present.get(key).map(String::as_str),
-                Some(value),
-                shows,
-            ));
+        let none = BTreeMap::new();
+        let labels = object.metadata.labels.as_ref().unwrap_or(&none);
+        let annotations = object.metadata.annotations.as_ref().unwrap_or(&none);
+        let maps = [
+            (FieldMap::Labels, labels, &wanted.labels, shows_values),
+            (
+                FieldMap::Annotations,
+                annotations,
+                &wanted.annotations,
+                false,
+            ),
+        ];
+        for (map, present, should, shows) in maps {
+            for (key, value) in should {
+                let path = FieldPath::new(map, key.as_str()).to_string();
+                all.extend(difference(
+                    &path,
+                    present.get(key).map(String::as_str),
+                    Some(value),
+                    shows,
+                ));
+            }
         }
+        all
     }
-    all
+}
+
+/// Describes a difference between a field of a copy (`now`) and its desired value (`before`).
+fn owned_difference(one: &Difference<'_>, shows_values: bool) -> String {
+    let path = &one.path;
+    let shown = |value: Option<&Value>| value.filter(|_| shows_values).and_then(short);
+    match (one.now, one.before, shown(one.now), shown(one.before)) {
+        (None, ..) => format!("{path} is missing"),
+        (Some(_), None, Some(now), _) => format!("{path} was added as {now}"),
+        (Some(_), None, None, _) => format!("{path} was added"),
+        (Some(_), Some(_), Some(now), Some(before)) => {
+            format!("{path} is {now} instead of {before}")
+        }
+        (Some(_), Some(_), ..) => format!("{path} is another"),
+    }
 }
 
 fn difference(
@@ -278,6 +347,7 @@ fn difference(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use runnel_proto::model::Scope;
     use serde_json::json;
 
     fn object(kind: &Kind, data: Value) -> DynamicObject {
@@ -288,6 +358,21 @@ mod tests {
             whole[field] = value.clone();
         }
         serde_json::from_value(whole).unwrap()
+    }
+
+    fn comparison<'a>(
+        kind: &'a Kind,
+        object: &'a DynamicObject,
+        content: &'a Content,
+        ignored: &'a BTreeSet<FieldPath>,
+    ) -> Comparison<'a> {
+        Comparison {
+            kind,
+            object,
+            applied: None,
+            content,
+            ignored,
+        }
     }
 
     fn content(data: Value) -> Content {
@@ -309,13 +394,8 @@ mod tests {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "blue\n", "new": "x", "same": "s"}, "binaryData": {"b": "AAAA"}, "immutable": true});
         let wanted = content(json!({"data": {"color": "red", "lost": "l", "same": "s"}}));
-        let copy_error = changed(
-            kind,
-            &object(kind, live),
-            &wanted,
-            &BTreeSet::new(),
-            Some("kubectl-edit"),
-        );
+        let copy_error = comparison(kind, &object(kind, live), &wanted, &BTreeSet::new())
+            .changed(Some("kubectl-edit"));
         assert_eq!(copy_error.reason, Reason::Drifted);
         assert_eq!(
             &*copy_error.message,
@@ -329,12 +409,13 @@ mod tests {
     fn dry_run_names_paths_without_values() {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "c4n4ry", "new": "c4n4ry"}});
-        let planned = planned(
+        let planned = comparison(
             kind,
             &object(kind, live),
             &content(json!({"data": {"color": "c4n4ry2"}})),
             &BTreeSet::new(),
-        );
+        )
+        .planned();
         assert_eq!(planned.reason, Reason::DryRun);
         assert_eq!(
             &*planned.message,
@@ -393,7 +474,7 @@ mod tests {
             json!({"data": {"a": "YzRuNHJ5", "b": "c4n4ry", "own": "c4n4ry"}, "type": "c4n4ry"});
         let wanted = content(json!({"data": {"a": "c4n4ry", "c": "c4n4ry"}, "type": "Opaque"}));
         let ignored = BTreeSet::from([FieldPath::new(FieldMap::Data, "own")]);
-        let copy_error = changed(kind, &object(kind, live), &wanted, &ignored, None);
+        let copy_error = comparison(kind, &object(kind, live), &wanted, &ignored).changed(None);
         assert!(
             !copy_error.message.contains("c4n4ry") && !copy_error.message.contains("YzRu"),
             "{}",
@@ -424,13 +505,13 @@ mod tests {
         let data: Map<String, Value> = (0..500)
             .map(|n| (format!("key-{n:03}"), json!("v".repeat(9000))))
             .collect();
-        let copy_error = changed(
+        let copy_error = comparison(
             kind,
             &object(kind, json!({"data": data})),
             &content(json!({})),
             &BTreeSet::new(),
-            None,
-        );
+        )
+        .changed(None);
         assert!(
             copy_error.message.len() < 500,
             "{}",
@@ -448,13 +529,58 @@ mod tests {
         let kind = Kind::by_resource("configmaps").unwrap();
         let live = json!({"data": {"color": "blue", "new": "x"}});
         let wanted = content(json!({"data": {"color": "red"}}));
-        let copy_error = rewritten(kind, &object(kind, live), &wanted, &BTreeSet::new());
+        let copy_error =
+            comparison(kind, &object(kind, live), &wanted, &BTreeSet::new()).rewritten();
         assert_eq!(copy_error.reason, Reason::Denied);
         assert_eq!(
             &*copy_error.message,
             "an admission webhook or policy of this cluster changes the copy whenever it is written; let it pass \
              Runnel's copies, or leave the fields to it (ignoreFields): /data/color is \"blue\" instead of \"red\"; \
              /data/new was added as \"x\"; /metadata/labels/team is \"b\" instead of \"a\""
+        );
+    }
+
+    #[test]
+    fn owned_kind_is_compared_by_the_fields_that_the_agent_applies() {
+        let kind = Kind::new("apps", "v1", "Deployment", "deployments", Scope::Namespaced);
+        let container =
+            json!({"k:{\"name\":\"web\"}": {".": {}, "f:name": {}, "f:image": {}, "f:args": {}}});
+        let template = |containers: &Value| json!({"f:spec": {"f:containers": containers}});
+        let entry = |fields: Value| json!([{"manager": "runnel-agent", "operation": "Apply", "fieldsV1": fields}]);
+        let deployment = |spec: Value, fields: Value| {
+            let mut object = object(&kind, json!({"spec": spec, "status": {"replicas": 1}}));
+            object.metadata.managed_fields = serde_json::from_value(entry(fields)).unwrap();
+            object
+        };
+        let fields = json!({"f:spec": {"f:replicas": {}, "f:paused": {}, "f:template": template(&container)}});
+        let containers = |image: &str| json!([{"name": "sidecar", "image": "x"}, {"name": "web", "image": image, "args": ["a"]}]);
+        let spec = |image: &str| json!({"replicas": 1, "revisionHistoryLimit": 10, "template": {"spec": {"containers": containers(image)}}});
+        let mut changed = spec("web:2");
+        changed["replicas"] = json!(5);
+        changed["paused"] = json!(true);
+        changed["template"]["spec"]["containers"][1]["args"] = json!(["b"]);
+        let (live, applied) = (deployment(changed, fields), {
+            let fields = json!({"f:spec": {"f:replicas": {}, "f:template": template(&container)}});
+            deployment(spec("web:1"), fields)
+        });
+        let (content, ignored) = (Content::default(), BTreeSet::new());
+        let comparison = Comparison {
+            applied: Some(&applied),
+            ..comparison(&kind, &live, &content, &ignored)
+        };
+        let web = "/spec/template/spec/containers/[name=web]";
+        assert_eq!(
+            &*comparison.changed(None).message,
+            format!(
+                "changed here and left so: /spec/paused was added as true; /spec/replicas is 5 instead of 1; {web}/args is \
+                 another; {web}/image is \"web:2\" instead of \"web:1\""
+            )
+        );
+        assert_eq!(
+            &*comparison.planned().message,
+            format!(
+                "/spec/paused was added; /spec/replicas is another; {web}/args is another; {web}/image is another"
+            )
         );
     }
 }

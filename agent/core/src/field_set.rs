@@ -56,24 +56,15 @@ pub enum FieldSetError {
     TooDeep,
 }
 
-/// A difference between two states of a field.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
-    /// The path, as in the conflicts of a server-side apply: `.spec.ports[name="web"].port`.
+/// A difference between two states of a field. Without `Debug`: it contains values.
+#[derive(Clone, PartialEq)]
+pub struct Difference<'a> {
+    /// The path, as a rule names it in `ignoreFields`: `/spec/ports/[name=web]/port`.
     pub path: String,
-    /// What differs.
-    pub change: Change,
-}
-
-/// What differs in a field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Only the first state has the field.
-    Missing,
-    /// Only the second state has the field.
-    Added,
-    /// Its values differ.
-    Changed,
+    /// The value in the first state.
+    pub before: Option<&'a Value>,
+    /// The value in the second state.
+    pub now: Option<&'a Value>,
 }
 
 impl FieldSet {
@@ -226,47 +217,84 @@ impl FieldSet {
     }
 
     /// Returns the differences between two projections on this set, at most `limit`.
-    pub fn differences(&self, before: &Value, now: &Value, limit: usize) -> Vec<Difference> {
+    pub fn differences<'a>(
+        &self,
+        before: &'a Value,
+        now: &'a Value,
+        limit: usize,
+    ) -> Vec<Difference<'a>> {
         let mut all = vec![];
         self.compare(before, now, "", limit, &mut all);
         all
     }
 
-    fn compare(
+    fn compare<'a>(
         &self,
-        before: &Value,
-        now: &Value,
+        before: &'a Value,
+        now: &'a Value,
         path: &str,
         limit: usize,
-        all: &mut Vec<Difference>,
+        all: &mut Vec<Difference<'a>>,
     ) {
         for (step, node) in &self.0 {
             if all.len() >= limit {
                 return;
             }
-            let change = match (step.find(before), step.find(now)) {
-                (None, None) => continue,
-                (Some(_), None) => Change::Missing,
-                (None, Some(_)) => Change::Added,
-                (Some(before), Some(now)) if before == now => continue,
-                (Some(before), Some(now))
-                    if before.is_object() == now.is_object() && !node.below.is_empty() =>
-                {
-                    let (path, found) = (step.append_to(path), all.len());
-                    node.below.compare(before, now, &path, limit, all);
-                    // Only the order of items differs.
-                    if all.len() == found && found < limit && now.is_array() {
-                        all.push(Difference {
-                            path,
-                            change: Change::Changed,
-                        });
-                    }
+            let (before, now) = (step.find(before), step.find(now));
+            if before == now {
+                continue;
+            }
+            let (path, found) = (step.append_to(path), all.len());
+            if let (Some(before), Some(now)) = (before, now)
+                && before.is_object() == now.is_object()
+                && !node.below.is_empty()
+            {
+                node.below.compare(before, now, &path, limit, all);
+                // Only the order of items differs.
+                if all.len() > found || !now.is_array() {
                     continue;
                 }
-                (Some(_), Some(_)) => Change::Changed,
-            };
-            let path = step.append_to(path);
-            all.push(Difference { path, change });
+            }
+            all.push(Difference { path, before, now });
+        }
+    }
+
+    /// Returns the paths of the fields of an object that are not in the set, at most `limit`. Fields without a value do not
+    /// count.
+    pub fn missing(&self, object: &Value, limit: usize) -> Vec<String> {
+        let mut all = vec![];
+        self.collect_missing(object, "", limit, &mut all);
+        all
+    }
+
+    fn collect_missing(&self, value: &Value, path: &str, limit: usize, all: &mut Vec<String>) {
+        let mut check = |step: Step, found: Option<&Node>, part: &Value| match found {
+            _ if all.len() >= limit || part.is_null() || is_empty(part) => {}
+            // A field without fields below it is one value.
+            Some(node) if node.below.is_empty() => {}
+            Some(node) => node
+                .below
+                .collect_missing(part, &step.append_to(path), limit, all),
+            None => all.push(step.append_to(path)),
+        };
+        match value {
+            Value::Object(fields) => {
+                for (name, part) in fields {
+                    let step = Step::Field(name.as_str().into());
+                    let node = self.0.get(&step);
+                    check(step, node, part);
+                }
+            }
+            Value::Array(items) => {
+                for (index, item) in items.iter().enumerate() {
+                    let found = self.0.iter().find(|(step, _)| step.can_be(item));
+                    match found {
+                        Some((step, node)) => check(step.clone(), Some(node), item),
+                        None => check(Step::Index(index), None, item),
+                    }
+                }
+            }
+            _ => {}
         }
     }
 
@@ -344,6 +372,19 @@ impl Step {
         }
     }
 
+    /// Whether the step leads to this item of a list, which may lack the defaults of its key fields.
+    fn can_be(&self, item: &Value) -> bool {
+        match self {
+            Self::Field(_) | Self::Index(_) => false,
+            Self::Key(key) => {
+                let mut fields = key.value.as_object().into_iter().flatten();
+                item.is_object()
+                    && fields.all(|(field, value)| item.get(field).is_none_or(|is| is == value))
+            }
+            Self::Value(value) => *item == value.value,
+        }
+    }
+
     /// Sets what the step leads to; `None` removes it.
     fn replace(&self, value: &mut Value, part: Option<Value>) {
         let position = self.position(value);
@@ -367,18 +408,31 @@ impl Step {
     /// Returns the path to a field, given the path to its parent.
     fn append_to(&self, parent: &str) -> String {
         match self {
-            Self::Field(name) => format!("{parent}.{name}"),
+            Self::Field(name) => format!("{parent}/{}", escaped(name)),
             Self::Key(key) => {
                 let fields = key.value.as_object().into_iter().flatten();
                 let fields: Vec<_> = fields
-                    .map(|(field, value)| format!("{field}={value}"))
+                    .map(|(field, value)| format!("{}={}", escaped(field), text(value)))
                     .collect();
-                format!("{parent}[{}]", fields.join(","))
+                format!("{parent}/[{}]", fields.join(","))
             }
-            Self::Value(value) => format!("{parent}[={}]", value.text),
-            Self::Index(index) => format!("{parent}[{index}]"),
+            Self::Value(value) => format!("{parent}/[={}]", text(&value.value)),
+            Self::Index(index) => format!("{parent}/{index}"),
         }
     }
+}
+
+/// Returns a step of a JSON pointer.
+fn escaped(step: &str) -> String {
+    step.replace('~', "~0").replace('/', "~1")
+}
+
+/// Returns the value of a key field in a path.
+fn text(value: &Value) -> String {
+    let text = value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned);
+    escaped(&text).replace(',', "~2")
 }
 
 impl fmt::Display for Step {

@@ -78,15 +78,27 @@ fn changed_field_inside_a_list_is_named_by_its_keys() {
     now["spec"]["replicas"] = json!(5);
     now["spec"]["revisionHistoryLimit"] = json!(1);
     let project = |object| set.project(object, &FieldSet::default());
-    let found = set.differences(&project(&before), &project(&now), 9);
-    let found: Vec<_> = found.iter().map(|one| (&*one.path, one.change)).collect();
-    let web = ".spec.template.spec.containers[name=\"web\"]";
+    let (before, now) = (project(&before), project(&now));
+    let found = set.differences(&before, &now, 9);
+    let found: Vec<_> = found
+        .iter()
+        .map(|one| (&*one.path, one.before, one.now))
+        .collect();
+    let web = "/spec/template/spec/containers/[name=web]";
     assert_eq!(
         found,
         [
-            (".spec.replicas", Change::Changed),
-            (&*format!("{web}.image"), Change::Changed),
-            (&*format!("{web}.ports"), Change::Missing),
+            ("/spec/replicas", Some(&json!(2)), Some(&json!(5))),
+            (
+                &*format!("{web}/image"),
+                Some(&json!("web:1")),
+                Some(&json!("web:evil"))
+            ),
+            (
+                &*format!("{web}/ports"),
+                Some(&json!([{"containerPort": 80}])),
+                None
+            ),
         ]
     );
     assert_eq!(set.differences(&before, &json!({}), 2).len(), 2);
@@ -111,10 +123,7 @@ fn items_of_a_set_are_found_by_their_values() {
         json!({"finalizers": ["b", "a"]})
     );
     assert_eq!(ours.prune(&object), json!({"finalizers": ["theirs"]}));
-    assert_eq!(
-        ours.leaves(9),
-        [".finalizers[=\"a\"]", ".finalizers[=\"b\"]"]
-    );
+    assert_eq!(ours.leaves(9), ["/finalizers/[=a]", "/finalizers/[=b]"]);
 }
 
 #[test]
@@ -124,14 +133,10 @@ fn other_order_of_the_items_is_a_difference_of_their_list() {
     let list = |names: [&str; 3]| json!({"env": names.map(|name| json!({"name": name}))});
     let project = |names| ours.project(&list(names), &FieldSet::default());
     assert_eq!(project(["a", "theirs", "b"]), project(["a", "b", "other"]));
-    let found = ours.differences(&project(["a", "b", "c"]), &project(["b", "a", "c"]), 9);
-    assert_eq!(
-        found,
-        [Difference {
-            path: ".env".to_owned(),
-            change: Change::Changed
-        }]
-    );
+    let (before, now) = (project(["a", "b", "c"]), project(["b", "a", "c"]));
+    let found = ours.differences(&before, &now, 9);
+    let paths: Vec<_> = found.iter().map(|one| &*one.path).collect();
+    assert_eq!(paths, ["/env"]);
 }
 
 #[test]
@@ -154,10 +159,52 @@ fn field_that_another_manager_took_is_in_both_sets() {
         set(json!({"f:spec": {"f:replicas": {}, "f:paused": {}}, "f:status": {"f:replicas": {}}}));
     assert_eq!(
         applied().intersection(&theirs).leaves(9),
-        [".spec.replicas"]
+        ["/spec/replicas"]
     );
     let left = applied().difference(&theirs);
-    assert!(!left.leaves(99).contains(&".spec.replicas".to_owned()));
+    assert!(!left.leaves(99).contains(&"/spec/replicas".to_owned()));
+}
+
+#[test]
+fn applied_field_that_the_agent_does_not_own_is_missing() {
+    let mut sent = json!({
+        "metadata": {"labels": {"app": "web"}},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}, "creationTimestamp": null},
+                "spec": {"containers": [
+                    // The key of a port has the default protocol.
+                    {"name": "web", "image": "web:1", "ports": [{"containerPort": 80}], "env": []},
+                ]},
+            },
+        },
+    });
+    assert_eq!(applied().missing(&sent, 9), Vec::<String>::new());
+    sent["metadata"]["labels"]["a/b"] = json!("x");
+    sent["spec"]["paused"] = json!(false);
+    let spec = &mut sent["spec"]["template"]["spec"];
+    spec["containers"][0]["args"] = json!(["x"]);
+    spec["containers"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"name": "other"}));
+    let containers = "/spec/template/spec/containers";
+    let missing = [
+        "/metadata/labels/a~1b",
+        "/spec/paused",
+        &format!("{containers}/[name=web]/args"),
+        &format!("{containers}/1"),
+    ];
+    assert_eq!(applied().missing(&sent, 9), missing);
+    assert_eq!(applied().missing(&sent, 2), missing[..2]);
+}
+
+#[test]
+fn path_of_an_item_is_escaped() {
+    let ours = set(json!({"f:a/b": {"k:{\"x~\":\"p,q/r\",\"y\":1}": {".": {}, "f:z": {}}}}));
+    assert_eq!(ours.leaves(9), ["/a~1b/[x~0=p~2q~1r,y=1]/z"]);
 }
 
 #[test]
@@ -312,8 +359,23 @@ proptest! {
     fn set_of_all_fields_projects_every_value(object in object()) {
         let set = fields_of(&object, &mut || true);
         let projection = set.project(&object, &FieldSet::default());
-        prop_assert_eq!(set.differences(&object, &projection, 9), vec![]);
+        prop_assert!(set.differences(&object, &projection, 9).is_empty());
         prop_assert_eq!(set.project(&projection, &FieldSet::default()), projection);
+    }
+
+    #[test]
+    fn set_of_all_fields_misses_none(object in object(), drop: prop::sample::Index) {
+        let set = fields_of(&object, &mut || true);
+        prop_assert!(set.missing(&object, 9).is_empty());
+        let leaves = leaf_steps(&set);
+        prop_assume!(!leaves.is_empty());
+        let dropped = &leaves[drop.index(leaves.len())];
+        let is_key = matches!(dropped.last(), Some(Step::Field(name)) if &**name == "name");
+        let value = find_at(&object, dropped).cloned().unwrap_or_default();
+        prop_assume!(!is_key && !value.is_null() && !is_empty(&value));
+        let mut without = set.clone();
+        drop_at(&mut without, dropped);
+        prop_assert!(!without.missing(&object, 9).is_empty(), "{dropped:?}");
     }
 
     #[test]
@@ -370,6 +432,19 @@ fn leaf_steps(set: &FieldSet) -> Vec<Vec<Step>> {
         all.extend(below.map(|rest| [vec![step.clone()], rest].concat()));
     }
     all
+}
+
+/// Removes a field from a set, and the parts of the path to it that lead to no other field.
+fn drop_at(set: &mut FieldSet, steps: &[Step]) {
+    let Some((step, rest)) = steps.split_first() else {
+        return;
+    };
+    if let Some(node) = set.0.get_mut(step) {
+        drop_at(&mut node.below, rest);
+        if node.below.is_empty() {
+            set.0.remove(step);
+        }
+    }
 }
 
 fn find_at<'a>(value: &'a Value, steps: &[Step]) -> Option<&'a Value> {

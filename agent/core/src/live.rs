@@ -170,6 +170,9 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     {
         let owned = Owned::of(entry);
         let content = content(kind, object, &owned);
+        // The fields of another version may have other names.
+        let is_of_version = !kind.content.is_owned()
+            || entry.and_then(|entry| entry.api_version.as_deref()) == Some(&*kind.api_version);
         let ignored = annotation(metadata, IGNORED_ANNOTATION)
             .map(managed_fields::parse_ignored)
             .unwrap_or_default();
@@ -179,8 +182,13 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
             revision: seal.revision,
             ignored,
         };
-        facts = Facts::of(kind, &content).digested(&content, &written.ignored);
-        intact = owned.has_all_marks(&seal.rule)
+        facts = Facts::of(kind.content, &content).digested(
+            &content,
+            &written.revision,
+            &written.ignored,
+        );
+        intact = is_of_version
+            && owned.has_all_marks(&seal.rule)
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
             && sealer.check_content(
                 &seal,
@@ -249,6 +257,13 @@ fn unproved(
     })
 }
 
+/// Returns the content that our apply owns in an object, in the form in which the API server stores it. For the answer to
+/// an apply.
+pub fn applied_content(kind: &Kind, object: &DynamicObject) -> Content {
+    let owned = Owned::of(apply_entry(&object.metadata));
+    seal::canonical(&content(kind, object, &owned))
+}
+
 /// Returns our content of a live object: the kind's fields, and the labels and annotations that our
 /// apply owns.
 ///
@@ -298,8 +313,14 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
 /// Whether an object can be adopted for this content without a change of its existing values.
 ///
 /// Its fields must be equal, including fields that a rule ignores. No label or annotation may have
-/// another value. Missing labels and annotations are allowed.
-pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> bool {
+/// another value. Missing labels and annotations are allowed. `applied` is the answer to a dry run of the apply, for a kind
+/// without listed fields: its object equals the content if the apply changes nothing.
+pub fn is_adoptable(
+    kind: &Kind,
+    object: &DynamicObject,
+    content: &Content,
+    applied: Option<&DynamicObject>,
+) -> bool {
     let content = seal::canonical(content);
     let agrees = |present: Option<&BTreeMap<String, String>>, wanted: &BTreeMap<String, String>| {
         wanted.iter().all(|(key, value)| {
@@ -316,12 +337,19 @@ pub fn is_adoptable(kind: &Kind, object: &DynamicObject, content: &Content) -> b
     let manager = labels
         .and_then(|labels| labels.get(MANAGED_BY_LABEL))
         .is_none_or(|manager| manager == MANAGED_BY);
-    let live = Content {
-        fields: fields(kind, object),
-        ..Content::default()
+    let has_equal_fields = match applied {
+        Some(applied) => applied.data == object.data,
+        None if kind.content.is_owned() => false,
+        None => {
+            let live = Content {
+                fields: fields(kind, object),
+                ..Content::default()
+            };
+            seal::canonical(&live).fields == content.fields
+        }
     };
     manager
-        && seal::canonical(&live).fields == content.fields
+        && has_equal_fields
         && agrees(labels, &content.labels)
         && agrees(annotations, &content.annotations)
 }
@@ -360,7 +388,7 @@ fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
         let has_content = || match kind.content.fields {
             [] => fields
                 .and_then(Value::as_object)
-                .is_some_and(|fields| !fields.is_empty()),
+                .is_some_and(|fields| fields.keys().any(|field| field != "f:status")),
             fields => fields.iter().any(|field| has(field)),
         };
         of_whole_object && (has("metadata") || has_content())
@@ -483,10 +511,7 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
             .collect()
     };
     Content {
-        version: match kind.content.fields {
-            [] => Some(kind.version.clone()),
-            _ => None,
-        },
+        version: kind.content.is_owned().then(|| kind.version.clone()),
         labels: pick(&object.metadata.labels, &owned.labels),
         annotations: pick(&object.metadata.annotations, &owned.annotations),
         fields: fields(kind, object),
@@ -494,7 +519,7 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
 }
 
 pub(crate) fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
-    if kind.content.fields.is_empty() {
+    if kind.content.is_owned() {
         return managed_fields::applied_fields(object);
     }
     let present = kind

@@ -12,7 +12,7 @@ use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{Content, FieldMap, FieldPath};
 use serde_json::Value;
 
-use crate::field_set::FieldSet;
+use crate::field_set::{Difference, FieldSet};
 
 /// The field manager of the agent.
 pub const FIELD_MANAGER: &str = "runnel-agent";
@@ -51,23 +51,107 @@ pub fn owns(object: &DynamicObject, map: FieldMap, key: &str) -> bool {
     map.is_some_and(|map| map.get(format!("f:{key}")).is_some())
 }
 
+/// The fields of an object by their managers, without the fields of its metadata but labels and annotations.
+pub struct ManagedFields {
+    /// The fields that the agent applied.
+    pub ours: FieldSet,
+    /// The fields of other managers.
+    others: FieldSet,
+}
+
+impl ManagedFields {
+    /// Reads the managed fields of an object. Entries that cannot be read name no field.
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        let set = |entry: &ManagedFieldsEntry| {
+            let fields = entry.fields_v1.as_ref()?;
+            FieldSet::parse(&fields.0).ok()
+        };
+        let entries = metadata.managed_fields.iter().flatten();
+        let others = entries.filter(|entry| !is_our_apply(entry)).filter_map(set);
+        Self {
+            ours: apply_entry(metadata).and_then(set).unwrap_or_default(),
+            others: others.fold(FieldSet::default(), |all, other| all.union(&other)),
+        }
+    }
+}
+
+/// Returns the paths of a sent object that the agent does not own in the answer to its apply: an admission webhook
+/// removed or changed them. At most `limit`.
+pub fn unowned(sent: &Value, answer: &DynamicObject, limit: usize) -> Vec<String> {
+    let mut sent = sent.clone();
+    let is_kept = |field: &str| ["labels", "annotations"].contains(&field);
+    if let Some(metadata) = sent["metadata"].as_object_mut() {
+        metadata.retain(|field, _| is_kept(field));
+    }
+    if let Some(fields) = sent.as_object_mut() {
+        fields.retain(|field, _| !["apiVersion", "kind"].contains(&field.as_str()));
+    }
+    ManagedFields::of(&answer.metadata)
+        .ours
+        .missing(&sent, limit)
+}
+
 /// Returns the top-level fields of an object with what the agent applied in them: neither defaults nor fields of other
 /// managers. An object whose managed fields cannot be read has none.
 pub fn applied_fields(object: &DynamicObject) -> BTreeMap<String, Value> {
-    let set = |entry: &ManagedFieldsEntry| {
-        let fields = entry.fields_v1.as_ref()?;
-        FieldSet::parse(&fields.0).ok()
-    };
-    let entries = object.metadata.managed_fields.iter().flatten();
-    let others = entries.filter(|entry| !is_our_apply(entry)).filter_map(set);
-    let others = others.fold(FieldSet::default(), |all, other| all.union(&other));
-    let ours = apply_entry(&object.metadata)
-        .and_then(set)
-        .unwrap_or_default();
+    let ManagedFields { ours, others } = ManagedFields::of(&object.metadata);
     match ours.without("metadata").project(&object.data, &others) {
         Value::Object(fields) => fields.into_iter().collect(),
         _ => BTreeMap::new(),
     }
+}
+
+/// The fields of an object, and those of the answer to a dry run of its apply, that the agent owns in one of them.
+pub struct AppliedFields {
+    set: FieldSet,
+    wanted: Value,
+    present: Value,
+}
+
+impl AppliedFields {
+    /// Compares an object with the answer to a dry run of its apply, without ignored fields.
+    pub fn of(
+        object: &DynamicObject,
+        applied: &DynamicObject,
+        ignored: &BTreeSet<FieldPath>,
+    ) -> Self {
+        let (now, then) = (
+            ManagedFields::of(&object.metadata),
+            ManagedFields::of(&applied.metadata),
+        );
+        let version =
+            |object: &DynamicObject| Some(apply_entry(&object.metadata)?.api_version.clone());
+        // The fields of another version may have other names.
+        let set = if version(object) == version(applied) {
+            now.ours.union(&then.ours)
+        } else {
+            then.ours
+        };
+        let set = set.without("metadata");
+        Self {
+            wanted: without_ignored(set.project(&applied.data, &then.others), ignored),
+            present: without_ignored(set.project(&object.data, &now.others), ignored),
+            set,
+        }
+    }
+
+    /// Returns the differences of the object from the answer, at most `limit`.
+    pub fn differences(&self, limit: usize) -> Vec<Difference<'_>> {
+        self.set.differences(&self.wanted, &self.present, limit)
+    }
+}
+
+/// Returns a projection without ignored fields.
+fn without_ignored(projection: Value, ignored: &BTreeSet<FieldPath>) -> Value {
+    let Value::Object(fields) = projection else {
+        return projection;
+    };
+    let content = Content {
+        fields: fields.into_iter().collect(),
+        ..Content::default()
+    };
+    let fields = mask_ignored(content, ignored).fields;
+    Value::Object(fields.into_iter().collect())
 }
 
 /// Formats the fields for the annotation of a copy.

@@ -12,12 +12,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube_core::DynamicObject;
 use runnel_proto::model::{
-    FieldDiff, FieldDigests, FieldsKey, Kind, PreviewOutcome, PreviewResult, PreviewedCopy,
-    SourceRef,
+    ContentRules, FieldDiff, FieldDigests, FieldsKey, Kind, PreviewOutcome, PreviewResult,
+    PreviewedCopy, SourceRef,
 };
 
 use crate::copy::{CopyStatus, PlannedChange};
-use crate::decide::{Action, Decision, DesiredCopy, PreviewDecision, differs, is_sealed_for, plan};
+use crate::decide::{
+    Action, Decision, DesiredCopy, PreviewDecision, WantedCopy, differs, is_sealed_for, plan,
+};
 use crate::diff;
 use crate::live::{Live, Sealed};
 use crate::records::Observed;
@@ -44,8 +46,7 @@ pub fn is_undisclosed(want: &DesiredCopy, observed: &Observed) -> bool {
     let DesiredCopy::Copy(wanted) = want else {
         return false;
     };
-    let is_plain = Kind::by_resource(&wanted.intent.source.resource)
-        .is_some_and(|kind| !kind.content.sensitive);
+    let is_plain = !ContentRules::of(&wanted.intent.source.resource).sensitive;
     let key = &wanted.intent;
     let is_of_it =
         |sealed: &Sealed| sealed.rule == key.rule && sealed.source.plain() == key.source.plain();
@@ -58,6 +59,7 @@ pub fn is_undisclosed(want: &DesiredCopy, observed: &Observed) -> bool {
 /// Values are shown only for the agent's own copy of this intent, and never for a Secret. The
 /// result is empty for a Secret whose equality is [not disclosed](is_undisclosed).
 pub fn diff(
+    kind: &Kind,
     want: &DesiredCopy,
     observed: &Observed,
     object: &DynamicObject,
@@ -67,34 +69,54 @@ pub fn diff(
     let DesiredCopy::Copy(wanted) = want else {
         return FieldDiff::default();
     };
-    match Kind::by_resource(&wanted.intent.source.resource) {
-        Some(kind) if !is_undisclosed(want, observed) => {
-            let is_own = matches!(observed, Observed::Live(live) if live.is_own());
-            let shows_values = !kind.content.sensitive && is_own && is_sealed_for(wanted, observed);
-            diff::diff(
-                kind,
-                object,
-                (digests, key),
-                &wanted.policies.ignored,
-                shows_values,
-            )
+    if is_undisclosed(want, observed) {
+        return FieldDiff::default();
+    }
+    let shows_values = shows_values(wanted, observed);
+    let ignored = &wanted.policies.ignored;
+    diff::diff(kind, object, (digests, key), ignored, shows_values)
+}
+
+/// Returns the paths in which the live object differs from the answer to a dry run of its apply, with the same values as
+/// [`diff`].
+pub fn applied_diff(
+    want: &DesiredCopy,
+    observed: &Observed,
+    object: &DynamicObject,
+    applied: &DynamicObject,
+) -> FieldDiff {
+    match want {
+        DesiredCopy::Copy(wanted) if !is_undisclosed(want, observed) => {
+            let ignored = &wanted.policies.ignored;
+            diff::applied_diff(object, applied, ignored, shows_values(wanted, observed))
         }
         _ => FieldDiff::default(),
     }
 }
 
+/// Whether a preview may show present values of the copy.
+fn shows_values(wanted: &WantedCopy, observed: &Observed) -> bool {
+    let is_own = matches!(observed, Observed::Live(live) if live.is_own());
+    let is_sensitive = ContentRules::of(&wanted.intent.source.resource).sensitive;
+    !is_sensitive && is_own && is_sealed_for(wanted, observed)
+}
+
 /// Returns the outcome of a copy for an observed object: the [`plan`] of a dry run, with details.
 ///
-/// `is_equal`: whether the object's fields equal those of the intent. It has no effect if the
+/// `is_equal`: whether the object's fields equal those of the intent; `None` if that is unknown. It has no effect if the
 /// equality is [not disclosed](is_undisclosed).
-pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Option<PreviewDecision> {
+pub fn preview(
+    want: &DesiredCopy,
+    observed: &Observed,
+    is_equal: Option<bool>,
+) -> Option<PreviewDecision> {
     let status = match plan(want, observed) {
         Decision::Forget | Decision::Act(Action::Read) => return None,
         // The fields that differ stay as they are.
         Decision::Act(_) => return Some((PreviewOutcome::Unchanged, None)),
         Decision::Noop(status) => status,
     };
-    let is_undisclosed = is_undisclosed(want, observed);
+    let is_equal = is_equal.filter(|_| !is_undisclosed(want, observed));
     let previewed = match status {
         CopyStatus::Failed(copy_error) => {
             return Some((PreviewOutcome::Refused, Some(copy_error)));
@@ -109,9 +131,9 @@ pub fn preview(want: &DesiredCopy, observed: &Observed, is_equal: bool) -> Optio
         CopyStatus::Planned(change, _) => match change {
             PlannedChange::Create => PreviewOutcome::Create,
             PlannedChange::Change => PreviewOutcome::Change,
-            PlannedChange::AdoptIfEqual if is_undisclosed => PreviewOutcome::AdoptIfEqual,
-            PlannedChange::AdoptIfEqual if !is_equal => return refused(observed),
-            PlannedChange::Overwrite if is_undisclosed || !is_equal => PreviewOutcome::Overwrite,
+            PlannedChange::AdoptIfEqual if is_equal.is_none() => PreviewOutcome::AdoptIfEqual,
+            PlannedChange::AdoptIfEqual if is_equal == Some(false) => return refused(observed),
+            PlannedChange::Overwrite if is_equal != Some(true) => PreviewOutcome::Overwrite,
             PlannedChange::AdoptIfEqual | PlannedChange::Overwrite => PreviewOutcome::Adopt,
             PlannedChange::Remove => PreviewOutcome::Remove,
             PlannedChange::Prune => PreviewOutcome::Prune,
@@ -259,6 +281,7 @@ mod tests {
         let digests = FieldDigests::from([("/data/color".to_owned(), [0; 16])]);
         let object = serde_json::from_value(object).unwrap();
         diff(
+            kind,
             &wanted(resource),
             &observed(resource, rule),
             &object,

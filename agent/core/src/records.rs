@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{Revision, RuleUid, SourceRef};
 
-use crate::copy::IntentKey;
+use crate::copy::{IntentKey, in_namespace};
 use crate::live::{Live, Ownership};
 use crate::small_set::SmallSet;
 
@@ -399,6 +399,11 @@ impl Records {
     /// Returns all copies with a record.
     pub fn all(&self) -> impl Iterator<Item = &SourceRef> {
         self.records.keys()
+    }
+
+    /// Returns the recorded copies in a namespace.
+    pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &SourceRef> {
+        in_namespace(&self.records, namespace)
     }
 
     /// Returns the recorded copies of a kind, in one namespace if it is given.

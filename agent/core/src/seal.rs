@@ -244,7 +244,7 @@ fn equal(left: &Mac, right: &Mac) -> bool {
 }
 
 /// Returns content in the form that is sealed and written: without marks, and without empty maps,
-/// which the API server drops.
+/// which the API server drops from kinds with one version.
 pub fn canonical(content: &Content) -> Content {
     let pairs = |map: &std::collections::BTreeMap<String, String>| {
         map.iter()
@@ -259,7 +259,7 @@ pub fn canonical(content: &Content) -> Content {
         fields: content
             .fields
             .iter()
-            .filter(|(_, value)| !is_empty(value))
+            .filter(|(_, value)| content.version.is_some() || !is_empty(value))
             .map(|(key, value)| (key.clone(), value.clone()))
             .collect(),
     }

@@ -4,23 +4,26 @@ use std::time::Duration;
 
 use futures::stream;
 use futures::stream::StreamExt;
-use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, DynamicObject, Preconditions};
 use runnel_proto::model::{
-    FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef,
+    Content, FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef,
 };
 
-use super::{Call, CallError, Member, at};
-use runnel_agent_core::body::{ApplyInput, ReplacedObject};
-use runnel_agent_core::classify::copy_error;
+use super::owned::UNOWNED_LIMIT;
+use super::{CallError, Member, apply_input, at, delete_params};
+use runnel_agent_core::body::ReplacedObject;
+use runnel_agent_core::classify::kind_error;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{
     ContentSource, DesiredCopy, DesiredObject, ExpectedObject, Item, Limits, Open, PreviewDecision,
     PreviewInput, PreviewJob, Recreate, Work,
 };
-use runnel_agent_core::managed_fields::FIELD_MANAGER;
-use runnel_agent_core::preview::{PreviewFinding, answer, diff, is_undisclosed, preview, writes};
+use runnel_agent_core::diff::Comparison;
+use runnel_agent_core::preview::{
+    PreviewFinding, answer, applied_diff, diff, is_undisclosed, preview, writes,
+};
 use runnel_agent_core::records::Observed;
-use runnel_agent_core::{body, diff, live};
+use runnel_agent_core::{body, classify, diff, live, managed_fields};
 
 /// Limit of the copies that are previewed at once.
 const CONCURRENT_PREVIEWS: usize = 6;
@@ -85,7 +88,10 @@ impl Member {
         open: Open,
         found: &mut FieldDiff,
     ) -> Option<PreviewDecision> {
-        let kind = Kind::by_resource(&copy.resource)?;
+        let Some(mut kind) = self.kinds.get(&copy.resource) else {
+            let copy_error = classify::not_served(&copy.resource);
+            return Some((PreviewOutcome::Refused, Some(copy_error)));
+        };
         let needs_read = open.needs_read();
         let Open {
             desired: want,
@@ -97,23 +103,58 @@ impl Member {
         } = open;
         let mut object = None;
         if needs_read {
-            match self.get(kind, copy).await {
-                Ok(found) => {
-                    observed = live::reduce(kind, &found, &self.sealer)
+            match self.get_applied(&kind, copy).await {
+                Ok((applied_in, found)) => {
+                    kind = applied_in;
+                    observed = live::reduce(&kind, &found, &self.sealer)
                         .map_or(Observed::Absent, |(_, live)| Observed::Live(live));
                     object = Some(found);
                 }
                 Err(error) if error.is_absent(&copy.name) => observed = Observed::Absent,
-                Err(error) => return Some((PreviewOutcome::Refused, Some(copy_error(&error)))),
+                Err(error) => {
+                    return Some((PreviewOutcome::Refused, Some(kind_error(&kind, &error))));
+                }
             }
         }
+        let target = match &observed {
+            Observed::Live(live) => Some(ExpectedObject {
+                uid: live.uid.clone(),
+                version: live.version.clone(),
+            }),
+            Observed::Absent | Observed::Unknown => None,
+        };
+        let over = target.as_ref().zip(object.as_ref());
+        // An object of a kind without listed fields is equal if a dry run changes nothing of it.
+        let mut tried = None;
         let is_equal = match (&want, &object) {
-            (DesiredCopy::Copy(_), Some(object)) => live::named_fields(kind, object, key) == fields,
-            _ => false,
+            (DesiredCopy::Copy(_), Some(object)) if kind.content.is_owned() => {
+                tried = match &body {
+                    Some(body) if dry_run => self.try_write(&kind, copy, body, over).await,
+                    _ => None,
+                };
+                match &tried {
+                    Some(Ok(answer)) => {
+                        let Answer {
+                            kind,
+                            content,
+                            applied,
+                        } = answer;
+                        Some(live::is_adoptable(kind, object, content, Some(applied)))
+                    }
+                    Some(Err(_)) | None => None,
+                }
+            }
+            (DesiredCopy::Copy(_), Some(object)) => {
+                Some(live::named_fields(&kind, object, key) == fields)
+            }
+            _ => None,
         };
         let (previewed, outcome) = preview(&want, &observed, is_equal)?;
         if let (Some(object), Some(digests)) = (&object, &digests) {
-            *found = diff(&want, &observed, object, digests, key);
+            *found = match &tried {
+                Some(Ok(answer)) => applied_diff(&want, &observed, object, &answer.applied),
+                _ => diff(&kind, &want, &observed, object, digests, key),
+            };
         }
         if !dry_run {
             return Some((previewed, outcome));
@@ -125,17 +166,12 @@ impl Member {
                 Some(CopyError::new(Reason::WaitingForHub, words)),
             ));
         }
-        let target = match &observed {
-            Observed::Live(live) => Some(ExpectedObject {
-                uid: live.uid.clone(),
-                version: live.version.clone(),
-            }),
-            Observed::Absent | Observed::Unknown => None,
-        };
         let tried = match (&body, &target) {
             (Some(body), _) if writes(previewed) => {
-                self.try_write(kind, copy, body, target.as_ref().zip(object.as_ref()))
-                    .await
+                if tried.is_none() {
+                    tried = self.try_write(&kind, copy, body, over).await;
+                }
+                tried.map_or(Ok(()), |tried| tried.map(drop))
             }
             (None, _) if writes(previewed) => {
                 let words = "this was not tried, as its content did not fit into one question";
@@ -147,7 +183,7 @@ impl Member {
             (_, Some(target))
                 if matches!(previewed, PreviewOutcome::Remove | PreviewOutcome::Prune) =>
             {
-                self.try_delete(kind, copy, target).await
+                self.try_delete(&kind, copy, target).await
             }
             _ => return Some((previewed, outcome)),
         };
@@ -164,72 +200,89 @@ impl Member {
         })
     }
 
-    /// Sends the apply as a dry run.
+    /// Sends the apply as a dry run; `None` without content.
     async fn try_write(
         &self,
         kind: &Kind,
         copy: &SourceRef,
         body: &DesiredObject,
         over: Option<(&ExpectedObject, &DynamicObject)>,
-    ) -> Result<(), CopyError> {
-        let DesiredObject {
-            intent,
-            rule,
-            revision,
-            ignored,
-            version,
-            ..
-        } = body;
+    ) -> Option<Result<Answer, CopyError>> {
         let ContentSource::Payload(payload) = &body.content else {
-            return Ok(());
+            return None;
         };
-        let content = payload
-            .decode()
-            .map_err(|error| CopyError::new(Reason::Unsupported, error.to_string()))?;
+        let content = match payload.decode() {
+            Ok(content) => content,
+            Err(error) => {
+                return Some(Err(CopyError::new(Reason::Unsupported, error.to_string())));
+            }
+        };
+        Some(self.try_content(kind, copy, body, content, over).await)
+    }
+
+    async fn try_content(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        body: &DesiredObject,
+        content: Content,
+        over: Option<(&ExpectedObject, &DynamicObject)>,
+    ) -> Result<Answer, CopyError> {
+        let applied_in = kind;
+        let kind = self.kind_of(copy, &content)?;
         let Limits {
             policy,
             location: home,
         } = &body.limits;
-        if let Some(denied) = policy.denies(kind, copy, &content, home) {
+        if let Some(denied) = policy.denies(&kind, copy, &content, home) {
             return Err(denied);
         }
-        let version = *version;
-        // An API server handles the seals of adopted and other objects alike.
-        let adopted = false;
-        let written = ApplyInput {
-            kind,
-            copy,
+        let DesiredObject {
             intent,
-            rule,
             revision,
-            content: &content,
             ignored,
-            version,
-            adopted,
-        };
+            ..
+        } = body;
+        let written = apply_input(&kind, copy, &content, body);
         let over = over.map(|(target, object)| ReplacedObject {
             target,
-            object: (!ignored.is_empty()).then_some(object),
+            // The fields of another version may have other names.
+            object: Some(object).filter(|_| !ignored.is_empty() && kind == *applied_in),
         });
         let request = body::apply(&written, over.as_ref(), &self.sealer);
-        let params = PatchParams {
-            dry_run: true,
-            ..PatchParams::apply(FIELD_MANAGER).force()
-        };
-        let answer: Call<DynamicObject> = self
-            .object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(&request)))
-            .await;
-        let object = answer.map_err(|error| refused(&error))?;
+        let answer = self.apply_dry(&kind, copy, &request).await;
+        let applied = answer.map_err(|error| refused(&kind, &error))?;
+        if kind.content.is_owned() {
+            let unowned = managed_fields::unowned(&request, &applied, UNOWNED_LIMIT);
+            if !unowned.is_empty() {
+                return Err(diff::unowned(&unowned));
+            }
+            return Ok(Answer {
+                kind,
+                content,
+                applied,
+            });
+        }
         // A second request removes what an apply leaves. It cannot run as a dry run, because the
         // first one stored nothing.
-        let is_whole = body::surplus(kind, &object, &content, ignored).is_none();
-        let holds = live::reduce(kind, &object, &self.sealer)
+        let is_whole = body::surplus(&kind, &applied, &content, ignored).is_none();
+        let holds = live::reduce(&kind, &applied, &self.sealer)
             .is_some_and(|(_, live)| live.has_revision(&intent.rule, &intent.source, revision));
         if is_whole && !holds {
-            Err(diff::rewritten(kind, &object, &content, ignored))
-        } else {
-            Ok(())
+            return Err(Comparison {
+                kind: &kind,
+                object: &applied,
+                applied: None,
+                content: &content,
+                ignored,
+            }
+            .rewritten());
         }
+        Ok(Answer {
+            kind,
+            content,
+            applied,
+        })
     }
 
     async fn try_delete(
@@ -244,20 +297,28 @@ impl Member {
         };
         let params = DeleteParams {
             dry_run: true,
-            ..DeleteParams::default().preconditions(conditions)
+            ..delete_params(kind).preconditions(conditions)
         };
         let answer = self.text(at(kind, copy).delete(&copy.name, &params)).await;
-        answer.map(drop).map_err(|error| refused(&error))
+        answer.map(drop).map_err(|error| refused(kind, &error))
     }
 }
 
-fn refused(error: &CallError) -> CopyError {
+/// What an apply would store.
+struct Answer {
+    /// The kind, in the version of the content.
+    kind: Kind,
+    content: Content,
+    applied: DynamicObject,
+}
+
+fn refused(kind: &Kind, error: &CallError) -> CopyError {
     if error.is_race() {
         CopyError::new(
             Reason::Conflict,
             "another client changed the object meanwhile: try again",
         )
     } else {
-        copy_error(error)
+        kind_error(kind, error)
     }
 }

@@ -5,11 +5,11 @@
 //!
 //! This module puts a new policy into force, after the end of the watches that it drops and before
 //! its new ones begin. So the core receives all events in this order.
+mod follow;
 mod namespaces;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,22 +17,23 @@ use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
-use kube::api::{DynamicObject, ListParams, Request, WatchParams};
-use kube::core::{ListMeta, Resource, Status, WatchEvent};
-use runnel_proto::model::{HUB_LABEL, Kind};
+use kube::api::{DynamicObject, Request};
+use kube::core::{Resource, Status};
+use runnel_proto::model::{HUB_LABEL, Kind, Kinds, Scope};
 use runnel_transport::ops::WatchTimes;
-use runnel_transport::pages::{PageSize, parse_page, read_page};
-use runnel_transport::readable::Readable;
-use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
 
 use crate::apply::resource;
+use crate::call::Call;
+use crate::kinds::{KindRegistry, discover};
 use crate::metrics::Metrics;
 use crate::policy_file::{POLL, PolicyFile};
+use follow::{Follow, ReceiverDropped, Source, hint};
 pub use namespaces::namespaces;
+use runnel_agent_core::backoff::{Backoff, Jitter};
+use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::policy::{Area, Policy};
 use runnel_agent_core::reconciler::{Event, WatchScope};
 use runnel_agent_core::seal::Sealer;
@@ -64,81 +65,311 @@ pub struct Watches {
     pub metrics: Metrics,
     /// The times at which the watches last received data.
     pub times: WatchTimes,
+    /// The kinds that the cluster serves.
+    pub kinds: KindRegistry,
+    /// The random part of delays.
+    pub jitter: Jitter,
     /// The events for the core.
     pub events: mpsc::Sender<Event>,
 }
 
-type Running = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>;
+/// Delay between two reads of the kinds while one of the policy is missing.
+const MISSING: Backoff = Backoff {
+    base: Duration::from_secs(20),
+    limit: Duration::from_secs(60),
+};
+/// Delay between two reads of the kinds while none is missing.
+const COMPLETE: Backoff = Backoff {
+    base: Duration::from_secs(600),
+    limit: Duration::from_secs(600),
+};
+/// Least delay between two reads of the kinds.
+const MIN_READ_INTERVAL: Duration = Duration::from_secs(10);
+
+/// When the kinds of the policy are read.
+struct Schedule {
+    /// The next read; `None` while the policy names only kinds that every cluster serves.
+    next: Option<Instant>,
+    last: Option<Instant>,
+    /// The reads in a row after which a kind was missing.
+    failures: u32,
+    /// Whether the kinds have been read.
+    is_read: bool,
+}
+
+impl Schedule {
+    /// Requests a read now, or as soon as the last one is long enough ago.
+    fn request(&mut self) {
+        let now = Instant::now();
+        let at = self
+            .last
+            .map_or(now, |last| now.max(last + MIN_READ_INTERVAL));
+        self.next = self.next.map(|next| next.min(at));
+    }
+}
+
+/// A read of the kinds that is under way.
+type Reading = Option<Pin<Box<dyn Future<Output = Call<Kinds>> + Send>>>;
+
+async fn read_end(reading: &mut Reading) -> Call<Kinds> {
+    match reading {
+        Some(reading) => reading.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What is known about the kind of an area.
+enum AreaKind {
+    /// The kinds have not been read yet.
+    Unknown,
+    /// Its objects can be watched.
+    Served(Kind),
+    /// It has no objects that the agent could watch.
+    Unserved(CopyError),
+}
+
+/// The state of an area.
+struct AreaState {
+    /// The kind that is watched; `None` if the core was told that it is not served.
+    kind: Option<Kind>,
+    stop: CancellationToken,
+}
+
+/// The watches that run.
+struct Running {
+    watches: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    states: BTreeMap<Area, AreaState>,
+    /// The limits of the pages that are read at once, of the kinds that every cluster serves.
+    pages: BTreeMap<Arc<str>, Arc<Semaphore>>,
+    /// The common limit of all other kinds.
+    shared_pages: Arc<Semaphore>,
+}
+
+impl Running {
+    fn new() -> Self {
+        let limit = || Arc::new(Semaphore::new(PAGES));
+        Self {
+            watches: FuturesUnordered::new(),
+            states: BTreeMap::new(),
+            pages: Kind::resources()
+                .map(|resource| (resource.clone(), limit()))
+                .collect(),
+            shared_pages: limit(),
+        }
+    }
+
+    /// Ends the watches outside of these areas. A cancelled watch sends no more events, because its cancellation is polled
+    /// first. Returns the areas that are dropped.
+    fn retain(&mut self, areas: &BTreeSet<Area>) -> Vec<Area> {
+        let mut dropped = vec![];
+        self.states.retain(|area, state| {
+            let stays = areas.contains(area);
+            if !stays {
+                state.stop.cancel();
+                dropped.push(area.clone());
+            }
+            stays
+        });
+        dropped
+    }
+}
 
 impl Watches {
     /// Watches until the receiver is dropped.
     pub async fn run(mut self) {
-        let (mut running, mut stops) = (Running::new(), BTreeMap::new());
-        let pages = Kind::resources()
-            .map(|resource| (resource.clone(), Arc::new(Semaphore::new(PAGES))))
-            .collect();
-        self.begin(&mut running, &mut stops, &pages);
+        let Err(ReceiverDropped) = self.run_until_dropped().await;
+    }
+
+    async fn run_until_dropped(&mut self) -> Result<Infallible, ReceiverDropped> {
+        let mut running = Running::new();
+        let mut schedule = Schedule {
+            next: self.named().map(|_| Instant::now()),
+            last: None,
+            failures: 0,
+            is_read: false,
+        };
+        let mut reading: Reading = None;
+        self.begin(&mut running, &schedule).await?;
         let mut tick = tokio::time::interval(POLL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let kinds = self.kinds.clone();
         loop {
             tokio::select! {
-                () = self.events.closed() => return,
-                Some(()) = running.next() => {}
+                () = self.events.closed() => return Err(ReceiverDropped),
+                Some(()) = running.watches.next() => {}
+                () = kinds.recheck_requested() => schedule.request(),
+                () = until(schedule.next), if reading.is_none() => {
+                    let named = self.named().unwrap_or_default();
+                    reading = Some(Box::pin(discover(self.client.clone(), named)));
+                }
+                read = read_end(&mut reading) => {
+                    reading = None;
+                    self.kinds_read(read, &mut schedule).await?;
+                    self.begin(&mut running, &schedule).await?;
+                }
                 _ = tick.tick() => {
                     let Some(policy) = self.changed().await else { continue };
                     self.policy = Arc::new(policy);
                     let areas = self.policy.areas();
-                    // A cancelled watch sends no more events, because its cancellation is polled
-                    // first.
-                    stops.retain(|area, stop: &mut CancellationToken| {
-                        let stays = areas.contains(area);
-                        if !stays {
-                            stop.cancel();
-                        }
-                        stays
-                    });
-                    if self.events.send(Event::Policy(self.policy.clone())).await.is_err() {
-                        return;
+                    let dropped = running.retain(&areas);
+                    self.send(Event::Policy(self.policy.clone())).await?;
+                    for area in dropped {
+                        self.forget_times(&area, &areas);
                     }
-                    for kind in Kind::supported().iter().filter(|kind| areas.iter().all(|area| area.resource != kind.resource)) {
-                        self.times.forget(&kind.plural);
-                    }
-                    self.begin(&mut running, &mut stops, &pages);
+                    // The policy may name other kinds, whose areas wait until they are read.
+                    (schedule.is_read, schedule.failures, reading) = (false, 0, None);
+                    schedule.next = self.named().map(|_| Instant::now());
+                    self.begin(&mut running, &schedule).await?;
                 }
             }
         }
     }
 
-    /// Starts the watches of the policy that do not run yet.
-    fn begin(
+    async fn send(&self, event: Event) -> Result<(), ReceiverDropped> {
+        self.events.send(event).await.map_err(|_| ReceiverDropped)
+    }
+
+    /// Returns the kinds of the policy that must be read; `None` if every cluster serves all of them.
+    fn named(&self) -> Option<BTreeSet<Arc<str>>> {
+        let kinds = self.policy.kinds.iter();
+        let named: BTreeSet<_> = kinds
+            .filter(|kind| Kind::by_resource(kind).is_none())
+            .cloned()
+            .collect();
+        (!named.is_empty()).then_some(named)
+    }
+
+    /// Puts the kinds that were read into force, and sets when they are read again.
+    async fn kinds_read(
+        &mut self,
+        read: Call<Kinds>,
+        schedule: &mut Schedule,
+    ) -> Result<(), ReceiverDropped> {
+        let named = self.named().unwrap_or_default();
+        schedule.last = Some(Instant::now());
+        let is_complete = match read {
+            Ok(kinds) => {
+                let missing: Vec<_> = named
+                    .iter()
+                    .filter(|kind| kinds.preferred(kind).is_none())
+                    .collect();
+                if !missing.is_empty() && (schedule.failures == 0 || !schedule.is_read) {
+                    tracing::warn!(?missing, "this cluster does not serve kinds of the policy");
+                }
+                schedule.is_read = true;
+                self.kinds.replace(kinds);
+                missing.is_empty()
+            }
+            Err(error) => {
+                let code = error.code();
+                tracing::warn!(
+                    status = code,
+                    "the kinds of this cluster cannot be read; trying again: {}",
+                    hint(code)
+                );
+                // The copies of other kinds do not wait for them.
+                let areas = self.policy.areas().into_iter();
+                for area in areas.filter(|area| !schedule.is_read && named.contains(&area.resource))
+                {
+                    self.send(Event::WatchLost(WatchScope::Copies(area), code))
+                        .await?;
+                }
+                false
+            }
+        };
+        let backoff = if is_complete { COMPLETE } else { MISSING };
+        schedule.failures = if is_complete {
+            0
+        } else {
+            schedule.failures.saturating_add(1)
+        };
+        let delay = backoff.jittered(schedule.failures, self.jitter.draw());
+        schedule.next = Some(Instant::now() + delay);
+        Ok(())
+    }
+
+    /// Returns what is known about the kind of an area.
+    fn kind_of(&self, area: &Area, schedule: &Schedule) -> AreaKind {
+        match self.kinds.get(&area.resource) {
+            Some(kind) if kind.scope == Scope::Namespaced => AreaKind::Served(kind),
+            Some(_) => AreaKind::Unserved(classify::cluster_scoped(&area.resource)),
+            None if schedule.is_read => AreaKind::Unserved(classify::not_served(&area.resource)),
+            None => AreaKind::Unknown,
+        }
+    }
+
+    /// Starts the watches of the policy that do not run yet, ends those of kinds that are not served any more, and tells
+    /// the core which kinds are not served.
+    async fn begin(
         &self,
         running: &mut Running,
-        stops: &mut BTreeMap<Area, CancellationToken>,
-        pages: &BTreeMap<Arc<str>, Arc<Semaphore>>,
-    ) {
+        schedule: &Schedule,
+    ) -> Result<(), ReceiverDropped> {
         for area in self.policy.areas() {
-            if stops.contains_key(&area) {
-                continue;
-            }
-            let Some(pages) = pages.get(&area.resource).cloned() else {
-                continue;
+            let kind = match self.kind_of(&area, schedule) {
+                AreaKind::Unknown => continue,
+                AreaKind::Served(kind) => Ok(kind),
+                AreaKind::Unserved(copy_error) => Err(copy_error),
             };
             let stop = CancellationToken::new();
-            stops.insert(area.clone(), stop.clone());
-            let watch = watch_copies(
-                self.client.clone(),
+            let state = AreaState {
+                kind: kind.as_ref().ok().cloned(),
+                stop: stop.clone(),
+            };
+            let known = running.states.get(&area);
+            if known.is_some_and(|known| known.kind == state.kind) {
+                continue;
+            }
+            if let Some(ended) = running.states.insert(area.clone(), state) {
+                ended.stop.cancel();
+            }
+            let kind = match kind {
+                Ok(kind) => kind,
+                Err(copy_error) => {
+                    self.forget_times(&area, &BTreeSet::new());
+                    self.send(Event::KindNotServed(area, copy_error)).await?;
+                    continue;
+                }
+            };
+            let pages = running.pages.get(&kind.resource);
+            let pages = pages.unwrap_or(&running.shared_pages).clone();
+            let copies = Copies {
+                kind,
                 area,
-                self.sealer.clone(),
-                self.events.clone(),
-                pages,
-            );
-            running.push(Box::pin(async move {
+                sealer: self.sealer.clone(),
+                kinds: self.kinds.clone(),
+            };
+            let watch = watch_copies(self.client.clone(), copies, self.events.clone(), pages);
+            running.watches.push(Box::pin(async move {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => {}
                     () = watch => {}
                 }
             }));
+        }
+        Ok(())
+    }
+
+    /// Forgets when the watch of an area last received data, unless another area has the same plural.
+    fn forget_times(&self, area: &Area, others: &BTreeSet<Area>) {
+        let plural = |area: &Area| {
+            area.resource
+                .split('.')
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let ended = plural(area);
+        if others.iter().all(|other| plural(other) != ended) {
+            self.times.forget(&ended);
         }
     }
 
@@ -164,42 +395,18 @@ impl Watches {
     }
 }
 
-fn hint(code: u16) -> &'static str {
-    match code {
-        0 => "the API server does not answer",
-        401 => "the API server does not accept the agent's credentials",
-        403 => "grant the agent the rights of its chart",
-        410 => "the watch was too old and starts again",
-        _ => "see the API server's log",
-    }
-}
-
 /// Watches the copies of an area until the receiver is dropped. `pages` limits the pages of the
 /// kind that are read at once.
 async fn watch_copies(
     client: Client,
-    area: Area,
-    sealer: Sealer,
+    copies: Copies,
     events: mpsc::Sender<Event>,
     pages: Arc<Semaphore>,
 ) {
-    let Some(kind) = Kind::by_resource(&area.resource) else {
-        return;
-    };
-    let path = DynamicObject::url_path(&resource(kind), area.namespace.as_deref());
-    let labels = format!("{HUB_LABEL}={}", sealer.hub());
-    let mut follow = Follow::new(
-        client,
-        path,
-        Copies {
-            kind: kind.clone(),
-            area,
-            sealer,
-        },
-        events,
-        pages,
-        WATCH_SECONDS,
-    );
+    let namespace = copies.area.namespace.as_deref();
+    let path = DynamicObject::url_path(&resource(&copies.kind), namespace);
+    let labels = format!("{HUB_LABEL}={}", copies.sealer.hub());
+    let mut follow = Follow::new(client, path, copies, events, pages, WATCH_SECONDS);
     follow.labels = Some(labels);
     follow.run().await;
 }
@@ -208,11 +415,21 @@ struct Copies {
     kind: Kind,
     area: Area,
     sealer: Sealer,
+    kinds: KindRegistry,
 }
 
 impl Copies {
     fn scope(&self) -> WatchScope {
         WatchScope::Copies(self.area.clone())
+    }
+
+    /// Returns the kind in the version of an object.
+    fn kind_of(&self, object: &DynamicObject) -> Kind {
+        let version = object.types.as_ref().map(|types| &*types.api_version);
+        let other = version.filter(|version| **version != *self.kind.api_version);
+        let other = other.and_then(|version| version.rsplit('/').next());
+        let other = other.and_then(|version| self.kinds.in_version(&self.kind.resource, version));
+        other.unwrap_or_else(|| self.kind.clone())
     }
 }
 
@@ -224,13 +441,14 @@ impl Source for Copies {
     }
 
     fn object_events(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
-        let Some((copy, live)) = live::reduce(&self.kind, &object, &self.sealer) else {
+        let kind = self.kind_of(&object);
+        let Some((copy, live)) = live::reduce(&kind, &object, &self.sealer) else {
             return vec![];
         };
         // After a restart, the copy may be the only source of the content while the hub is
         // unreachable.
         let content = if listed {
-            live::learn(&self.kind, &object, &live)
+            live::learn(&kind, &object, &live)
         } else {
             None
         };
@@ -269,512 +487,24 @@ impl Source for Copies {
         object.metadata.resource_version.as_deref()
     }
 
+    fn object_name(object: &DynamicObject) -> Option<&str> {
+        object.metadata.name.as_deref()
+    }
+
+    fn other_version(&self, object: &DynamicObject) -> Option<Request> {
+        let kind = self.kinds.applied_in(&self.kind, &object.metadata)?;
+        let namespace = object.metadata.namespace.as_deref();
+        Some(Request::new(DynamicObject::url_path(
+            &resource(&kind),
+            namespace,
+        )))
+    }
+
+    fn not_found(&self) {
+        self.kinds.request_recheck();
+    }
+
     fn name(&self) -> (&str, Option<&str>) {
         (&self.area.resource, self.area.namespace.as_deref())
     }
-}
-
-/// Time without an answer after which a watch is reported as lost. With [`GRACE`] and the duration
-/// of the watch of namespaces, a hanging API server is detected within 30 seconds.
-const LOST_AFTER: Duration = Duration::from_secs(20);
-/// Tolerance for the end of a watch after its requested duration.
-const GRACE: Duration = Duration::from_secs(5);
-/// Delay before a forbidden watch is retried.
-const AFTER_REFUSAL: Duration = Duration::from_secs(5);
-/// Time after which an open watch without a failure counts as working, even without events.
-const SETTLED: Duration = Duration::from_secs(1);
-/// Number of watches in a row that fail right after they open, after which everything is listed.
-/// This skips events that the watches cannot deliver.
-const FAILED_WATCHES: usize = 3;
-/// Time between lists of one source below which the second list is delayed.
-const MIN_LIST_INTERVAL: Duration = Duration::from_secs(30);
-/// The delays after other failures, in milliseconds.
-const BACKOFF: [u64; 4] = [500, 1_000, 2_000, 5_000];
-
-/// The source of a watch, and the events for its objects.
-trait Source: Send {
-    /// The type of the objects.
-    type Object: DeserializeOwned + Clone + Debug + Send + 'static;
-    /// Returns the event for the beginning of a list.
-    fn list_started(&self) -> Event;
-    /// Returns the events for an object of a list or of the watch.
-    fn object_events(&self, object: Self::Object, listed: bool) -> Vec<Event>;
-    /// Returns the event for a deleted object.
-    fn deletion_event(&self, object: Self::Object) -> Option<Event>;
-    /// Returns the event for the end of a list.
-    fn complete(&self) -> Event;
-    /// Returns the event for a missing permission.
-    fn forbidden(&self, status: &Status) -> Event;
-    /// Returns the event for a lost watch, with the last HTTP status.
-    fn lost(&self, status: u16) -> Event;
-    /// Returns the event for a watch that the API server answers again.
-    fn resumed(&self) -> Event;
-    /// Returns the resourceVersion of an object.
-    fn version(object: &Self::Object) -> Option<&str>;
-    /// Returns the resource, and the namespace if the watch covers only one.
-    fn name(&self) -> (&str, Option<&str>);
-}
-
-/// The receiver was dropped.
-struct ReceiverDropped;
-
-/// The end of a watch.
-enum WatchEnd {
-    /// The watch reached its duration.
-    InOrder,
-    /// The connection was closed earlier: the API server may have been restarted.
-    Early,
-    /// The server has dropped the version.
-    Expired,
-    /// The server refused, or did not answer.
-    Failed(WatchError),
-}
-
-/// A list and watch of one source.
-struct Follow<S> {
-    client: Client,
-    path: Request,
-    /// Whether only the metadata of the objects is read.
-    metadata: bool,
-    labels: Option<String>,
-    /// The duration of one watch, in seconds.
-    life: u32,
-    source: S,
-    events: mpsc::Sender<Event>,
-    /// The limit of the pages that are read at once.
-    pages: Arc<Semaphore>,
-    /// The size of the pages, adapted to earlier lists.
-    page_size: PageSize,
-    answered_at: Instant,
-    lost: Option<u16>,
-    /// Whether a list or watch was forbidden since the last list.
-    refused: bool,
-    failures: usize,
-    /// The number of watches in a row that failed right after they opened.
-    failed_watches: usize,
-    /// Time after the last answer until a failure is reported.
-    lost_after: Duration,
-}
-
-impl<S: Source> Follow<S> {
-    fn new(
-        client: Client,
-        path: String,
-        source: S,
-        events: mpsc::Sender<Event>,
-        pages: Arc<Semaphore>,
-        lifetime: u32,
-    ) -> Self {
-        let path = Request::new(path);
-        let (metadata, labels, answered_at) = (false, None, Instant::now());
-        Self {
-            client,
-            path,
-            metadata,
-            labels,
-            life: lifetime,
-            source,
-            events,
-            pages,
-            page_size: PageSize::default(),
-            answered_at,
-            lost: None,
-            refused: false,
-            failures: 0,
-            failed_watches: 0,
-            lost_after: LOST_AFTER,
-        }
-    }
-
-    /// Watches until the receiver is dropped.
-    async fn run(mut self) {
-        let (resource, namespace) = self.source.name();
-        let span = tracing::info_span!("watch", resource, namespace);
-        let Err(ReceiverDropped) = self.run_once().instrument(span).await;
-    }
-
-    async fn run_once(&mut self) -> Result<Infallible, ReceiverDropped> {
-        loop {
-            self.send(self.source.list_started()).await?;
-            match self.list().await? {
-                Ok(version) => {
-                    // A complete list also shows that the server answers.
-                    (self.refused, self.lost, self.answered_at) = (false, None, Instant::now());
-                    self.send(self.source.complete()).await?;
-                    let listed_at = Instant::now();
-                    self.watch(version).await?;
-                    if listed_at.elapsed() < MIN_LIST_INTERVAL {
-                        self.wait().await;
-                    }
-                }
-                Err(error) => self.failed(&error).await?,
-            }
-        }
-    }
-
-    async fn send(&self, event: Event) -> Result<(), ReceiverDropped> {
-        self.events.send(event).await.map_err(|_| ReceiverDropped)
-    }
-
-    /// Records that a watch works.
-    async fn is_answered(&mut self) -> Result<(), ReceiverDropped> {
-        (self.answered_at, self.failures, self.failed_watches) = (Instant::now(), 0, 0);
-        if self.lost.take().is_some() {
-            self.send(self.source.resumed()).await?;
-        }
-        Ok(())
-    }
-
-    /// Lists everything, and returns the version from which to watch.
-    async fn list(&mut self) -> Result<Result<String, WatchError>, ReceiverDropped> {
-        let mut next = None;
-        loop {
-            let _permit = self
-                .pages
-                .clone()
-                .acquire_owned()
-                .await
-                .map_err(|_| ReceiverDropped)?;
-            let size = self.page_size;
-            let bytes = match self.page(size.limit(), next.as_deref(), size.bytes()).await {
-                Ok(Some(bytes)) => bytes,
-                Ok(None) if self.page_size.shrink() => continue,
-                // The page may be too large for the timeout, so that the next list uses smaller
-                // pages.
-                Err(WatchError::Timeout) => {
-                    self.page_size.record_timeout();
-                    return Ok(Err(WatchError::Timeout));
-                }
-                Ok(None) => return Ok(Err(WatchError::Unanswered)),
-                Err(error) => return Ok(Err(error)),
-            };
-            self.page_size.record_page_size(bytes.len());
-            let (mut events, mut unreadable) = (vec![], 0u32);
-            let metadata = parse(&bytes, |object| match object {
-                Readable::Read(object) => events.extend(self.source.object_events(*object, true)),
-                Readable::Unreadable(_) => unreadable += 1,
-            });
-            let metadata = match metadata {
-                Ok(metadata) => metadata,
-                Err(error) => return Ok(Err(error)),
-            };
-            drop(bytes);
-            if unreadable > 0 {
-                tracing::warn!("a list has {unreadable} unreadable objects: they are skipped");
-            }
-            for event in events {
-                self.send(event).await?;
-            }
-            next = metadata.continue_.filter(|token| !token.is_empty());
-            if next.is_none() {
-                self.page_size.complete();
-                return Ok(metadata.resource_version.ok_or(WatchError::Unanswered));
-            }
-        }
-    }
-
-    async fn page(
-        &self,
-        limit: u32,
-        next: Option<&str>,
-        bytes: usize,
-    ) -> Result<Option<Vec<u8>>, WatchError> {
-        let mut params = ListParams {
-            label_selector: self.labels.clone(),
-            ..ListParams::default()
-        }
-        .limit(limit);
-        if let Some(token) = next {
-            params = params.continue_token(token);
-        }
-        let request = if self.metadata {
-            self.path.list_metadata(&params)
-        } else {
-            self.path.list(&params)
-        };
-        read(
-            &self.client,
-            request.map_err(|_| WatchError::Unanswered)?,
-            bytes,
-        )
-        .await
-    }
-
-    /// Watches until a list is necessary.
-    async fn watch(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
-        let mut is_stale = false;
-        loop {
-            if is_stale {
-                match self.has_version_regressed(&version).await {
-                    Ok(true) => {
-                        tracing::warn!("the API server's versions went back: listing again");
-                        return Ok(());
-                    }
-                    Ok(false) => is_stale = false,
-                    Err(error) => {
-                        self.failed(&error).await?;
-                        if self.refused {
-                            return Ok(());
-                        }
-                        continue;
-                    }
-                }
-            }
-            match self.watch_once(&mut version).await? {
-                WatchEnd::InOrder => {}
-                WatchEnd::Early => {
-                    is_stale = true;
-                    self.wait().await;
-                }
-                WatchEnd::Expired => return Ok(()),
-                WatchEnd::Failed(error) => {
-                    is_stale = true;
-                    self.failed(&error).await?;
-                    if self.failed_watches >= FAILED_WATCHES {
-                        self.failed_watches = 0;
-                        return Ok(());
-                    }
-                }
-            }
-        }
-    }
-
-    /// Whether the API server's current version is older than an earlier one, or cannot be
-    /// compared.
-    async fn has_version_regressed(&self, before: &str) -> Result<bool, WatchError> {
-        let params = ListParams {
-            label_selector: self.labels.clone(),
-            ..ListParams::default()
-        }
-        .limit(1);
-        let request = self
-            .path
-            .list_metadata(&params)
-            .map_err(|_| WatchError::Unanswered)?;
-        let bytes = read(&self.client, request, PageSize::default().bytes())
-            .await?
-            .ok_or(WatchError::Unanswered)?;
-        let metadata = parse(&bytes, |_: serde::de::IgnoredAny| {})?;
-        let number = |version: &str| version.parse::<u64>().ok();
-        let now = metadata.resource_version.as_deref().and_then(number);
-        // If the versions cannot be compared, they may have gone back.
-        Ok(now
-            .zip(number(before))
-            .is_none_or(|(now, before)| now < before))
-    }
-
-    async fn watch_once(&mut self, version: &mut String) -> Result<WatchEnd, ReceiverDropped> {
-        let params = WatchParams {
-            label_selector: self.labels.clone(),
-            ..WatchParams::default()
-        }
-        .timeout(self.life);
-        let request = if self.metadata {
-            self.path.watch_metadata(&params, version)
-        } else {
-            self.path.watch(&params, version)
-        };
-        let Ok(request) = request else {
-            return Ok(WatchEnd::Failed(WatchError::Unanswered));
-        };
-        let begin = Instant::now();
-        let lifetime = Duration::from_secs(self.life.into());
-        let stream = match in_time(self.client.request_events::<Readable<S::Object>>(request)).await
-        {
-            Ok(stream) => stream,
-            Err(WatchError::Refused(status)) if status.code == 410 => return Ok(WatchEnd::Expired),
-            Err(error) => return Ok(WatchEnd::Failed(error)),
-        };
-        if self.refused {
-            // The watch is allowed again. A list shows the changes meanwhile.
-            return Ok(WatchEnd::Expired);
-        }
-        let mut stream = std::pin::pin!(stream);
-        let (settled, end) = (Instant::now() + SETTLED, begin + lifetime + GRACE);
-        // A response that fails right after its beginning does not count as an answer.
-        let mut works = false;
-        loop {
-            let next =
-                match timeout_at(if works { end } else { end.min(settled) }, stream.next()).await {
-                    Ok(next) => next,
-                    Err(_) if works => return Ok(WatchEnd::Failed(WatchError::Unanswered)),
-                    Err(_) => {
-                        works = true;
-                        self.is_answered().await?;
-                        continue;
-                    }
-                };
-            let event = match next {
-                None if begin.elapsed() + GRACE >= lifetime => return Ok(WatchEnd::InOrder),
-                None if works => return Ok(WatchEnd::Early),
-                None => return Ok(self.broke(works, WatchError::Unanswered)),
-                Some(Ok(WatchEvent::Error(status))) if status.code == 410 => {
-                    return Ok(WatchEnd::Expired);
-                }
-                Some(Ok(WatchEvent::Error(status))) => {
-                    return Ok(self.broke(works, WatchError::Refused(status)));
-                }
-                Some(Ok(event)) => event,
-                Some(Err(error)) => return Ok(self.broke(works, error.into())),
-            };
-            if !std::mem::replace(&mut works, true) {
-                self.is_answered().await?;
-            }
-            self.answered_at = Instant::now();
-            match event {
-                WatchEvent::Added(Readable::Read(object))
-                | WatchEvent::Modified(Readable::Read(object)) => {
-                    self.passed(S::version(&object), version);
-                    for event in self.source.object_events(*object, false) {
-                        self.send(event).await?;
-                    }
-                }
-                WatchEvent::Deleted(Readable::Read(object)) => {
-                    self.passed(S::version(&object), version);
-                    if let Some(event) = self.source.deletion_event(*object) {
-                        self.send(event).await?;
-                    }
-                }
-                WatchEvent::Added(Readable::Unreadable(object))
-                | WatchEvent::Modified(Readable::Unreadable(object))
-                | WatchEvent::Deleted(Readable::Unreadable(object)) => {
-                    tracing::debug!(
-                        name = object.name,
-                        namespace = object.namespace,
-                        "an object cannot be read"
-                    );
-                    self.passed(object.resource_version.as_deref(), version);
-                }
-                WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-                WatchEvent::Error(_) => {}
-            }
-        }
-    }
-
-    /// Records the failure of an open watch. `worked`: whether the watch had worked before.
-    fn broke(&mut self, worked: bool, error: WatchError) -> WatchEnd {
-        if !worked {
-            self.failed_watches = self.failed_watches.saturating_add(1);
-        }
-        WatchEnd::Failed(error)
-    }
-
-    fn passed(&self, passed: Option<&str>, version: &mut String) {
-        if let Some(passed) = passed {
-            passed.clone_into(version);
-        }
-    }
-
-    /// Logs the failure of a watch, and waits until the next attempt. A missing permission is
-    /// logged once, because it may persist.
-    async fn failed(&mut self, error: &WatchError) -> Result<(), ReceiverDropped> {
-        if let WatchError::Refused(status) = error
-            && status.code == 403
-        {
-            if !std::mem::replace(&mut self.refused, true) {
-                tracing::warn!("this cannot be watched here yet: {}", hint(403));
-            }
-            // The core ends a reported loss with this event.
-            (self.answered_at, self.lost) = (Instant::now(), None);
-            self.send(self.source.forbidden(status)).await?;
-            sleep(AFTER_REFUSAL).await;
-            return Ok(());
-        }
-        let code = error.code();
-        tracing::warn!(
-            status = code,
-            "a watch failed; trying again: {}",
-            hint(code)
-        );
-        let begin = Instant::now();
-        let wait = self.next_wait();
-        let lost_at = self.answered_at + self.lost_after;
-        if self.lost != Some(code) && (self.lost.is_some() || lost_at <= begin + wait) {
-            sleep(lost_at.saturating_duration_since(begin)).await;
-            self.lost = Some(code);
-            self.send(self.source.lost(code)).await?;
-        }
-        sleep(wait.saturating_sub(begin.elapsed())).await;
-        Ok(())
-    }
-
-    fn next_wait(&mut self) -> Duration {
-        let wait = BACKOFF
-            .get(self.failures)
-            .or(BACKOFF.last())
-            .copied()
-            .unwrap_or_default();
-        self.failures = self.failures.saturating_add(1);
-        Duration::from_millis(wait)
-    }
-
-    async fn wait(&mut self) {
-        let wait = self.next_wait();
-        sleep(wait).await;
-    }
-}
-
-/// Timeout of an answer, and of each page.
-const ANSWER: Duration = Duration::from_secs(30);
-
-/// The error of a list or a watch.
-enum WatchError {
-    /// The API server refused the request.
-    Refused(Box<Status>),
-    /// There was no usable answer.
-    Unanswered,
-    /// There was no answer in time.
-    Timeout,
-}
-
-impl WatchError {
-    /// Returns the HTTP status, 0 for none.
-    fn code(&self) -> u16 {
-        match self {
-            Self::Refused(status) => status.code,
-            Self::Unanswered | Self::Timeout => 0,
-        }
-    }
-}
-
-/// The error's text is not used: it may quote an object.
-impl From<kube::Error> for WatchError {
-    fn from(error: kube::Error) -> Self {
-        match error {
-            kube::Error::Api(status) => Self::Refused(status),
-            _ => Self::Unanswered,
-        }
-    }
-}
-
-/// Returns the result of a call, with a timeout of [`ANSWER`].
-async fn in_time<T, E: Into<WatchError>>(
-    call: impl Future<Output = Result<T, E>>,
-) -> Result<T, WatchError> {
-    match tokio::time::timeout(ANSWER, call).await {
-        Ok(answer) => answer.map_err(Into::into),
-        Err(_) => Err(WatchError::Timeout),
-    }
-}
-
-/// Returns the answer to a request; `None` if it has more than `limit` bytes, whose rest is not
-/// read.
-async fn read(
-    client: &Client,
-    request: http::Request<Vec<u8>>,
-    limit: usize,
-) -> Result<Option<Vec<u8>>, WatchError> {
-    in_time(async {
-        let body = client.request_stream(request).await?;
-        read_page(body, limit)
-            .await
-            .map_err(|_| WatchError::Unanswered)
-    })
-    .await
-}
-
-/// Parses a list and passes its objects to `each` one by one. Only one parsed object is in memory
-/// at any time.
-fn parse<T: DeserializeOwned>(bytes: &[u8], each: impl FnMut(T)) -> Result<ListMeta, WatchError> {
-    parse_page(bytes, each).map_err(|_| WatchError::Unanswered)
 }

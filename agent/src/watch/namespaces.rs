@@ -8,7 +8,7 @@ use runnel_proto::model::{INBOUND_ANNOTATION, NAMESPACES};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::HEARTBEAT_SECONDS;
-use super::{Follow, Source};
+use super::follow::{Follow, Source};
 use runnel_agent_core::desired;
 use runnel_agent_core::reconciler::{Event, WatchScope};
 
@@ -62,6 +62,10 @@ impl Source for Namespaces {
 
     fn version(object: &Self::Object) -> Option<&str> {
         object.metadata.resource_version.as_deref()
+    }
+
+    fn object_name(object: &Self::Object) -> Option<&str> {
+        object.metadata.name.as_deref()
     }
 
     fn name(&self) -> (&str, Option<&str>) {

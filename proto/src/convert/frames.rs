@@ -20,10 +20,10 @@ use super::preview::{
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, CHANGES_LIMIT, ChangeOrigin, CopyAction,
-    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, HubFrame, Kind, LostWatch,
-    NAMESPACES, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, ProofKey, PruneDigest,
-    Refusal, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, TermsDigest,
-    WaitingNamespaces, is_label, plain_text,
+    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, HubFrame, KINDS_LIMIT, LostWatch,
+    NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, ProofKey, PruneDigest, Refusal,
+    RuleDelta, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, TermsDigest,
+    WaitingNamespaces, is_label, is_subdomain, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame as AgentPart;
@@ -31,6 +31,9 @@ use crate::wire::hub_frame::Frame as HubPart;
 
 /// Maximum number of CAs in one frame.
 const CA_BUNDLE_LIMIT: usize = 32;
+
+/// Maximum number of lost watches: those of each kind of a policy, and that of namespaces.
+const LOST_WATCHES_LIMIT: usize = KINDS_LIMIT + 1;
 
 /// Decodes a frame of the hub, and returns the unreadable items of a batch or a question: they are
 /// not in force, and are listed in the ack or the answer. A refusal without source concerns the
@@ -281,7 +284,8 @@ fn read(frame: AgentPart, refused: &mut usize) -> Result<AgentFrame, Unreadable>
         }
         AgentPart::Handover(_) => AgentFrame::Handover,
         AgentPart::LostWatches(wire) => {
-            AgentFrame::LostWatches(wire.watches.iter().filter_map(lost_watch).collect())
+            let watches = wire.watches.iter().filter_map(lost_watch);
+            AgentFrame::LostWatches(watches.take(LOST_WATCHES_LIMIT).collect())
         }
         AgentPart::Inspected(wire) => AgentFrame::Inspected(Box::new(inspected(wire)?)),
         AgentPart::PreviewResult(wire) => AgentFrame::PreviewResult(preview_result(wire)),
@@ -427,12 +431,10 @@ fn copy_change_to_wire(change: &CopyChange) -> wire::CopyChange {
     }
 }
 
-/// A watch of an unsupported kind belongs to no rule here.
+/// A watch of a name that no kind can have belongs to no rule.
 fn lost_watch(wire: &wire::LostWatch) -> Option<LostWatch> {
-    let known = Kind::by_resource(&wire.resource).map(|kind| kind.resource.clone());
-    let namespaces = || (wire.resource == NAMESPACES).then(|| NAMESPACES.into());
-    Some(LostWatch {
-        resource: known.or_else(namespaces)?,
+    is_subdomain(&wire.resource).then(|| LostWatch {
+        resource: wire.resource.as_str().into(),
         status: u16::try_from(wire.status).unwrap_or(u16::MAX),
     })
 }

@@ -172,8 +172,8 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
             .prop_map(|(uid, sources)| AgentFrame::ContentRequest(uid, sources)),
         Just(AgentFrame::Handover),
         Just(AgentFrame::Keepalive),
-        proptest::sample::subsequence(vec!["configmaps", "secrets", NAMESPACES], 0..=3).prop_map(
-            |resources| {
+        proptest::sample::subsequence(vec!["configmaps", "widgets.example.org", NAMESPACES], 0..=3)
+            .prop_map(|resources| {
                 let watches = resources.into_iter().zip([0, 403, 500]);
                 AgentFrame::LostWatches(
                     watches
@@ -183,8 +183,7 @@ fn agent_frames() -> impl Strategy<Value = AgentFrame> {
                         })
                         .collect(),
                 )
-            }
-        ),
+            }),
     ]
 }
 
@@ -856,6 +855,24 @@ proptest! {
             let _ = hub_frame(wire).map(|_| ());
         }
     }
+}
+
+#[test]
+fn lost_watches_are_bounded() {
+    let lost = |resource: &str| LostWatch {
+        resource: resource.into(),
+        status: 404,
+    };
+    let watches = (0..2 * KINDS_LIMIT).map(|n| lost(&format!("kind{n}.example.org")));
+    let frame = AgentFrame::LostWatches(watches.chain([lost("no kind")]).collect());
+    let (read, _) = agent_frame(agent_frame_to_wire(&frame)).unwrap();
+    let AgentFrame::LostWatches(read) = read else {
+        panic!("another frame");
+    };
+    assert_eq!(read.len(), KINDS_LIMIT + 1);
+    let unreadable = AgentFrame::LostWatches(vec![lost("no kind"), lost("")]);
+    let (read, _) = agent_frame(agent_frame_to_wire(&unreadable)).unwrap();
+    assert_eq!(read, AgentFrame::LostWatches(vec![]));
 }
 
 #[test]

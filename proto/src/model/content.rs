@@ -106,7 +106,7 @@ impl Content {
 
     /// Bytes of the values, as Kubernetes counts them; the bytes of the fields as JSON for kinds without listed fields.
     pub fn value_bytes(&self, rules: &ContentRules) -> u64 {
-        if rules.fields.is_empty() {
+        if rules.is_owned() {
             return serde_json::to_vec(&self.fields).map_or(0, |bytes| bytes.len() as u64);
         }
         let maps = ["data", "binaryData"]
@@ -329,6 +329,8 @@ impl fmt::Debug for Revision {
 
 /// The version of the form that is digested.
 const CONTENT_FORMAT: &[u8] = b"runnel content 1\0";
+/// The version of the form in which a revision stands for its content.
+const REVISION_DIGEST_FORMAT: &[u8] = b"runnel content by revision 1\0";
 /// The version of the input for the key of proofs. No input of a revision or seal begins with it.
 const PROOF_KEY_FORMAT: &[u8] = b"runnel proof key 1\0";
 /// The format version of a proof.
@@ -339,6 +341,26 @@ const PROOF_FORMAT: &[u8] = b"runnel proof 1\0";
 pub struct ContentDigest([u8; 16]);
 
 impl ContentDigest {
+    /// Returns the digest by which an agent proves a copy of this content and revision to the hub, without these fields.
+    ///
+    /// Of content with an API version it is a digest of the revision: the API server may store defaults and normalized
+    /// values, which the hub cannot compute. The agent's seal proves then that the copy has this revision.
+    pub fn of_copy(content: &Content, revision: &Revision, ignored: &BTreeSet<FieldPath>) -> Self {
+        if content.version.is_none() {
+            return Self::of(content, ignored);
+        }
+        let mut context = digest::Context::new(&digest::SHA256);
+        context.update(REVISION_DIGEST_FORMAT);
+        context.update(&revision.0);
+        Self::finish(context)
+    }
+
+    fn finish(context: digest::Context) -> Self {
+        let mut short = [0; 16];
+        short.copy_from_slice(&context.finish().as_ref()[..16]);
+        Self(short)
+    }
+
     /// Digests content without these fields: the labels and annotations of it, every key of its maps, its other fields.
     /// Runnel's own marks are not part of it, nor are maps without keys.
     pub fn of(content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
@@ -379,9 +401,7 @@ impl ContentDigest {
                 value => sum.value(field, "", value),
             }
         }
-        let mut short = [0; 16];
-        short.copy_from_slice(&sum.0.finish().as_ref()[..16]);
-        Self(short)
+        Self::finish(sum.0)
     }
 }
 
@@ -732,6 +752,26 @@ mod tests {
         same.annotations
             .insert("runnel.dev/seal".into(), "s".into());
         assert!(digest(&same) == digest(&right));
+    }
+
+    #[test]
+    fn copy_of_a_versioned_kind_is_proven_by_its_revision() {
+        let none = BTreeSet::new();
+        let exact = labeled(&[], json!({"data": {"a": "1"}}));
+        let of = |content: &Content, revision: u8| {
+            ContentDigest::of_copy(content, &Revision([revision; 16]), &none)
+        };
+        assert!(of(&exact, 1) == of(&exact, 2) && of(&exact, 1) == digest(&exact));
+        let owned = |replicas: u8| Content {
+            version: Some("v1".into()),
+            ..labeled(&[], json!({"spec": {"replicas": replicas}}))
+        };
+        assert!(of(&owned(1), 1) == of(&owned(2), 1));
+        assert!(of(&owned(1), 1) != of(&owned(1), 2));
+        assert!(of(&owned(1), 1) != digest(&owned(1)));
+        let fields = serde_json::to_vec(&owned(1).fields).unwrap();
+        let rules = ContentRules::of("deployments.apps");
+        assert_eq!(owned(1).value_bytes(rules), fields.len() as u64);
     }
 
     #[test]

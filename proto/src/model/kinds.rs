@@ -7,6 +7,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 
+/// Maximum number of kinds that the policy of a member names.
+pub const KINDS_LIMIT: usize = 200;
+
 /// A kind of objects, as an API server serves it. Clones share it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind(Arc<ServedKind>);
@@ -258,6 +261,11 @@ impl ContentRules {
             "secrets" => &SECRET,
             _ => &OTHER,
         }
+    }
+
+    /// Whether copies are compared by the fields that the agent owns in them: the kind has no list of fields.
+    pub fn is_owned(&self) -> bool {
+        self.fields.is_empty()
     }
 
     /// Whether objects of this `type` (absent for kinds without one) must never be distributed.

@@ -21,7 +21,7 @@ pub use frames::{
     NAMESPACES, NamespaceState, Refusal, RuleDelta, STATES_LIMIT, SnapshotBegin, SnapshotEnd,
 };
 pub use grants::{Allowance, Grant};
-pub use kinds::{ContentRules, Kind, Kinds, Scope, ServedKind, is_privileged};
+pub use kinds::{ContentRules, KINDS_LIMIT, Kind, Kinds, Scope, ServedKind, is_privileged};
 pub use names::{
     ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, clip, is_label, is_label_key,
     is_label_value, is_namespace_pattern, is_plain_text, is_plain_token, is_subdomain, is_uid,

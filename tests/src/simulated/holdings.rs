@@ -215,7 +215,7 @@ pub(crate) fn digest_of(revision: &Revision, payload: &Payload) -> Option<Conten
     if let Some(known) = KNOWN.lock().get(revision) {
         return Some(*known);
     }
-    let digest = ContentDigest::of(&payload.decode().ok()?, &BTreeSet::new());
+    let digest = ContentDigest::of_copy(&payload.decode().ok()?, revision, &BTreeSet::new());
     let mut known = KNOWN.lock();
     if known.len() >= DIGESTS {
         known.clear();

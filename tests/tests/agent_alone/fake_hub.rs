@@ -228,6 +228,12 @@ impl FakeHub {
         format!("{:?}", self.shared.state.lock().received)
     }
 
+    /// The digest of the intents of a rule.
+    pub fn revisions(&self, uid: &str) -> SetDigest {
+        let state = self.shared.state.lock();
+        state.rules.get(uid).map(own_digest).unwrap_or_default()
+    }
+
     /// The newest state of a rule that the agent has reported.
     pub fn observed(&self, uid: &str) -> Option<RuleState> {
         let state = self.shared.state.lock();

@@ -9,5 +9,6 @@ mod fake_hub;
 mod hostile;
 mod lease;
 mod limited;
+mod owned;
 mod restart;
 mod rights;

@@ -180,7 +180,32 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
     (
         "runnel-agent",
         "{policy: {kinds: [pods]}}",
+        "policy.kinds: pods carry rights, run programs or change how the cluster works: name it in policy.allowPrivileged",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {kinds: [deployments.apps], allowPrivileged: [pods]}}",
+        "policy.kinds: deployments.apps carry rights",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {kinds: [distributionrules.runnel.dev]}}",
+        "policy.kinds: distributionrules.runnel.dev are objects of Runnel itself",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {kinds: ['*']}}",
         "/policy/kinds/0",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {kinds: [Services]}}",
+        "/policy/kinds/0",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {allowPrivileged: ['*.apps']}}",
+        "/policy/allowPrivileged/0",
     ),
     ("runnel-agent", "{policy: {kinds: []}}", "/policy/kinds"),
     (

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Allowance, ConflictPolicy, Grant, Kind, NamespaceChoice, RuleUid, SourceRef, Terms,
+    Allowance, ConflictPolicy, Grant, NamespaceChoice, RuleUid, SourceRef, Terms,
 };
 
 use super::{Desired, Rule};
@@ -291,9 +291,7 @@ impl Desired {
             self.retarget(&uid, &name, records, &mut to_reconcile);
         }
         to_reconcile.extend(self.copies.in_namespace(&name).cloned());
-        for resource in Kind::resources() {
-            to_reconcile.extend(records.names(resource, Some(&name)).cloned());
-        }
+        to_reconcile.extend(records.in_namespace(&name).cloned());
         to_reconcile
     }
 

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    ConflictPolicy, DeletionPolicy, ImmutablePolicy, Kind, Reason, Revision, RuleUid, SourceRef,
-    Terms, is_subdomain,
+    ConflictPolicy, DeletionPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms,
+    is_subdomain,
 };
 
 use super::{Cluster, Desired, Rule, Rules};
-use crate::copy::{CopyError, CopyStatus, IntentKey};
+use crate::copy::{CopyError, CopyStatus, IntentKey, in_namespace};
 use crate::decide::{DesiredCopy, Order, Policies, Takeover, WantedCopy};
 use crate::live::{Live, Ownership};
 use crate::records::Records;
@@ -209,19 +209,6 @@ impl Copies {
             .cloned()
             .collect()
     }
-}
-
-fn in_namespace<'a, T>(
-    map: &'a BTreeMap<SourceRef, T>,
-    name: &str,
-) -> impl Iterator<Item = &'a SourceRef> + use<'a, T> {
-    let name: std::sync::Arc<str> = name.into();
-    Kind::resources().flat_map(move |resource| {
-        let name = name.clone();
-        map.range(SourceRef::new(resource, &name, "")..)
-            .map(|(copy, _)| copy)
-            .take_while(move |copy| copy.resource == *resource && copy.namespace == name)
-    })
 }
 
 impl Desired {

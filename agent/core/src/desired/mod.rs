@@ -28,8 +28,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, ContentError, DeletionPolicy, Intent, Kind, LiveDigest, Payload, Reason, Refusal,
-    Revision, RuleDelta, RuleName, RuleUid, SourceRef, Terms, TermsDigest, is_label, is_subdomain,
+    Batch, ContentError, ContentRules, DeletionPolicy, Intent, LiveDigest, Payload, Reason,
+    Refusal, Revision, RuleDelta, RuleName, RuleUid, SourceRef, Terms, TermsDigest, is_label,
+    is_subdomain,
 };
 
 use crate::copy::{CopyError, IntentKey, NewPayload};
@@ -384,7 +385,7 @@ impl Desired {
             revision,
             payload,
         } = intent;
-        let facts = match check(&source, &payload) {
+        let facts = match check(&source, &revision, &payload) {
             Ok(facts) => Some(facts),
             Err(copy_error) => {
                 let (reason, message) = (copy_error.reason, copy_error.message.to_string());
@@ -585,16 +586,13 @@ fn check_name(source: &SourceRef) -> Result<(), CopyError> {
     Ok(())
 }
 
+/// Top-level fields of every object that are no content.
+const FIXED_FIELDS: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
+
 /// Checks an intent, and returns the policy facts of its content. The member's API server checks
 /// the content itself.
-fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
-    let Some(kind) = Kind::by_resource(&source.resource) else {
-        let message = format!(
-            "this agent does not support {}: upgrade the agent",
-            source.resource
-        );
-        return Err(CopyError::new(Reason::Unsupported, message));
-    };
+fn check(source: &SourceRef, revision: &Revision, payload: &Payload) -> Result<Facts, CopyError> {
+    let rules = ContentRules::of(&source.resource);
     check_name(source)?;
     let content = payload.decode().map_err(|error| {
         let reason = match error {
@@ -603,27 +601,35 @@ fn check(source: &SourceRef, payload: &Payload) -> Result<Facts, CopyError> {
         };
         CopyError::new(reason, error.to_string())
     })?;
-    if content
-        .fields
-        .keys()
-        .any(|field| !kind.content.fields.contains(&field.as_str()))
-    {
+    let is_known = |field: &str| {
+        if rules.is_owned() {
+            !FIXED_FIELDS.contains(&field)
+        } else {
+            rules.fields.contains(&field)
+        }
+    };
+    if !content.fields.keys().all(|field| is_known(field)) {
         return Err(CopyError::new(
             Reason::Unsupported,
             "the content has a field that this agent does not support",
         ));
     }
-    let refuses = |name: &str| kind.content.refuses_name(name);
+    if rules.is_owned() != content.version.is_some() {
+        let message = format!(
+            "the content of {} names no API version, or one too many: use the same version of Runnel on hub and member",
+            source.resource
+        );
+        return Err(CopyError::new(Reason::Unsupported, message));
+    }
+    let refuses = |name: &str| rules.refuses_name(name);
     if refuses(&source.name)
         || refuses(source.copy_name())
-        || kind
-            .content
-            .refuses_type(content.fields.get("type").and_then(|kind| kind.as_str()))
+        || rules.refuses_type(content.fields.get("type").and_then(|kind| kind.as_str()))
     {
         return Err(CopyError::new(
             Reason::Denied,
             "objects of this name or type are never distributed",
         ));
     }
-    Ok(Facts::of(kind, &content).digested(&content, &BTreeSet::new()))
+    Ok(Facts::of(rules, &content).digested(&content, revision, &BTreeSet::new()))
 }

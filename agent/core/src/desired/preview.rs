@@ -1,7 +1,8 @@
 //! Applies a preview to a copy of the desired set, as the hub's frames would. The copy is dropped
 //! afterwards.
 use runnel_proto::model::{
-    Batch, Enforcement, Kind, PreviewIntent, PreviewRequest, Refusal, RuleDelta, RuleUid, Terms,
+    Batch, ContentRules, Enforcement, PreviewIntent, PreviewRequest, Refusal, RuleDelta, RuleUid,
+    Terms,
 };
 
 use super::Desired;
@@ -85,21 +86,18 @@ impl Desired {
                 result,
             );
         }
-        let kind = Kind::by_resource(&source.resource);
-        let facts = kind.map(|kind| {
-            Facts::announced(
-                kind,
-                preview_result.bytes,
-                preview_result.object_type.as_deref(),
-            )
-        });
+        let facts = Facts::announced(
+            ContentRules::of(&source.resource),
+            preview_result.bytes,
+            preview_result.object_type.as_deref(),
+        );
         self.put(
             &IntentKey {
                 rule: uid.clone(),
                 source,
             },
             revision,
-            facts,
+            Some(facts),
             records,
             result,
         );

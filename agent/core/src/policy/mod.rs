@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, ContentDigest, FieldPath, Kind, Pattern, Reason, SourceRef, is_closed_namespace,
-    is_label, matches_any,
+    Content, ContentDigest, ContentRules, FieldPath, Kind, Pattern, Reason, Revision, SourceRef,
+    is_closed_namespace, is_label, matches_any,
 };
 use serde_json::Value;
 
@@ -132,17 +132,22 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Adds the digest of `content` without the `ignored` fields.
-    pub fn digested(self, content: &Content, ignored: &BTreeSet<FieldPath>) -> Self {
+    /// Adds the digest of a copy of `content` in this revision, without the `ignored` fields.
+    pub fn digested(
+        self,
+        content: &Content,
+        revision: &Revision,
+        ignored: &BTreeSet<FieldPath>,
+    ) -> Self {
         Self {
-            digest: Some(ContentDigest::of(content, ignored)),
+            digest: Some(ContentDigest::of_copy(content, revision, ignored)),
             ..self
         }
     }
 
     /// Returns the facts of content by its size in bytes and its type.
-    pub fn announced(kind: &Kind, bytes: u64, named: Option<&str>) -> Self {
-        let typed = kind.content.fields.contains(&"type");
+    pub fn announced(rules: &ContentRules, bytes: u64, named: Option<&str>) -> Self {
+        let typed = rules.fields.contains(&"type");
         Self {
             bytes,
             object_type: typed.then(|| named.unwrap_or(UNTYPED).into()),
@@ -151,7 +156,7 @@ impl Facts {
     }
 
     /// Returns the facts of an object's content.
-    pub fn of(kind: &Kind, content: &Content) -> Self {
+    pub fn of(rules: &ContentRules, content: &Content) -> Self {
         // The API server replaces an empty type by the default type.
         let named = content
             .fields
@@ -165,7 +170,7 @@ impl Facts {
             .collect();
         Self {
             labels,
-            ..Self::announced(kind, content.value_bytes(kind.content), named)
+            ..Self::announced(rules, content.value_bytes(rules), named)
         }
     }
 }
@@ -185,7 +190,7 @@ const TRUSTED_LABELS: [&str; 5] = [
 pub struct Policy {
     /// Namespaces that may contain copies.
     pub namespaces: Names,
-    /// Kinds that may be copied.
+    /// Kinds that may be copied, as `plural[.group]`.
     pub kinds: BTreeSet<Arc<str>>,
     /// Secret types that may be copied.
     pub secret_types: Names,
@@ -326,13 +331,10 @@ impl Policy {
         })
     }
 
-    /// Returns the error if the policy denies a kind. It ignores kinds that this agent does not
-    /// support.
+    /// Returns the error if the policy denies a kind.
     pub fn denies_kind(&self, resource: &str) -> Option<CopyError> {
-        let known = Kind::by_resource(resource)?;
         let text = "are not among the kinds that this member's policy allows (kinds)";
-        (!self.kinds.contains(&known.resource))
-            .then(|| denied(format!("{} {text}", known.resource)))
+        (!self.kinds.contains(resource)).then(|| denied(format!("{resource} {text}")))
     }
 
     /// Returns the error if the policy denies content.
@@ -389,7 +391,7 @@ impl Policy {
     ) -> Option<CopyError> {
         self.denies_namespace(&copy.namespace, home)
             .or_else(|| self.denies_kind(&copy.resource))
-            .or_else(|| self.denies_content(&Facts::of(kind, &seal::canonical(content))))
+            .or_else(|| self.denies_content(&Facts::of(kind.content, &seal::canonical(content))))
     }
 
     /// Returns the error for a rule that overwrites foreign objects, if the policy denies it.

@@ -1,5 +1,10 @@
 //! Parses a policy. Each unknown field or value is an error with the name of the field and a hint.
-use runnel_proto::model::{Kind, Pattern, is_namespace_pattern};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use runnel_proto::model::{
+    KINDS_LIMIT, Pattern, is_label, is_namespace_pattern, is_privileged, is_subdomain,
+};
 use serde_json::{Map, Value};
 
 use super::{Adopt, Names, OnRevoke, Patterns, Policy};
@@ -23,9 +28,10 @@ fn error(field: &str, hint: impl Into<String>) -> PolicyError {
 
 type Parsed<T> = Result<T, PolicyError>;
 
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "namespaces",
     "kinds",
+    "allowPrivileged",
     "secretTypes",
     "deniedLabels",
     "maxCopies",
@@ -40,6 +46,10 @@ const FIELDS: [&str; 12] = [
 const LISTS: [&str; 2] = ["allowed", "denied"];
 /// Limit of the entries of one list.
 const ENTRIES: usize = 10_000;
+/// Limit of the watches: one per kind, or one per kind and namespace.
+const WATCHES_LIMIT: usize = 20_000;
+/// The API group of Runnel's own objects, which are never distributed.
+const OWN_GROUP: &str = "runnel.dev";
 
 impl Policy {
     /// Parses the text of a policy file.
@@ -70,19 +80,12 @@ impl Policy {
                 "a namespace's name, or a glob with *",
             )?;
         }
+        let privileged = match map.get("allowPrivileged") {
+            Some(value) => resources("allowPrivileged", value)?,
+            None => vec![],
+        };
         if let Some(value) = map.get("kinds") {
-            let kinds = strings("kinds", value)?;
-            let kinds = kinds.into_iter().enumerate().map(|(at, kind)| {
-                let known = Kind::by_resource(&kind).map(|known| known.resource.clone());
-                known.ok_or_else(|| {
-                    let known: Vec<&str> = Kind::resources().map(|known| &**known).collect();
-                    error(
-                        &format!("kinds[{at}]"),
-                        format!("must be one of {}", known.join(", ")),
-                    )
-                })
-            });
-            policy.kinds = kinds.collect::<Parsed<_>>()?;
+            policy.kinds = kinds(value, &privileged)?;
         }
         if let Some(value) = map.get("secretTypes") {
             policy.secret_types = lists(
@@ -149,6 +152,14 @@ impl Policy {
                 _ => return Err(error("onRevoke", "must be Keep or Purge")),
             };
         }
+        let watches = policy.areas().len();
+        if watches > WATCHES_LIMIT {
+            let hint = format!(
+                "need {watches} watches, one per kind and namespace, and the agent opens at most {WATCHES_LIMIT}: name fewer \
+                 kinds, or namespaces by a glob (namespaces.allowed)"
+            );
+            return Err(error("kinds", hint));
+        }
         Ok(policy)
     }
 }
@@ -200,6 +211,57 @@ fn lists(path: &str, value: &Value, fits: fn(&str) -> bool, what: &str) -> Parse
         allowed: list("allowed")?.unwrap_or(all.allowed),
         denied: list("denied")?.unwrap_or(all.denied),
     })
+}
+
+/// Returns the names of kinds in a list.
+fn resources(path: &str, value: &Value) -> Parsed<Vec<String>> {
+    let names = strings(path, value)?;
+    match names.iter().position(|name| !is_resource(name)) {
+        Some(at) => Err(error(
+            &format!("{path}[{at}]"),
+            "must be the plural of a kind with its API group, as in RBAC, such as configmaps or deployments.apps; a glob is \
+             none",
+        )),
+        None => Ok(names),
+    }
+}
+
+/// Returns the kinds of a policy. `privileged`: the privileged ones that it may name.
+fn kinds(value: &Value, privileged: &[String]) -> Parsed<BTreeSet<Arc<str>>> {
+    let names = resources("kinds", value)?;
+    for (at, name) in names.iter().enumerate() {
+        let field = format!("kinds[{at}]");
+        if name
+            .split_once('.')
+            .is_some_and(|(_, group)| group == OWN_GROUP)
+        {
+            let hint = format!(
+                "{name} are objects of Runnel itself, which it never distributes: remove it"
+            );
+            return Err(error(&field, hint));
+        }
+        if is_privileged(name) && !privileged.contains(name) {
+            let hint = format!(
+                "{name} carry rights, run programs or change how the cluster works: name it in allowPrivileged, too, or \
+                 remove it"
+            );
+            return Err(error(&field, hint));
+        }
+    }
+    let kinds: BTreeSet<Arc<str>> = names.into_iter().map(Arc::from).collect();
+    if kinds.len() > KINDS_LIMIT {
+        return Err(error(
+            "kinds",
+            format!("must be at most {KINDS_LIMIT} kinds"),
+        ));
+    }
+    Ok(kinds)
+}
+
+/// Whether this can be the plural of a kind with its API group.
+fn is_resource(text: &str) -> bool {
+    let plural = text.split('.').next().unwrap_or_default();
+    is_subdomain(text) && is_label(plural) && plural.starts_with(|c: char| c.is_ascii_lowercase())
 }
 
 fn strings(path: &str, value: &Value) -> Parsed<Vec<String>> {

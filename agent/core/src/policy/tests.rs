@@ -2,6 +2,7 @@ use super::*;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use runnel_proto::model::KINDS_LIMIT;
 use serde_json::json;
 
 const HOME: &str = "runnel-system";
@@ -22,9 +23,8 @@ fn content(value: Value) -> Content {
 }
 
 fn secret(object_type: &str, data: &str) -> Facts {
-    let kind = Kind::by_resource("secrets").unwrap();
     Facts::of(
-        kind,
+        ContentRules::of("secrets"),
         &content(json!({"type": object_type, "data": {"k": data}})),
     )
 }
@@ -127,9 +127,9 @@ fn malformed_policy_is_refused_with_field_and_hint() {
             "must be a namespace's name",
         ),
         (
-            "kinds: [pods]",
-            "kinds[0]",
-            "must be one of configmaps, secrets",
+            "kinds: [configmaps, pods]",
+            "kinds[1]",
+            "name it in allowPrivileged, too, or remove it",
         ),
         ("kinds: secrets", "kinds", "must be a list"),
         (
@@ -279,10 +279,71 @@ fn each_denial_names_its_field() {
     );
     assert_eq!(policy.denies_content(&secret("a/c", "MTIz")), None);
     assert_eq!(policy.denies_kind("secrets"), None);
+    assert_field(policy.denies_kind("widgets.example.org"), "(kinds)");
+}
+
+#[test]
+fn any_kind_is_named_with_its_group() {
+    let policy = policy(
+        "{kinds: [secrets, services, deployments.apps, networkpolicies.networking.k8s.io],
+        allowPrivileged: [deployments.apps, pods]}",
+    );
+    let names: Vec<_> = policy.kinds.iter().map(|kind| &**kind).collect();
+    let expected = [
+        "deployments.apps",
+        "networkpolicies.networking.k8s.io",
+        "secrets",
+        "services",
+    ];
+    assert_eq!(names, expected);
+    assert_eq!(policy.denies_kind("deployments.apps"), None);
+    assert!(policy.denies_kind("configmaps").is_some());
+    let fails = |text: &str| Policy::parse(text).unwrap_err();
+    for bad in [
+        "'*'",
+        "'*.apps'",
+        "Deployments.apps",
+        "pods/log",
+        "''",
+        "1a.example.org",
+        "a_b",
+    ] {
+        let error = fails(&format!("kinds: [configmaps, {bad}]"));
+        assert_eq!(error.field, "kinds[1]", "{bad}");
+        assert!(error.hint.contains("as in RBAC"), "{bad}: {error}");
+    }
+    assert_eq!(fails("allowPrivileged: ['*']").field, "allowPrivileged[0]");
+    let own = fails("kinds: [distributionrules.runnel.dev]");
+    assert_eq!(own.field, "kinds[0]");
+    assert!(own.hint.contains("Runnel itself"), "{own}");
+}
+
+#[test]
+fn kinds_and_watches_are_bounded() {
+    let kinds = |count: usize| -> Vec<String> {
+        (0..count).map(|n| format!("kind{n}.example.org")).collect()
+    };
+    let parse = |count: usize, namespaces: usize| {
+        let names: Vec<_> = (0..namespaces).map(|n| format!("n{n}")).collect();
+        let namespaces = if names.is_empty() {
+            vec!["*".to_owned()]
+        } else {
+            names
+        };
+        let text = json!({"kinds": kinds(count), "namespaces": {"allowed": namespaces}});
+        Policy::parse(&text.to_string())
+    };
+    assert_eq!(parse(KINDS_LIMIT, 0).unwrap().kinds.len(), KINDS_LIMIT);
+    let error = parse(KINDS_LIMIT + 1, 0).unwrap_err();
     assert_eq!(
-        policy.denies_kind("widgets.example.org"),
-        None,
-        "kinds that nobody knows are refused elsewhere"
+        (&*error.field, error.hint.contains("at most 200 kinds")),
+        ("kinds", true)
+    );
+    assert!(parse(KINDS_LIMIT, 100).is_ok());
+    let error = parse(KINDS_LIMIT, 101).unwrap_err();
+    assert_eq!(
+        (&*error.field, error.hint.contains("need 20200 watches")),
+        ("kinds", true)
     );
 }
 
@@ -291,7 +352,7 @@ fn sizes_are_those_of_kubernetes() {
     let kind = |resource| Kind::by_resource(resource).unwrap();
     let fields = content(json!({"data": {"key": "1234"}, "binaryData": {"b": "MTIzNA=="}}));
     assert_eq!(
-        Facts::of(kind("configmaps"), &fields),
+        Facts::of(kind("configmaps").content, &fields),
         Facts {
             bytes: 8,
             ..Facts::default()
@@ -299,7 +360,7 @@ fn sizes_are_those_of_kubernetes() {
     );
     let fields = content(json!({"data": {"key": "MTIzNA==", "other": "MTIz"}}));
     assert_eq!(
-        Facts::of(kind("secrets"), &fields),
+        Facts::of(kind("secrets").content, &fields),
         Facts {
             bytes: 7,
             object_type: Some("Opaque".into()),
@@ -339,14 +400,13 @@ fn names_alone_are_watched_one_by_one() {
 
 #[test]
 fn trusted_labels_are_denied_until_the_policy_lists_others() {
-    let kind = Kind::by_resource("secrets").unwrap();
     let denied = |text: &str, label: &str| {
         let labels = BTreeMap::from([
             ("team".to_owned(), "a".to_owned()),
             (label.to_owned(), "x".to_owned()),
         ]);
         let facts = Facts::of(
-            kind,
+            ContentRules::of("secrets"),
             &Content {
                 labels,
                 ..Content::default()

@@ -7,7 +7,7 @@ use runnel_proto::model::{DeletionPolicy, DriftPolicy, Revision, RuleUid, Source
 use super::history::{CopyHistory, Loss};
 use super::jobs::Jobs;
 use super::prunes::PruneApprovals;
-use super::watches::Watches;
+use super::watches::{Watch, Watches};
 use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{Decision, DesiredCopy, Order, TargetNamespace, WantedCopy, decide};
 use crate::desired::Desired;
@@ -59,7 +59,7 @@ pub(super) enum Visibility {
     Visible,
     /// The first list of the copy's area is not complete.
     Unlisted,
-    /// The policy has no watch for the copy.
+    /// The policy has no watch for the copy, or the cluster does not serve its kind.
     Unwatched,
     /// The objects of the area, or the namespaces, cannot be read.
     Unreadable(CopyError),
@@ -240,7 +240,9 @@ impl Decider<'_> {
         };
         let unknown = self.watches.namespaces_unknown();
         let watch = self.watches.of(copy).filter(|_| !is_settled);
-        if watch.is_none() && unknown.is_none() && matches!(want, DesiredCopy::Absent(..)) {
+        // An object of a kind that is not served does not exist.
+        let is_unwatched = watch.is_none_or(Watch::is_unserved);
+        if is_unwatched && unknown.is_none() && matches!(want, DesiredCopy::Absent(..)) {
             return Visibility::Unwatched;
         }
         let unknown = unknown.filter(|_| *want != DesiredCopy::Nothing);
@@ -256,7 +258,7 @@ impl Decider<'_> {
         let is_unread = || {
             self.watches
                 .of(copy)
-                .is_some_and(|watch| watch.forbidden.is_some() || !watch.complete)
+                .is_some_and(|watch| !watch.complete && !watch.is_unserved())
         };
         self.watches.namespaces_unknown().is_some()
             || (self.desired.cluster().has_namespace(&copy.namespace) && is_unread())

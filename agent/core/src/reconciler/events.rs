@@ -12,8 +12,9 @@ use super::history::{CachedDiff, Failed};
 use super::jobs::RunningJob;
 use super::member::Member;
 use super::prunes;
+use super::watches::Watch;
 use crate::backoff::RECHECK;
-use crate::copy::{CopyStatus, IntentKey};
+use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{Action, Decision, DesiredCopy, Done, Job, Key, Recreate, Work, WriteEffect};
 use crate::desired::{CopyDigest, Desired, Namespace};
 use crate::live::Live;
@@ -169,6 +170,30 @@ impl Member {
             self.start_if_ready(now);
         } else if let Some(area) = unreadable {
             self.reconcile_area(area, now);
+        }
+    }
+
+    /// Handles a kind that the cluster does not serve: none of its objects exists.
+    pub(super) fn kind_not_served(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
+        let was_lost = !self.watches.lost().is_empty();
+        let is_news = self.watches.forbid(area, copy_error);
+        let recorded = self
+            .records
+            .names(&area.resource, area.namespace.as_deref());
+        let gone: Vec<_> = recorded.cloned().collect();
+        let watches = &self.watches;
+        let is_of_area = |copy: &SourceRef| watches.area(copy).as_ref() == Some(area);
+        self.jobs.reread.retain(|copy| !is_of_area(copy));
+        for copy in &gone {
+            self.jobs.record_event(copy, None);
+            self.records.forget(copy);
+        }
+        self.watch_failed((is_news || !gone.is_empty()).then_some(area), now);
+        for copy in gone {
+            self.reconcile_copy(&copy, now);
+        }
+        if was_lost {
+            self.report_all_if_complete();
         }
     }
 
@@ -439,6 +464,8 @@ impl Member {
             .count(done.wrote, done.copy_error.is_some(), job.drift);
         if let Some(observed) = done.observed.filter(|_| self.watches.area(copy).is_some()) {
             self.copy_observed(copy, &job, observed, done.passed, done.wrote.is_none());
+        } else if self.watches.of(copy).is_some_and(Watch::is_unserved) {
+            self.records.forget(copy);
         } else if done.copy_error.is_some() && *self.records.observed(copy) == Observed::Absent {
             // The request may have succeeded despite the error, so that the existence of the object
             // is unknown.

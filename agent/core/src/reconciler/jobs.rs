@@ -222,7 +222,10 @@ impl Jobs {
         now: Instant,
     ) {
         let backoff = match copy_error.reason {
-            Reason::Conflict | Reason::Forbidden | Reason::NamespaceTerminating => RECHECK,
+            Reason::Conflict
+            | Reason::Forbidden
+            | Reason::KindNotServed
+            | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };

@@ -71,6 +71,8 @@ pub enum Event {
     CopiesComplete(Area),
     /// The agent has no permission to watch an area.
     CopiesForbidden(Area, CopyError),
+    /// The cluster does not serve the kind of an area, or not any more.
+    KindNotServed(Area, CopyError),
     /// A watch has failed or delivered nothing for too long; with the last HTTP status, 0 for no
     /// answer.
     WatchLost(WatchScope, u16),
@@ -238,6 +240,9 @@ impl Reconciler {
             Event::CopiesForbidden(area, copy_error) => {
                 let is_news = member.watches.forbid(&area, copy_error);
                 member.watch_failed(is_news.then_some(&area), now);
+            }
+            Event::KindNotServed(area, copy_error) => {
+                member.kind_not_served(&area, copy_error, now)
             }
             Event::WatchLost(scope, status) => {
                 let unreadable = member.watches.lose(&scope, status);

@@ -168,7 +168,7 @@ impl Preview<'_> {
                 let known = if asked.dry_run {
                     open(want, observed, [0; 32], (true, None), None)
                 } else {
-                    PreviewInput::Decided(preview(&want, &observed, false)?)
+                    PreviewInput::Decided(preview(&want, &observed, None)?)
                 };
                 Some((source, known, after))
             }
@@ -267,7 +267,7 @@ impl Preview<'_> {
             || (is_ours && ((!asked.dry_run && digests.is_none()) || is_idle(&observed)))
             || (!is_ours && is_idle(&Observed::Unknown))
         {
-            return preview(&want, &observed, false).map(PreviewInput::Decided);
+            return preview(&want, &observed, None).map(PreviewInput::Decided);
         }
         let fields = preview_intent.map_or([0; 32], |intent| intent.fields);
         Some(open(want, observed, fields, (asked.dry_run, body), digests))

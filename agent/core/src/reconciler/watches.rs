@@ -14,8 +14,8 @@ pub(super) struct Watch<T> {
     /// The names of a list that is not complete yet.
     listing: Option<BTreeSet<T>>,
     pub(super) complete: bool,
-    /// The error if the agent has no permission to watch the area, or if no list of it has
-    /// succeeded yet.
+    /// The error if the agent has no permission to watch the area, if the cluster does not serve its kind, or if no list
+    /// of it has succeeded yet.
     pub(super) forbidden: Option<CopyError>,
     /// The last HTTP status of a lost watch: the recorded objects may be out of date.
     lost: Option<u16>,
@@ -38,6 +38,12 @@ impl<T> Watch<T> {
         self.complete || self.forbidden.is_some() || self.lost.is_some()
     }
 
+    /// Whether the cluster does not serve the kind, so that it has no object of it.
+    pub(super) fn is_unserved(&self) -> bool {
+        let is_unserved = |error: &CopyError| error.reason == Reason::KindNotServed;
+        self.forbidden.as_ref().is_some_and(is_unserved)
+    }
+
     fn end_list(&mut self) -> Listed<T> {
         self.forbidden = None;
         Listed {
@@ -52,7 +58,7 @@ impl<T> Watch<T> {
         if self.forbidden.as_ref() == Some(&copy_error) {
             return false;
         }
-        if copy_error.reason == Reason::Forbidden {
+        if matches!(copy_error.reason, Reason::Forbidden | Reason::KindNotServed) {
             self.lost = None;
         }
         self.forbidden = Some(copy_error);
@@ -223,9 +229,10 @@ impl Watches {
             .collect()
     }
 
-    /// Returns the namespaces of the areas without a complete list; `None` means all namespaces.
+    /// Returns the namespaces of the areas whose copies are unknown; `None` means all namespaces.
     pub(super) fn unlisted_namespaces(&self) -> BTreeSet<Option<Arc<str>>> {
-        let unlisted = self.copies.iter().filter(|(_, watch)| !watch.complete);
+        let is_unknown = |watch: &Watch<_>| !watch.complete && !watch.is_unserved();
+        let unlisted = self.copies.iter().filter(|(_, watch)| is_unknown(watch));
         unlisted.map(|(area, _)| area.namespace.clone()).collect()
     }
 

@@ -66,11 +66,48 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if not (contains "*" (join "" .Values.policy.namespaces)) }}true{{ end -}}
 {{- end -}}
 
-{{/* The rights on copies and their Events. */}}
+{{/* Kinds whose objects carry rights, run programs or change how the cluster works: API groups, and kinds of the core group. */}}
+{{- define "runnel-agent.privileged" -}}
+{"groups": ["admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io",
+"authorization.k8s.io", "batch", "certificates.k8s.io", "flowcontrol.apiserver.k8s.io", "rbac.authorization.k8s.io"],
+"resources": ["namespaces", "nodes", "persistentvolumes", "pods", "podtemplates", "replicationcontrollers", "serviceaccounts"]}
+{{- end -}}
+
+{{/* The kinds of the policy as a JSON map from API groups to plurals. Fails for privileged kinds that the values do not allow. */}}
+{{- define "runnel-agent.kinds" -}}
+{{- $privileged := include "runnel-agent.privileged" . | fromJson -}}
+{{- $byGroup := dict -}}
+{{- range $kind := uniq .Values.policy.kinds | sortAlpha -}}
+{{- $parts := splitn "." 2 $kind -}}
+{{- $group := default "" $parts._1 -}}
+{{- $isPrivileged := ternary (has $kind $privileged.resources) (has $group $privileged.groups) (empty $group) -}}
+{{- if and $isPrivileged (not (has $kind $.Values.policy.allowPrivileged)) -}}
+{{- fail (printf "policy.kinds: %s carry rights, run programs or change how the cluster works: name it in policy.allowPrivileged, too, or remove it" $kind) -}}
+{{- end -}}
+{{- if eq $group "runnel.dev" -}}
+{{- fail (printf "policy.kinds: %s are objects of Runnel itself, which it never distributes: remove it" $kind) -}}
+{{- end -}}
+{{- $_ := set $byGroup $group (append (default list (get $byGroup $group)) $parts._0) -}}
+{{- end -}}
+{{- toJson $byGroup -}}
+{{- end -}}
+
+{{/* The rights on copies and their Events. A Role is written only by who has its rights, or may escalate. */}}
 {{- define "runnel-agent.copyRules" -}}
-- apiGroups: [""]
-  resources: {{ uniq .Values.policy.kinds | sortAlpha | toJson }}
+{{- range $group, $plurals := include "runnel-agent.kinds" . | fromJson }}
+- apiGroups: [{{ quote $group }}]
+  resources: {{ toJson $plurals }}
   verbs: [create, delete, get, list, patch, watch]
+{{- if eq $group "rbac.authorization.k8s.io" }}
+{{- $roles := list }}
+{{- range $plurals }}{{ if has . (list "roles" "clusterroles") }}{{ $roles = append $roles . }}{{ end }}{{ end }}
+{{- with $roles }}
+- apiGroups: [{{ quote $group }}]
+  resources: {{ toJson . }}
+  verbs: [bind, escalate]
+{{- end }}
+{{- end }}
+{{- end }}
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

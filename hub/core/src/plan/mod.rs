@@ -93,7 +93,7 @@ impl SourceContent {
         let digest = payload
             .decode()
             .ok()
-            .map(|content| ContentDigest::of(&content, &BTreeSet::new()));
+            .map(|content| ContentDigest::of_copy(&content, &revision, &BTreeSet::new()));
         Self {
             revision,
             payload,
@@ -106,7 +106,7 @@ impl SourceContent {
 
     /// Content of this revision. `canonical` are its canonical bytes.
     pub fn of(revision: Revision, content: &Content, canonical: Vec<u8>) -> Self {
-        let digest = Some(ContentDigest::of(content, &BTreeSet::new()));
+        let digest = Some(ContentDigest::of_copy(content, &revision, &BTreeSet::new()));
         Self {
             revision,
             payload: Payload::encode(canonical),
@@ -119,7 +119,10 @@ impl SourceContent {
 
     /// Returns the digest that agents compute if they ignore these fields.
     fn digest_without(&self, ignored: &Arc<BTreeSet<FieldPath>>) -> Option<ContentDigest> {
-        let compute = || Some(ContentDigest::of(&self.payload.decode().ok()?, ignored));
+        let compute = || {
+            let content = self.payload.decode().ok()?;
+            Some(ContentDigest::of_copy(&content, &self.revision, ignored))
+        };
         if ignored.is_empty() {
             self.digest
         } else {

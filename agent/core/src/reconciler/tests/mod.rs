@@ -7,6 +7,7 @@ mod dry_run;
 mod found;
 mod histories;
 mod inspected;
+mod kinds;
 mod lost;
 mod namespace_prunes;
 mod orders;

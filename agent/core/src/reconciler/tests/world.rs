@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use runnel_proto::model::*;
 
 use super::orders::Orders;
+use crate::classify;
 use crate::copy::CopyError;
 use crate::decide::{
     DesiredObject, Done, ExpectedObject, Item, Job, Key, PreviewInput, PreviewJob, Work,
@@ -62,6 +63,8 @@ pub struct World {
     pub policy: Policy,
     /// Areas that the agent has no permission to watch.
     pub forbidden: BTreeSet<Area>,
+    /// Kinds that the cluster does not serve.
+    pub unserved: BTreeSet<Arc<str>>,
     /// Whether the hub approves every requested removal at once.
     pub approves_prunes: bool,
     /// Whether the model fails if the agent overwrites or deletes an object that it did not create.
@@ -118,7 +121,7 @@ pub fn content(revision: u8) -> Content {
 
 /// Returns the policy facts of content.
 fn facts(copy: &SourceRef, content: &Content) -> Facts {
-    Facts::of(Kind::by_resource(&copy.resource).unwrap(), content)
+    Facts::of(ContentRules::of(&copy.resource), content)
 }
 
 /// Returns the proof that the hub expects for these applied sources, by name and revision.
@@ -195,6 +198,7 @@ impl World {
             stored: vec![],
             policy,
             forbidden: BTreeSet::new(),
+            unserved: BTreeSet::new(),
             approves_prunes: true,
             spares: false,
             saves: true,
@@ -221,8 +225,29 @@ impl World {
         }
     }
 
+    /// Serves the kind of an area.
+    pub fn serve(&mut self, area: &Area) {
+        self.unserved.remove(&area.resource);
+        self.list_area(area);
+    }
+
+    /// Deletes the kind of an area, with all its objects. Its watch delivers nothing more.
+    pub fn unserve(&mut self, area: &Area) {
+        self.unserved.insert(area.resource.clone());
+        self.objects
+            .retain(|copy, _| copy.resource != area.resource);
+        self.undelivered.retain(|event| {
+            !matches!(event, Event::Copy(copy, _) | Event::CopyDeleted(copy, _) if copy.resource == area.resource)
+        });
+        self.list_area(area);
+    }
+
     /// Delivers the first list of an area, or its error.
     pub fn list_area(&mut self, area: &Area) {
+        if self.unserved.contains(&area.resource) {
+            let copy_error = classify::not_served(&area.resource);
+            return self.handle(Event::KindNotServed(area.clone(), copy_error));
+        }
         if self.forbidden.contains(area) {
             let copy_error = CopyError::new(Reason::Forbidden, "no Role");
             return self.handle(Event::CopiesForbidden(area.clone(), copy_error));
@@ -682,7 +707,7 @@ impl World {
                             open.observed
                         };
                         let is_equal = self.objects.get(&copy).is_some_and(|object| object.equal);
-                        preview(&open.desired, &observed, is_equal)
+                        preview(&open.desired, &observed, Some(is_equal))
                     }
                 };
                 PreviewFinding {
@@ -871,8 +896,11 @@ impl World {
             })),
             unproved: None,
             intact: true,
-            facts: facts(copy, &content(body.revision.0[0]))
-                .digested(&content(body.revision.0[0]), &body.ignored),
+            facts: facts(copy, &content(body.revision.0[0])).digested(
+                &content(body.revision.0[0]),
+                &body.revision,
+                &body.ignored,
+            ),
             others: None,
             terminating: false,
             number: body.version.unwrap_or_default(),

@@ -1,0 +1,199 @@
+//! Kinds that the cluster does not serve, or not always.
+use super::*;
+use crate::policy::Area;
+
+const WIDGETS: &str = "widgets.example.org";
+
+fn area() -> Area {
+    Area {
+        resource: WIDGETS.into(),
+        namespace: None,
+    }
+}
+
+fn widget(name: &str) -> Intent {
+    let content = Content {
+        version: Some("v1".into()),
+        ..content(1)
+    };
+    Intent {
+        source: SourceRef::new(WIDGETS, "team", name),
+        revision: Revision([1; 16]),
+        payload: Payload::encode(content.to_bytes()),
+    }
+}
+
+fn widget_copy(name: &str) -> SourceRef {
+    SourceRef::new(WIDGETS, "a", name)
+}
+
+/// A cluster whose policy names a kind that it does not serve.
+fn without_widgets() -> World {
+    let mut world = World::new(&["team", "a"]);
+    world.unserved.insert(WIDGETS.into());
+    let mut policy = Policy::open();
+    policy.kinds.insert(WIDGETS.into());
+    world.set_policy(policy);
+    world.connect();
+    world
+}
+
+fn sent(names: &[&str]) -> RuleDelta {
+    let widgets = names.iter().map(|name| widget(name));
+    RuleDelta {
+        upserts: widgets.chain([intent("settings", 1)]).collect(),
+        ..with_terms("r", terms("r", &["a"]))
+    }
+}
+
+fn counts(world: &World) -> (u32, u32) {
+    let counts = world.reported_state("r").unwrap().counts;
+    (counts.applied, counts.failed)
+}
+
+#[test]
+fn unserved_kind_fails_its_copies_and_delays_no_other() {
+    let mut world = without_widgets();
+    assert!(world.core.has_started());
+    world.batch(vec![sent(&["one"])]);
+    world.settle();
+    assert_eq!(counts(&world), (1, 1));
+    let state = world.reported_state("r").unwrap();
+    assert_eq!(state.failures[0].reason, Reason::KindNotServed);
+    assert!(
+        state.failures[0].message.contains(WIDGETS),
+        "{}",
+        state.failures[0].message
+    );
+    assert!(world.objects.contains_key(&copy("a", "settings")));
+    assert!(!world.objects.contains_key(&widget_copy("one")));
+    assert_eq!(world.core.next_due(world.now), None);
+
+    world.serve(&area());
+    world.settle_now();
+    assert_eq!(counts(&world), (2, 0));
+    assert!(world.objects.contains_key(&widget_copy("one")));
+}
+
+#[test]
+fn unserved_kind_does_not_delay_a_restart() {
+    let mut world = without_widgets();
+    world.batch(vec![sent(&["one"])]);
+    world.settle();
+    world.restart();
+    assert!(world.core.has_started());
+    world.connect();
+    world.batch(vec![sent(&["one"])]);
+    world.settle();
+    assert_eq!(counts(&world), (1, 1));
+}
+
+#[test]
+fn copies_of_a_removed_kind_are_made_again_with_it() {
+    let mut world = without_widgets();
+    world.serve(&area());
+    world.batch(vec![sent(&["one", "two"])]);
+    world.settle();
+    assert_eq!(counts(&world), (3, 0));
+
+    world.unserve(&area());
+    world.settle_now();
+    assert_eq!(counts(&world), (1, 2));
+    assert_eq!(world.core.member.records.live(&widget_copy("one")), None);
+
+    world.serve(&area());
+    world.settle_now();
+    assert_eq!(counts(&world), (3, 0));
+}
+
+#[test]
+fn removal_of_copies_without_their_kind_is_done() {
+    let mut world = without_widgets();
+    world.serve(&area());
+    world.batch(vec![sent(&["one"])]);
+    world.settle();
+    world.unserve(&area());
+    world.settle_now();
+    // One source is removed, then the whole rule.
+    let tombstones = vec![Tombstone {
+        source: SourceRef::new(WIDGETS, "team", "one"),
+        deletion_policy: DeletionPolicy::Delete,
+    }];
+    world.batch(vec![RuleDelta {
+        tombstones,
+        ..RuleDelta::new("r".into())
+    }]);
+    world.settle_now();
+    assert_eq!(counts(&world), (1, 0));
+    world.batch(vec![RuleDelta {
+        upserts: vec![widget("two")],
+        ..RuleDelta::new("r".into())
+    }]);
+    world.settle_now();
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
+    world.settle_now();
+    assert!(world.reported_state("r").unwrap().gone);
+}
+
+#[test]
+fn removed_kind_ends_a_removal_that_is_under_way() {
+    let mut world = without_widgets();
+    world.serve(&area());
+    world.batch(vec![sent(&["one"])]);
+    world.settle();
+    world.batch(vec![RuleDelta {
+        removal: Some(DeletionPolicy::Delete),
+        ..RuleDelta::new("r".into())
+    }]);
+    world.dispatch();
+    world.unserve(&area());
+    world.failing = Some(crate::classify::not_served(WIDGETS));
+    while world.work_one() {}
+    world.failing = None;
+    world.settle();
+    assert!(world.reported_state("r").unwrap().gone);
+}
+
+#[test]
+fn content_must_fit_its_kind() {
+    let mut world = without_widgets();
+    world.serve(&area());
+    let bad = |name: &str, change: fn(&mut Content)| {
+        let mut content = Content {
+            version: Some("v1".into()),
+            ..content(1)
+        };
+        change(&mut content);
+        Intent {
+            payload: Payload::encode(content.to_bytes()),
+            ..widget(name)
+        }
+    };
+    let upserts = vec![
+        bad("status", |content| {
+            drop(content.fields.insert("status".into(), 1.into()))
+        }),
+        bad("metadata", |content| {
+            drop(content.fields.insert("metadata".into(), 1.into()))
+        }),
+        bad("version", |content| content.version = None),
+        widget("good"),
+    ];
+    world.batch(vec![RuleDelta {
+        upserts,
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    world.settle();
+    assert_eq!(counts(&world), (1, 3));
+    let state = world.reported_state("r").unwrap();
+    let is_refused = |failure: &Failure| failure.reason == Reason::Unsupported;
+    assert!(
+        state.failures.iter().all(is_refused),
+        "{:?}",
+        state.failures
+    );
+    assert_eq!(world.objects.len(), 1);
+}

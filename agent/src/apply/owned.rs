@@ -1,0 +1,168 @@
+//! Copies of kinds without listed fields: their versions, and the dry runs that show what the API server would store.
+use kube::api::{DynamicObject, Patch, PatchParams};
+use runnel_proto::model::{Content, Kind, SourceRef};
+use serde_json::Value;
+
+use super::{ApplyRun, Member, apply_input, at};
+use crate::call::Call;
+use runnel_agent_core::body::{ApplyInput, ReplacedObject};
+use runnel_agent_core::copy::CopyError;
+use runnel_agent_core::decide::{DesiredObject, ExpectedObject};
+use runnel_agent_core::managed_fields::FIELD_MANAGER;
+use runnel_agent_core::{body, classify, diff, managed_fields};
+
+/// Limit of the fields that an error names because a webhook changes them.
+pub(super) const UNOWNED_LIMIT: usize = 20;
+
+impl Member {
+    /// Reads an object in the version in which the agent applied it. Returns the kind in this version, too.
+    pub(super) async fn get_applied(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+    ) -> Call<(Kind, DynamicObject)> {
+        let object = self.get(kind, copy).await?;
+        match self.kinds.applied_in(kind, &object.metadata) {
+            Some(other) => {
+                let object = self.get(&other, copy).await?;
+                Ok((other, object))
+            }
+            None => Ok((kind.clone(), object)),
+        }
+    }
+
+    /// Returns the object that an apply would store.
+    pub(super) async fn apply_dry(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        body: &Value,
+    ) -> Call<DynamicObject> {
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::apply(FIELD_MANAGER).force()
+        };
+        self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(body)))
+            .await
+    }
+
+    /// Returns the kind of a copy in the version of its content.
+    pub(super) fn kind_of(&self, copy: &SourceRef, content: &Content) -> Result<Kind, CopyError> {
+        let kind = match &content.version {
+            Some(version) => self.kinds.in_version(&copy.resource, version),
+            None => self.kinds.get(&copy.resource),
+        };
+        kind.ok_or_else(|| match &content.version {
+            Some(version) if self.kinds.get(&copy.resource).is_some() => {
+                classify::version_not_served(&copy.resource, version)
+            }
+            _ => classify::not_served(&copy.resource),
+        })
+    }
+}
+
+impl ApplyRun<'_> {
+    /// Like [`Self::same`], but returns the object in the version of `kind`, which is that of the content.
+    pub(super) async fn same_in(
+        &mut self,
+        kind: &Kind,
+        target: &ExpectedObject,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        let object = self.same(target).await?;
+        if object.is_none() || std::mem::replace(&mut self.kind, kind.clone()) == *kind {
+            return Ok(object);
+        }
+        match self.member.get(kind, self.copy).await {
+            Ok(object) => {
+                let is_same = object.metadata.resource_version.as_deref() == Some(&*target.version);
+                Ok(Some(object).filter(|_| is_same))
+            }
+            Err(error) if error.is_absent(&self.copy.name) => Ok(None),
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
+
+    /// Returns the kind in the version of the content, and writes in it from now on.
+    pub(super) fn select_version(&mut self, content: &Content) -> Result<Kind, CopyError> {
+        self.kind = self.member.kind_of(self.copy, content)?;
+        Ok(self.kind.clone())
+    }
+
+    /// Returns the object that an apply will store, for its seal: the API server normalizes values. `None` if another writer
+    /// was faster.
+    ///
+    /// It is the answer to a dry run. Where a webhook refuses dry runs, the object is applied with a seal of the content as
+    /// sent, and then again with its right seal: `current` becomes that object.
+    ///
+    /// Fails if the API server would not store a sent field as one of the agent, because a webhook changes it. Nothing is
+    /// written then.
+    pub(super) async fn preapply(
+        &mut self,
+        written: &ApplyInput<'_>,
+        current: &mut Option<ExpectedObject>,
+        object: Option<&DynamicObject>,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        let kind = written.kind;
+        let over = current
+            .as_ref()
+            .map(|target| ReplacedObject { target, object });
+        let request = body::apply(written, over.as_ref(), &self.member.sealer);
+        let mut answer = self.member.apply_dry(kind, self.copy, &request).await;
+        let is_dry = !matches!(&answer, Err(error) if error.refuses_dry_run());
+        if !is_dry {
+            answer = self.member.apply(kind, self.copy, &request).await;
+        }
+        let (applied, is_dry) = match answer {
+            Ok(applied) => (applied, is_dry),
+            Err(error) if error.is_race() => {
+                return self.reread(current.as_ref(), &error).await.map(|()| None);
+            }
+            Err(error) => {
+                let exact = self.make_exact(current.as_ref(), &request, written.ignored, &error);
+                match exact.await? {
+                    Some(applied) => (applied, false),
+                    None => return Ok(None),
+                }
+            }
+        };
+        if !is_dry {
+            self.record_object(&applied);
+            let before = std::mem::replace(current, self.recorded_target());
+            if let (Some(before), Some(now)) = (before, &*current)
+                && before.version != now.version
+            {
+                self.passed(before.version);
+            }
+        }
+        let unowned = managed_fields::unowned(&request, &applied, UNOWNED_LIMIT);
+        if unowned.is_empty() {
+            Ok(Some(applied))
+        } else {
+            Err(diff::unowned(&unowned))
+        }
+    }
+
+    /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields.
+    pub(super) async fn compared(
+        &self,
+        kind: &Kind,
+        target: &ExpectedObject,
+        object: &DynamicObject,
+        content: &Content,
+        body: &DesiredObject,
+    ) -> Call<Option<DynamicObject>> {
+        if !kind.content.is_owned() {
+            return Ok(None);
+        }
+        let over = ReplacedObject {
+            target,
+            object: Some(object).filter(|_| !body.ignored.is_empty()),
+        };
+        let written = apply_input(kind, self.copy, content, body);
+        let request = body::apply(&written, Some(&over), &self.member.sealer);
+        self.member
+            .apply_dry(kind, self.copy, &request)
+            .await
+            .map(Some)
+    }
+}

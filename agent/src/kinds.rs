@@ -1,0 +1,183 @@
+//! The kinds that this cluster serves: reads them from the discovery of the API server, and finds the version in which a
+//! copy is read and written.
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
+use kube::discovery::{self, ApiCapabilities, Discovery, verbs};
+use runnel_proto::model::{Kind, Kinds, Scope};
+use tokio::sync::{Notify, watch};
+
+use crate::call::{Call, with_timeout};
+use runnel_agent_core::managed_fields::apply_entry;
+
+/// What the agent does with copies. A kind without one of these verbs cannot be distributed.
+const VERBS: [&str; 6] = [
+    verbs::CREATE,
+    verbs::DELETE,
+    verbs::GET,
+    verbs::LIST,
+    verbs::PATCH,
+    verbs::WATCH,
+];
+
+/// The kinds that this cluster serves, of those that the policy names. Clones share them.
+#[derive(Clone, Default)]
+pub struct KindRegistry {
+    kinds: Arc<watch::Sender<Kinds>>,
+    recheck: Arc<Notify>,
+}
+
+impl KindRegistry {
+    /// Returns a kind in the version that the API server prefers; `None` if it is not served.
+    pub fn get(&self, resource: &str) -> Option<Kind> {
+        let known = Kind::by_resource(resource).cloned();
+        known.or_else(|| self.kinds.borrow().preferred(resource).cloned())
+    }
+
+    /// Returns a kind in this version; `None` if it is not served in it.
+    pub fn in_version(&self, resource: &str, version: &str) -> Option<Kind> {
+        self.kinds.borrow().in_version(resource, version).cloned()
+    }
+
+    /// Returns the kind in the version in which the agent applied an object, if that is another one than that of `kind`.
+    ///
+    /// The managed fields of an object are those of one version, so that the object must be read in it.
+    pub fn applied_in(&self, kind: &Kind, metadata: &ObjectMeta) -> Option<Kind> {
+        let entry = apply_entry(metadata).filter(|_| kind.content.is_owned())?;
+        let applied = entry.api_version.as_deref()?;
+        if applied == &*kind.api_version {
+            return None;
+        }
+        let version = applied.rsplit('/').next()?;
+        let other = self.in_version(&kind.resource, version)?;
+        (*other.api_version == *applied).then_some(other)
+    }
+
+    /// Requests that the kinds are read again, because the API server does not know one of them.
+    pub fn request_recheck(&self) {
+        self.recheck.notify_one();
+    }
+
+    /// Waits for a request to read the kinds again.
+    pub async fn recheck_requested(&self) {
+        self.recheck.notified().await;
+    }
+
+    /// Replaces the kinds.
+    pub fn replace(&self, kinds: Kinds) {
+        self.kinds.send_replace(kinds);
+    }
+}
+
+/// Reads the kinds of these names that the API server serves, in every version.
+pub async fn discover(client: Client, named: BTreeSet<Arc<str>>) -> Call<Kinds> {
+    let groups: BTreeSet<&str> = named
+        .iter()
+        .map(|resource| resource.split_once('.').map_or("", |(_, group)| group))
+        .collect();
+    let groups: Vec<&str> = groups.into_iter().collect();
+    let discovery = Discovery::new(client).filter(&groups);
+    let discovery = with_timeout(discovery.run_aggregated()).await?;
+    let kinds = discovery.groups().flat_map(|group| {
+        let preferred = group.preferred_version_or_latest();
+        let others = group
+            .versions()
+            .filter(move |version| *version != preferred);
+        let versions = std::iter::once(preferred).chain(others);
+        versions.flat_map(|version| group.versioned_resources(version))
+    });
+    Ok(kinds
+        .filter_map(|(served, capabilities)| {
+            let kind = kind(&served, &capabilities)?;
+            named.contains(&kind.resource).then_some(kind)
+        })
+        .collect())
+}
+
+/// Returns a kind of the discovery; `None` unless it has every verb of the agent.
+fn kind(served: &discovery::ApiResource, capabilities: &ApiCapabilities) -> Option<Kind> {
+    let has = |verb: &&str| capabilities.operations.iter().any(|other| other == verb);
+    if !VERBS.iter().all(has) {
+        return None;
+    }
+    let scope = match capabilities.scope {
+        discovery::Scope::Namespaced => Scope::Namespaced,
+        discovery::Scope::Cluster => Scope::Cluster,
+    };
+    let discovery::ApiResource {
+        group,
+        version,
+        kind,
+        plural,
+        ..
+    } = served;
+    Some(Kind::new(group, version, kind, plural, scope))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn widget(version: &str) -> Kind {
+        Kind::new(
+            "example.org",
+            version,
+            "Widget",
+            "widgets",
+            Scope::Namespaced,
+        )
+    }
+
+    fn applied(api_version: &str) -> ObjectMeta {
+        let entry =
+            json!({"manager": "runnel-agent", "operation": "Apply", "apiVersion": api_version});
+        serde_json::from_value(json!({"managedFields": [entry]})).unwrap()
+    }
+
+    #[test]
+    fn object_is_read_in_the_version_in_which_it_was_applied() {
+        let registry = KindRegistry::default();
+        registry.replace([widget("v2"), widget("v1")].into_iter().collect());
+        let preferred = registry.get("widgets.example.org").unwrap();
+        assert_eq!(preferred, widget("v2"));
+        let read_in = |api_version: &str| registry.applied_in(&preferred, &applied(api_version));
+        assert_eq!(read_in("example.org/v1"), Some(widget("v1")));
+        for other in ["example.org/v2", "example.org/v3", "example.com/v1", "v1"] {
+            assert_eq!(read_in(other), None, "{other}");
+        }
+        assert_eq!(
+            registry.applied_in(&preferred, &ObjectMeta::default()),
+            None
+        );
+        let config_maps = registry.get("configmaps").unwrap();
+        assert_eq!(registry.applied_in(&config_maps, &applied("v2")), None);
+        registry.replace(Kinds::default());
+        assert_eq!(registry.get("widgets.example.org"), None);
+        assert!(registry.get("secrets").is_some());
+    }
+
+    #[test]
+    fn kind_without_a_verb_of_the_agent_is_not_served() {
+        let served = discovery::ApiResource {
+            group: String::new(),
+            version: "v1".into(),
+            api_version: "v1".into(),
+            kind: "Service".into(),
+            plural: "services".into(),
+        };
+        let with = |verbs: &[&str]| ApiCapabilities {
+            scope: discovery::Scope::Namespaced,
+            subresources: vec![],
+            operations: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
+        };
+        assert!(kind(&served, &with(&VERBS)).is_some());
+        for missing in VERBS {
+            let others: Vec<_> = VERBS.into_iter().filter(|verb| *verb != missing).collect();
+            assert_eq!(kind(&served, &with(&others)), None, "{missing}");
+        }
+    }
+}
