@@ -715,7 +715,13 @@ impl ApplyRun<'_> {
         let Some(object) = self.same(target).await? else {
             return Ok(None);
         };
-        let Some(patch) = body::preparation_patch(&self.kind, &object, request, ignored) else {
+        let preparation = body::preparation_patch(&self.kind, &object, request, ignored);
+        let lists = || {
+            let is_owned = self.kind.content.is_owned();
+            let lists = is_owned.then(|| error.refused_lists())?;
+            body::list_patch(&object, request, &lists)
+        };
+        let Some(patch) = preparation.or_else(lists) else {
             return Err(self.fail(error));
         };
         let object = match self.member.json_patch(&self.kind, self.copy, patch).await {
@@ -737,7 +743,7 @@ impl ApplyRun<'_> {
         match self.member.apply(&self.kind, self.copy, &request).await {
             Ok(applied) => {
                 self.passed(seen.version);
-                Ok(Some(applied))
+                self.give_up_patched(applied).await
             }
             Err(error) if error.is_race() => self.reread(Some(&seen), &error).await.map(|()| None),
             Err(error) => Err(self.fail(&error)),

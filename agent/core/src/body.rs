@@ -241,6 +241,30 @@ pub fn preparation_patch(
     (!changes.is_empty()).then(|| guarded(object, changes))
 }
 
+/// Returns the JSON patch that gives an object the lists of an apply that the API server refused because of their items: an
+/// item of another client may exclude one of ours. Returns `None` if the lists are equal.
+pub fn list_patch(object: &DynamicObject, body: &Value, lists: &[Vec<&str>]) -> Option<Patch> {
+    fn at<'v>(value: &'v Value, path: &[&str]) -> Option<&'v Value> {
+        let list = path.iter().try_fold(value, |value, field| value.get(field));
+        list.filter(|list| list.is_array())
+    }
+    let differing = lists.iter().filter_map(|path| {
+        let (present, wanted) = (at(&object.data, path)?, at(body, path)?);
+        (present != wanted).then(|| add(path, wanted.clone()))
+    });
+    let changes: Vec<_> = differing.collect();
+    (!changes.is_empty()).then(|| guarded(object, changes))
+}
+
+/// Returns the JSON patch that gives up the fields that the agent has set by a patch, so that only those of its apply are its
+/// own; `None` if there are none.
+pub fn give_up_patched(object: &DynamicObject) -> Option<Patch> {
+    let mut entries = object.metadata.managed_fields.iter().flatten();
+    let position = entries.position(managed_fields::is_our_patch)?;
+    let entry = remove(&["metadata", "managedFields", &position.to_string()]);
+    Some(guarded(object, vec![entry]))
+}
+
 /// Returns the JSON patch that removes the label of the newest version from a copy; `None` if the
 /// copy has no such label.
 pub fn demote(object: &DynamicObject) -> Option<Patch> {

@@ -664,3 +664,44 @@ fn parents_are_created_for_applied_fields_only() {
         (&json!("x"), &Value::Null)
     );
 }
+
+#[test]
+fn refused_lists_become_those_of_the_apply() {
+    let service = |ports: Value| -> DynamicObject {
+        let metadata = json!({"name": "x", "namespace": "a", "uid": "u", "resourceVersion": "5"});
+        let spec = json!({"type": "ClusterIP", "ports": ports});
+        let object =
+            json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec});
+        serde_json::from_value(object).unwrap()
+    };
+    let body = json!({"spec": {"ports": [{"name": "web", "port": 80}], "type": "ClusterIP"}});
+    let lists = [
+        vec!["spec", "ports"],
+        vec!["spec", "type"],
+        vec!["spec", "missing"],
+    ];
+    let theirs = service(json!([{"name": "web", "port": 8080, "protocol": "TCP"}]));
+    let patch = list_patch(&theirs, &body, &lists).unwrap();
+    assert_eq!(patched(&theirs, patch).data["spec"], body["spec"]);
+    assert_eq!(list_patch(&theirs, &body, &lists[1..]), None);
+    let same = service(body["spec"]["ports"].clone());
+    assert_eq!(list_patch(&same, &body, &lists), None);
+}
+
+#[test]
+fn fields_of_a_patch_are_given_up() {
+    let entry =
+        |manager: &str, operation: &str| json!({"manager": manager, "operation": operation});
+    let mut object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x", "uid": "u", "resourceVersion": "5"}});
+    let entries = [
+        entry("kubectl", "Update"),
+        entry("runnel-agent", "Apply"),
+        entry("runnel-agent", "Update"),
+    ];
+    object["metadata"]["managedFields"] = json!(entries);
+    let object: DynamicObject = serde_json::from_value(object).unwrap();
+    let left = patched(&object, give_up_patched(&object).unwrap());
+    let left_entries = serde_json::to_value(&left.metadata.managed_fields).unwrap();
+    assert_eq!(left_entries, json!(entries[..2]));
+    assert_eq!(give_up_patched(&left), None);
+}

@@ -11,6 +11,9 @@ use runnel_proto::model::{Kind, Reason};
 use crate::copy::CopyError;
 use crate::policy::Area;
 
+/// Limit of the causes of one refusal that are read for lists.
+const REFUSED_LISTS: usize = 20;
+
 /// The error of a request.
 pub enum CallError {
     /// The server refused the request.
@@ -76,6 +79,23 @@ impl CallError {
         status.code == 404
             && !is_namespace(status)
             && !status.details.as_ref().is_some_and(names_object)
+    }
+
+    /// Returns the lists of which the API server refuses an item, as the names of the fields that lead to them. A list
+    /// inside of a list is left out.
+    pub fn refused_lists(&self) -> Vec<Vec<&str>> {
+        let Self::Refused(status) = self else {
+            return vec![];
+        };
+        let fields = causes(status).take(REFUSED_LISTS);
+        let lists = fields.filter_map(|(_, field, _)| {
+            let (list, item) = field.split_once('[')?;
+            (!item.contains('[')).then_some(list)
+        });
+        let mut lists: Vec<Vec<&str>> = lists.map(|list| list.split('.').collect()).collect();
+        lists.sort();
+        lists.dedup();
+        lists
     }
 
     /// Whether an admission webhook cannot be called for a dry run.
@@ -567,6 +587,29 @@ mod tests {
         let limit = runnel_proto::model::MESSAGE_LIMIT;
         let long = "x".repeat(253);
         assert!(version_not_served(&long, "v1beta1").message.len() <= limit);
+    }
+
+    #[test]
+    fn lists_with_a_refused_item_are_named() {
+        let causes: Vec<_> = [
+            "spec.ports[1].name",
+            "spec.ports[0].nodePort",
+            "spec.containers[0].ports[1]",
+            "spec.type",
+            "rules[2]",
+        ]
+        .into_iter()
+        .map(|field| json!({"field": field, "reason": "FieldValueDuplicate"}))
+        .collect();
+        let error = status(422, "x", json!(causes));
+        assert_eq!(
+            error.refused_lists(),
+            [vec!["rules"], vec!["spec", "ports"]]
+        );
+        assert_eq!(
+            CallError::Unanswered.refused_lists(),
+            Vec::<Vec<&str>>::new()
+        );
     }
 
     #[test]

@@ -34,6 +34,14 @@ pub fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
         && of_whole_object
 }
 
+/// Whether this entry is of a patch of the agent.
+pub fn is_our_patch(entry: &ManagedFieldsEntry) -> bool {
+    let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
+    entry.manager.as_deref() == Some(FIELD_MANAGER)
+        && entry.operation.as_deref() == Some("Update")
+        && of_whole_object
+}
+
 /// Whether the agent owns a key: it applied the key, and no other client has changed it since.
 pub fn owns(object: &DynamicObject, map: FieldMap, key: &str) -> bool {
     let fields = apply_entry(&object.metadata)

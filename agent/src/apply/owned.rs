@@ -165,4 +165,30 @@ impl ApplyRun<'_> {
             .await
             .map(Some)
     }
+
+    /// Gives up the fields that a preparation has set, after the apply that followed it. Otherwise they would stay when they
+    /// leave the source.
+    pub(super) async fn give_up_patched(
+        &mut self,
+        applied: DynamicObject,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        let patch = body::give_up_patched(&applied).filter(|_| self.kind.content.is_owned());
+        let Some(patch) = patch else {
+            return Ok(Some(applied));
+        };
+        self.record_object(&applied);
+        let Some(seen) = self.recorded_target() else {
+            return Ok(None);
+        };
+        match self.member.json_patch(&self.kind, self.copy, patch).await {
+            Ok(object) => {
+                self.passed(seen.version);
+                Ok(Some(object))
+            }
+            Err(error) if error.is_race() || error.code() == 422 => {
+                self.reread(Some(&seen), &error).await.map(|()| None)
+            }
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
 }

@@ -247,6 +247,14 @@ async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
         .await?;
     one.alone.hub.wait_applied("r", 1).await?;
 
+    // Another client has replaced our port by one of the same name, beside which ours would be invalid.
+    one.edit(json!([{"op": "replace", "path": "/spec/ports/0/port", "value": 8080}]))
+        .await?;
+    one.has("our port", &[("/spec/ports/0/port", json!(80))])
+        .await?;
+    one.alone.hub.wait_applied("r", 1).await?;
+    one.is_idle().await?;
+
     let edited = one.want(spec(81)).await?;
     assert_eq!(&edited["spec"]["clusterIP"], ip);
     assert_eq!(
