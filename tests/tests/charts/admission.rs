@@ -111,7 +111,15 @@ fn unmarks(more: Value) -> Value {
 const CREATE: [&str; 3] = ["create", "-f", "-"];
 
 async fn guarded(cluster: &ControlPlane) -> Result<Attacker<'_>> {
-    let values = json!({"policy": {"namespaces": ["*"], "deniedNamespaces": ["not-*"], "createNamespaces": true}});
+    let kinds = [
+        "configmaps",
+        "secrets",
+        "services",
+        "networkpolicies.networking.k8s.io",
+    ];
+    let values = json!({"policy": {
+        "namespaces": ["*"], "deniedNamespaces": ["not-*"], "createNamespaces": true, "kinds": kinds,
+    }});
     let kubeconfig = account(cluster, AGENT, HOME, &values).await?;
     let kubeconfig = kubeconfig
         .to_str()
@@ -143,7 +151,65 @@ async fn stolen_agent_token_is_refused_beyond_the_policy() -> Result<()> {
     creations(&attacker).await?;
     copies(&attacker).await?;
     foreign_objects(&attacker).await?;
+    objects_of_other_kinds(&attacker).await?;
     large_objects(&attacker).await
+}
+
+/// The policy follows the kinds, in every field of an object.
+async fn objects_of_other_kinds(attacker: &Attacker<'_>) -> Result<()> {
+    let service = json!({"selector": {"app": "x"}, "ports": [{"port": 80}]});
+    let policy = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+    for (api_version, kind, spec, edit) in [
+        (
+            "v1",
+            "Service",
+            service,
+            json!({"spec": {"selector": {"app": "y"}}}),
+        ),
+        (
+            "networking.k8s.io/v1",
+            "NetworkPolicy",
+            policy,
+            json!({"spec": {"policyTypes": ["Ingress", "Egress"]}}),
+        ),
+    ] {
+        let named = |name: &str, labels: Value| {
+            let metadata = json!({"name": name, "namespace": TARGET, "labels": labels});
+            json!({"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": spec})
+        };
+        let bare = named("bare", json!({})).to_string();
+        attacker
+            .refused(
+                "an object without the label",
+                &CREATE,
+                &bare,
+                "creates only copies",
+            )
+            .await?;
+        let copy = named("copy", json!({"runnel.dev/hub": "h"})).to_string();
+        attacker.allowed("a copy", &CREATE, &copy).await?;
+        let foreign = named("foreign", json!({})).to_string();
+        attacker.cluster.kubectl_stdin(&CREATE, &foreign).await?;
+        let id = format!("{kind}/foreign");
+        let refused = Some("changes only what it created");
+        attacker
+            .patches("an edit of another object", &id, &edit, refused)
+            .await?;
+        let delete = ["delete", &id, "--namespace", TARGET];
+        attacker
+            .refused("its deletion", &delete, "", "deletes only what it created")
+            .await?;
+        attacker
+            .patches("its adoption", &id, &marks("v1a."), None)
+            .await?;
+        attacker
+            .patches("an edit of an adopted object", &id, &edit, refused)
+            .await?;
+        attacker
+            .patches("letting it go", &id, &unmarks(json!({})), None)
+            .await?;
+    }
+    Ok(())
 }
 
 async fn creations(attacker: &Attacker<'_>) -> Result<()> {
