@@ -458,6 +458,35 @@ async fn equal_objects_of_others_are_adopted_and_unequal_ones_are_not() -> Resul
     one.is_idle().await
 }
 
+#[tokio::test]
+async fn contention_for_a_field_names_its_managers() -> Result<()> {
+    let resource = "networkpolicies.networking.k8s.io";
+    let api_version = "networking.k8s.io/v1";
+    let one = Kept::start("contend", resource, api_version, "NetworkPolicy").await?;
+    one.want(json!({"spec": {"podSelector": {"matchLabels": {"app": "web"}}}}))
+        .await?;
+    let ours = ("/spec/podSelector/matchLabels/app", json!("web"));
+    for _ in 0..6 {
+        one.edit(json!({"spec": {"podSelector": {"matchLabels": {"app": "evil"}}}}))
+            .await?;
+        one.has("put back", std::slice::from_ref(&ours)).await?;
+    }
+    let contended = |state: &RuleState| {
+        state.counts.failed == 1 && state.failures[0].reason == Reason::Contended
+    };
+    let state = one
+        .alone
+        .hub
+        .wait_for_report("the contention", "r", contended)
+        .await?;
+    let message = &state.failures[0].message;
+    assert!(
+        message.starts_with("kubectl-patch keeps changing"),
+        "{message}"
+    );
+    Ok(())
+}
+
 /// A kind with everything that a schema can make of an object.
 fn widgets(group: &str, versions: &[&str]) -> Value {
     let any = json!({"x-kubernetes-preserve-unknown-fields": true, "type": "object"});
@@ -621,53 +650,43 @@ async fn widget_is_kept_in_every_field() -> Result<()> {
     let before = one.get().await?;
 
     // Each field of ours is put back.
-    for (patch, path, value) in [
-        (
-            json!([{"op": "replace", "path": "/spec/parts/1/size", "value": 9}]),
-            "/spec/parts/1/size",
-            json!(2),
-        ),
-        (
-            json!([{"op": "replace", "path": "/spec/parts/0/port", "value": 80}]),
-            "/spec/parts/0/port",
-            json!("80%"),
-        ),
-        (
-            json!({"spec": {"limits": {"cpu": "2"}}}),
-            "/spec/limits/cpu",
-            json!("1"),
-        ),
-        (
-            json!({"spec": {"any": {"free": {"deep": []}}}}),
-            "/spec/any/free/deep/1",
-            json!("two"),
-        ),
-        (
-            json!([{"op": "add", "path": "/spec/list/-", "value": "theirs"}]),
-            "/spec/list",
-            json!(["x", "y"]),
-        ),
-        (
-            json!({"metadata": {"labels": {"app": "y"}}}),
-            "/metadata/labels/app",
-            json!("x"),
-        ),
-        (
-            json!({"metadata": {"annotations": {"runnel.dev/seal": null}}}),
-            "/spec/list",
-            json!(["x", "y"]),
-        ),
-    ] {
-        one.edit(patch.clone()).await?;
-        let put_back = one
-            .has(&format!("put back after {patch}"), &[(path, value)])
-            .await?;
-        one.alone.hub.wait_applied("r", 1).await?;
-        assert_eq!(put_back["spec"]["mode"], "Manual");
-        assert_eq!(put_back["spec"]["limits"]["memory"], "1");
-        assert_eq!(put_back["status"], before["status"]);
-        assert_eq!(put_back["metadata"]["uid"], before["metadata"]["uid"]);
-    }
+    one.edit(json!([
+        {"op": "replace", "path": "/spec/parts/1/size", "value": 9},
+        {"op": "replace", "path": "/spec/parts/0/port", "value": 80},
+        {"op": "replace", "path": "/spec/limits/cpu", "value": "2"},
+        {"op": "replace", "path": "/spec/any/free/deep", "value": []},
+        {"op": "add", "path": "/spec/list/-", "value": "theirs"},
+        {"op": "replace", "path": "/metadata/labels/app", "value": "y"},
+    ]))
+    .await?;
+    let ours = [
+        ("/spec/parts/1/size", json!(2)),
+        ("/spec/parts/0/port", json!("80%")),
+        ("/spec/limits/cpu", json!("1")),
+        ("/spec/any/free/deep/1", json!("two")),
+        ("/spec/list", json!(["x", "y"])),
+        ("/metadata/labels/app", json!("x")),
+    ];
+    let theirs = |object: &Value| {
+        assert_eq!(object["spec"]["mode"], "Manual");
+        assert_eq!(object["spec"]["limits"]["memory"], "1");
+        assert_eq!(object["spec"]["parts"][0]["size"], 7);
+        assert_eq!(object["spec"]["parts"][2]["name"], "theirs");
+        assert_eq!(object["status"], before["status"]);
+        assert_eq!(object["metadata"]["uid"], before["metadata"]["uid"]);
+    };
+    theirs(&one.has("put back", &ours).await?);
+    one.alone.hub.wait_applied("r", 1).await?;
+    one.edit(json!({"metadata": {
+        "labels": {"runnel.dev/hub": null}, "annotations": {"runnel.dev/seal": null},
+    }}))
+    .await?;
+    let hub = json!(one.alone.hub.hub_id());
+    let marked = one
+        .has("marked again", &[("/metadata/labels/runnel.dev~1hub", hub)])
+        .await?;
+    theirs(&marked);
+    one.alone.hub.wait_applied("r", 1).await?;
     one.is_idle().await?;
 
     // A removed item comes back, wherever the API server puts it.
