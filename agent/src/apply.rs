@@ -743,7 +743,7 @@ impl ApplyRun<'_> {
         match self.member.apply(&self.kind, self.copy, &request).await {
             Ok(applied) => {
                 self.passed(seen.version);
-                self.give_up_patched(applied).await
+                self.drop_patched(applied).await
             }
             Err(error) if error.is_race() => self.reread(Some(&seen), &error).await.map(|()| None),
             Err(error) => Err(self.fail(&error)),

@@ -52,12 +52,12 @@ const RIGHTS: [(&str, &str, &str); 8] = [
         "{policy: {namespaces: [team-a, team-b], createRoles: false}}",
     ),
     (
-        "agent-of-other-kinds",
+        "kinds-of-an-agent",
         "runnel-agent",
         "{policy: {kinds: [services, networkpolicies.networking.k8s.io, widgets.example.org]}}",
     ),
     (
-        "agent-of-privileged-kinds",
+        "privileged-kinds-of-an-agent",
         "runnel-agent",
         "{policy: {namespaces: [team-a], kinds: [serviceaccounts, roles.rbac.authorization.k8s.io, \
          rolebindings.rbac.authorization.k8s.io, deployments.apps], allowPrivileged: [serviceaccounts, \

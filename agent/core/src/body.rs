@@ -256,9 +256,9 @@ pub fn list_patch(object: &DynamicObject, body: &Value, lists: &[Vec<&str>]) -> 
     (!changes.is_empty()).then(|| guarded(object, changes))
 }
 
-/// Returns the JSON patch that gives up the fields that the agent has set by a patch, so that only those of its apply are its
+/// Returns the JSON patch that drops the ownership of the fields that the agent has set by a patch, so that only those of its apply are its
 /// own; `None` if there are none.
-pub fn give_up_patched(object: &DynamicObject) -> Option<Patch> {
+pub fn drop_patched(object: &DynamicObject) -> Option<Patch> {
     let mut entries = object.metadata.managed_fields.iter().flatten();
     let position = entries.position(managed_fields::is_our_patch)?;
     let entry = remove(&["metadata", "managedFields", &position.to_string()]);

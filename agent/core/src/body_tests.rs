@@ -689,7 +689,7 @@ fn refused_lists_become_those_of_the_apply() {
 }
 
 #[test]
-fn fields_of_a_patch_are_given_up() {
+fn fields_of_a_patch_are_dropped() {
     let entry =
         |manager: &str, operation: &str| json!({"manager": manager, "operation": operation});
     let mut object = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x", "uid": "u", "resourceVersion": "5"}});
@@ -700,8 +700,8 @@ fn fields_of_a_patch_are_given_up() {
     ];
     object["metadata"]["managedFields"] = json!(entries);
     let object: DynamicObject = serde_json::from_value(object).unwrap();
-    let left = patched(&object, give_up_patched(&object).unwrap());
+    let left = patched(&object, drop_patched(&object).unwrap());
     let left_entries = serde_json::to_value(&left.metadata.managed_fields).unwrap();
     assert_eq!(left_entries, json!(entries[..2]));
-    assert_eq!(give_up_patched(&left), None);
+    assert_eq!(drop_patched(&left), None);
 }

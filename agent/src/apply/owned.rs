@@ -166,13 +166,13 @@ impl ApplyRun<'_> {
             .map(Some)
     }
 
-    /// Gives up the fields that a preparation has set, after the apply that followed it. Otherwise they would stay when they
+    /// Drops the ownership of the fields that a preparation has set, after the apply that followed it. Otherwise they would stay when they
     /// leave the source.
-    pub(super) async fn give_up_patched(
+    pub(super) async fn drop_patched(
         &mut self,
         applied: DynamicObject,
     ) -> Result<Option<DynamicObject>, CopyError> {
-        let patch = body::give_up_patched(&applied).filter(|_| self.kind.content.is_owned());
+        let patch = body::drop_patched(&applied).filter(|_| self.kind.content.is_owned());
         let Some(patch) = patch else {
             return Ok(Some(applied));
         };
