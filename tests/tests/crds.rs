@@ -164,8 +164,10 @@ fn everything() -> Value {
         "driftPolicy": "Report",
         "enforcement": "DryRun",
         "immutablePolicy": "Recreate",
-        "ignoreFields": ["/data/a.b", "/binaryData/c", "/metadata/labels/example.com~1team", "/metadata/annotations/note"],
+        "ignoreFields": ["/data/a.b", "/binaryData/c", "/metadata/labels/example.com~1team", "/metadata/annotations/note", "/data/80", "/spec/list/[a=b~1c,d=]/x"],
         "deletionPolicy": "Retain",
+        "transform": {"removeFields": ["/data/80", "/spec/replicas", "/spec/ports/[port=80,protocol=a~1b~2c]/x"]},
+        "substitute": {"keys": ["app.*"], "fields": ["/spec", "/spec/template/spec/containers/[name=app]/image"]},
         "removalLimit": {"count": 0, "percent": 100, "onRuleDelete": "Hold"},
         "suspend": true,
     })
@@ -232,6 +234,74 @@ async fn rule_with_every_field_is_accepted_unchanged() -> Result<()> {
     let spec = for_cluster_rule(everything());
     let stored = accepted("ClusterDistributionRule", "everything", &spec).await?;
     ensure!(stored == spec, "{stored:#}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn patches_keep_values_of_any_type() -> Result<()> {
+    let values = [
+        json!(null),
+        json!(3),
+        json!("x"),
+        json!([1, null]),
+        json!({"a": {"b": null}}),
+    ];
+    let step = |value: &Value| json!({"op": "add", "path": "/spec/a~1b/-", "value": value});
+    let mut spec = smallest();
+    spec["sources"][0]["resources"] = json!(["configmaps"]);
+    spec["overrides"] = json!([{
+        "clusters": {"all": true},
+        "mergePatch": {"spec": {"a": values, "b": {"c": null}}, "data": null},
+        "jsonPatch": values.iter().map(step).collect::<Vec<_>>(),
+    }]);
+    let stored = accepted("DistributionRule", "patches", &spec).await?;
+    ensure!(stored["overrides"] == spec["overrides"], "{stored:#}");
+    let read: runnel_api::RuleTerms = serde_json::from_value(stored)?;
+    let read = serde_json::to_value(&read.overrides)?;
+    ensure!(
+        read[0]["jsonPatch"] == spec["overrides"][0]["jsonPatch"],
+        "{read:#}"
+    );
+    ensure!(
+        read[0]["mergePatch"] == spec["overrides"][0]["mergePatch"],
+        "{read:#}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubectl_keeps_null_in_a_merge_patch_if_the_server_applies() -> Result<()> {
+    let hub = hub().await?;
+    let rule = |name: &str, data: Value| {
+        let mut spec = smallest();
+        spec["sources"][0]["resources"] = json!(["configmaps"]);
+        spec["overrides"] = json!([{"clusters": {"all": true}, "mergePatch": {"data": data}}]);
+        json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": name, "namespace": "default"}, "spec": spec,
+        })
+        .to_string()
+    };
+    let cases: [(&str, &[&str], Value); 2] = [
+        (
+            "by-server",
+            &["--server-side"],
+            json!({"a": "1", "b": null}),
+        ),
+        ("by-client", &[], json!({"a": "1"})),
+    ];
+    for (name, flags, expected) in cases {
+        let apply = [&["apply", "-f", "-"], flags].concat();
+        for data in [json!({"a": "1"}), json!({"a": "1", "b": null})] {
+            hub.kubectl_stdin(&apply, &rule(name, data)).await?;
+        }
+        let path = "-o=jsonpath={.spec.overrides[0].mergePatch.data}";
+        let stored = hub
+            .kubectl(&["get", "distributionrule", name, "--namespace=default", path])
+            .await?;
+        let stored: Value = serde_json::from_str(&stored)?;
+        ensure!(stored == expected, "{name}: {stored}");
+    }
     Ok(())
 }
 

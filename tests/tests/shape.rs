@@ -1,5 +1,7 @@
 //! Copies that are not just their sources: other names, keys, labels, filled variables, overrides; and what cannot be made.
 
+#[path = "shape/fields.rs"]
+mod fields;
 #[path = "shape/versions.rs"]
 mod versions;
 

@@ -379,9 +379,11 @@ fn cluster_name_rule() -> ValidationRule {
 }
 
 /// An optional field is absent or has a value: an explicit null counts as absent,
-/// for the API server and for CEL's `has`. And a description is a paragraph, not the lines of a comment.
+/// for the API server and for CEL's `has`, but where it is a value as any other. And a description is a paragraph, not the lines of a comment.
 fn tidy(schema: &mut JSONSchemaProps) {
-    schema.nullable = None;
+    if schema.type_.is_some() || schema.x_kubernetes_preserve_unknown_fields.is_none() {
+        schema.nullable = None;
+    }
     schema.description = schema
         .description
         .take()
@@ -520,7 +522,13 @@ mod tests {
 
     #[test]
     fn strings_and_lists_are_bounded() {
+        let is_any = |schema: &Value| schema["x-kubernetes-preserve-unknown-fields"] == true;
         each_node(|path, schema| match schema["type"].as_str() {
+            // The API server bounds the whole rule, and the hub what the values are used for.
+            None if is_any(schema) => assert!(path.ends_with(".jsonPatch[].value"), "{path}"),
+            Some("object") if is_any(schema) => {
+                assert!(schema["maxProperties"].is_number(), "{path}");
+            }
             Some("string") => {
                 let bounded = schema["maxLength"].is_number() || schema["enum"].is_array();
                 assert!(bounded || schema["format"] == "date-time", "{path}");
@@ -547,7 +555,8 @@ mod tests {
                 schema["type"] != "array" || schema["x-kubernetes-list-type"].is_string(),
                 "{path}"
             );
-            assert!(schema["nullable"].is_null(), "{path}");
+            let is_any = path.ends_with(".jsonPatch[].value");
+            assert_eq!(schema["nullable"] == true, is_any, "{path}");
             assert!(
                 schema["format"]
                     .as_str()

@@ -107,8 +107,8 @@ pub mod limits {
     pub const GRANTS: usize = 32;
     /// Requirements in one label selector: `matchLabels` and `matchExpressions` each.
     pub const EXPRESSIONS: usize = 16;
-    /// Fields of copies that are left alone.
-    pub const IGNORED: usize = 32;
+    /// Fields of copies in one list.
+    pub const FIELDS_NAMED: usize = 32;
     /// Values in one `matchExpressions` entry.
     pub const VALUES: usize = 64;
     /// Keys of data, labels or annotations in one list.

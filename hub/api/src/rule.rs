@@ -136,9 +136,10 @@ pub struct RuleTerms {
     /// may keep the old values until they restart.
     #[serde(default)]
     pub immutable_policy: ImmutablePolicy,
-    /// Fields of the copies that are written at creation only, as JSON pointers: `/data/KEY`,
-    /// `/binaryData/KEY`, `/metadata/labels/KEY`, `/metadata/annotations/KEY` (in a KEY, `~1` means
-    /// `/`). Afterwards they are neither compared nor written. At most 32.
+    /// Fields of the copies that are written at creation only, as JSON pointers, such as `/data/KEY`,
+    /// `/metadata/annotations/KEY`, `/spec/replicas` or `/spec/template/spec/containers/[name=app]/image`. A step in
+    /// brackets names the items of a list whose fields have these values. `~1` means `/` and `~0` means `~`. Afterwards
+    /// they are neither compared nor written. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::field_pointers)]
     pub ignore_fields: Vec<String>,

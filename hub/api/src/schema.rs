@@ -1,5 +1,6 @@
 //! Validation by the API server beyond types: limits, list types, and CEL rules whose messages name
 //! the field and a hint.
+use runnel_proto::model::POINTER_LIMIT;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
@@ -14,10 +15,17 @@ const LABEL_GLOB: &str = r"^[a-z0-9*]([-a-z0-9*]*[a-z0-9*])?$";
 const QUALIFIED_NAME: &str = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?([A-Za-z0-9][-A-Za-z0-9_.]{0,61})?[A-Za-z0-9]$";
 const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 
-const FIELD_POINTER: &str = r"^/((data|binaryData)/[-._a-zA-Z0-9]+|metadata/(labels|annotations)/([-._a-zA-Z0-9]+~1)?[-._a-zA-Z0-9]+)$";
+/// A pointer with keys for the items of lists: the parser is `FieldPath` of the model.
+const CONTENT_POINTER: &str = r"^(/(([^/~\\s\\pC\\pZ\\[]|~[01])([^/~\\s\\pC\\pZ]|~[01])*|\\[[^/~=,\\s\\pC\\pZ\\[\\]]+=([^/~,\\s\\pC\\pZ]|~[012])*(,[^/~=,\\s\\pC\\pZ\\[\\]]+=([^/~,\\s\\pC\\pZ]|~[012])*)*\\])){1,32}$";
+/// A pointer of a JSON patch.
+const PATCH_POINTER: &str = "^(/([^/~]|~[01])+)+$";
+/// Pointers to what no rule changes.
+const FIXED_POINTER: &str = r"^/((apiVersion|kind|metadata|status)(/|$)|\\[)";
 
 const LABEL_KEY_HINT: &str = "a label key is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both \
      ends, optionally after a DNS name and '/', such as app or example.com/app";
+const FIXED_HINT: &str = "apiVersion, kind, metadata and status are the copy's own: write another field; labels and \
+     annotations are changed by transform.labels and transform.annotations";
 const LABEL_VALUE_HINT: &str = "a label value is up to 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, or empty";
 
 /// `plural[.group]`.
@@ -48,7 +56,9 @@ pub(super) enum Item {
     MarkPattern,
     /// `plural[.group]` of the kinds that can be distributed.
     Resource,
-    /// JSON pointers to one key of a map of a copy.
+    /// JSON pointers to a field of the content.
+    ContentPointer,
+    /// JSON pointers to a field of the content, a label or an annotation.
     FieldPointer,
 }
 
@@ -86,12 +96,6 @@ impl Item {
                  and '*', such as eu-*",
             ),
             Item::LabelValue => (LABEL_VALUE, 63, LABEL_VALUE_HINT),
-            Item::FieldPointer => (
-                FIELD_POINTER,
-                340,
-                "write /data/KEY, /binaryData/KEY, /metadata/labels/KEY or /metadata/annotations/KEY, with ~1 for each / \
-                 in KEY",
-            ),
             Item::KeyPattern => (
                 "^[-._a-zA-Z0-9*]+$",
                 253,
@@ -106,6 +110,12 @@ impl Item {
                 "^[-._/a-zA-Z0-9*]+$",
                 317,
                 "write the key of a label or annotation, such as example.com/team, or a glob, such as example.com/*",
+            ),
+            Item::ContentPointer | Item::FieldPointer => (
+                CONTENT_POINTER,
+                POINTER_LIMIT,
+                "write a JSON pointer without white space to a field, such as /spec/replicas, with ~1 for each / in a \
+                 name, and name an item of a list by its key, such as /spec/ports/[name=web]/nodePort",
             ),
             Item::Resource => (
                 RESOURCE,
@@ -135,6 +145,14 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
         if matches!(item, Item::Resource) {
             add(items, &is_portable(), &format!("{field}: {LOCAL_HINT}"));
         }
+        let maps = match item {
+            Item::ContentPointer => Some("data|binaryData"),
+            Item::FieldPointer => Some("data|binaryData|metadata/(labels|annotations)"),
+            _ => None,
+        };
+        if let Some(maps) = maps {
+            content_pointer(items, field, maps);
+        }
     }
 }
 
@@ -151,9 +169,26 @@ fn is_portable() -> String {
     )
 }
 
+/// Refuses fields that no rule names, and items of lists by their index. Each key of `maps` is allowed.
+fn content_pointer(items: &mut Map<String, Value>, field: &str, maps: &str) {
+    let is_key = format!("self.matches('^/({maps})/[^/]+$')");
+    add(
+        items,
+        &format!("!self.matches('{FIXED_POINTER}') || {is_key}"),
+        &format!("{field}: {FIXED_HINT}"),
+    );
+    add(
+        items,
+        &format!("!self.matches('/([0-9]+|-)(/|$)') || {is_key}"),
+        &format!(
+            "{field}: an index names no item, because lists change: write the key of the item, such as [name=app]"
+        ),
+    );
+}
+
 /// Fields of copies that are left alone; never Runnel's own marks.
 pub(super) fn field_pointers(schema: &mut Schema) {
-    set("ignoreFields", limits::IGNORED, Item::FieldPointer)(schema);
+    set("ignoreFields", limits::FIELDS_NAMED, Item::FieldPointer)(schema);
     let Some(items) = schema.get_mut("items").and_then(Value::as_object_mut) else {
         return;
     };
@@ -391,15 +426,37 @@ fn one(field: &'static str, item: Item) -> impl FnMut(&mut Schema) {
     }
 }
 
-/// The path of one key of data.
-pub(super) fn data_path(field: &'static str) -> impl FnMut(&mut Schema) {
+/// A pointer of a JSON patch.
+pub(super) fn patch_pointer(field: &'static str) -> impl FnMut(&mut Schema) {
     move |schema| {
-        schema.insert("maxLength".into(), json!(300));
+        schema.insert("maxLength".into(), json!(POINTER_LIMIT));
         rule(
-            "self.matches('^/data/[^/]+$')",
-            format!("{field}: write /data/ and a key, such as /data/app.yaml"),
+            format!("self.matches('{PATCH_POINTER}')"),
+            format!(
+                "{field}: write a JSON pointer, such as /data/app.yaml or /spec/replicas, with ~1 for each / in a name \
+                 and ~0 for each ~"
+            ),
+        )(schema);
+        rule(
+            format!("!self.matches('{FIXED_POINTER}')"),
+            format!("{field}: {FIXED_HINT}"),
         )(schema);
     }
+}
+
+/// Any JSON value, also `null`. No rule of a schema can read it.
+pub(super) fn any_value(schema: &mut Schema) {
+    schema
+        .ensure_object()
+        .insert("x-kubernetes-preserve-unknown-fields".into(), json!(true));
+    schema.insert("nullable".into(), json!(true));
+}
+
+/// Any JSON object.
+pub(super) fn any_object(schema: &mut Schema) {
+    schema.remove("additionalProperties");
+    schema.insert("maxProperties".into(), json!(limits::KEYS_NAMED));
+    schema.insert("x-kubernetes-preserve-unknown-fields".into(), json!(true));
 }
 
 /// A number, or a part in percent.
@@ -486,15 +543,15 @@ pub(super) fn rule_spec(schema: &mut Schema) {
 fn no_literal_secrets(schema: &mut Schema) {
     rule(
         "!has(self.overrides) || !self.sources.exists(source, 'secrets' in source.resources) || \
-         self.overrides.all(entry, !has(entry.data) && !has(entry.jsonPatch))",
-        "overrides: a rule that copies Secrets must not hold values (data, jsonPatch), as every reader of the rule \
-         would read them; take them from other Secrets (secretData), or write a rule of its own for the ConfigMaps",
+         self.overrides.all(entry, (has(entry.resources) && size(entry.resources) > 0 && !('secrets' in entry.resources)) || \
+         (!has(entry.data) && !has(entry.mergePatch) && !has(entry.jsonPatch)))",
+        "overrides: a rule that copies Secrets must not hold values (data, mergePatch, jsonPatch), as every reader of the rule \
+         would read them; take them from other Secrets (secretData), or write the other kinds into resources of the entry",
     )(schema);
     rule(
         "!has(self.overrides) || self.sources.all(source, source.resources.all(kind, kind == 'secrets')) || \
-         self.overrides.all(entry, !has(entry.secretData))",
-        "overrides: values of Secrets (secretData) go into copies of Secrets only; write a rule of its own for the \
-         Secrets, with resources: [secrets]",
+         self.overrides.all(entry, !has(entry.secretData) || (has(entry.resources) && entry.resources == ['secrets']))",
+        "overrides: values of Secrets (secretData) go into copies of Secrets only; write resources: [secrets] into the entry",
     )(schema);
 }
 

@@ -2,7 +2,8 @@
 use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 use super::{Clusters, limits, schema, schema::Item};
 
@@ -38,6 +39,13 @@ pub struct Transform {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::secret_type)]
     pub secret_type: Option<String>,
+    /// Fields that copies do not get, as JSON pointers, such as `/spec/replicas` or
+    /// `/spec/template/spec/containers/[name=debug]`. A step in brackets names the items of a list whose fields have
+    /// these values. `~1` means `/` and `~0` means `~`. Labels and annotations are dropped by their own fields. At most
+    /// 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("transform.removeFields", limits::FIELDS_NAMED, Item::ContentPointer))]
+    pub remove_fields: Vec<String>,
 }
 
 /// A name of the copies for each content.
@@ -90,30 +98,49 @@ pub struct Marks {
     pub allow: Vec<String>,
 }
 
-/// Fills variables in the values of some keys.
+/// Fills `${cluster.name}`, `${cluster.labels.KEY:-default}`, `${source.namespace}` and `${source.name}` in texts of
+/// copies. `$${` means `${`. An unknown variable, and a label that the cluster lacks and that has no default, is an error
+/// in the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::rule(
+    "(has(self.keys) && size(self.keys) > 0) || (has(self.fields) && size(self.fields) > 0)",
+    "substitute is empty: name the keys of data to fill, such as keys: [app.yaml], or the fields, such as fields: [/spec]",
+))]
 pub struct Substitute {
-    /// Names and globs of the keys of data, as the copies call them, in whose values `${cluster.name}`,
-    /// `${cluster.labels.KEY:-default}`, `${source.namespace}` and `${source.name}` are filled. `$${` means `${`. An
-    /// unknown variable, and a label that the cluster lacks and that has no default, is an error in the status.
-    /// Values in binaryData are left alone. 1 to 64.
-    #[schemars(transform = schema::filled_set("substitute.keys", limits::KEYS_NAMED, Item::KeyPattern, "name the keys to fill, such as [app.yaml]"))]
+    /// Names and globs of the keys of data, as the copies call them, in whose values variables are filled. Values in
+    /// binaryData are left alone. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("substitute.keys", limits::KEYS_NAMED, Item::KeyPattern))]
     pub keys: Vec<String>,
+    /// Fields in which variables are filled, as JSON pointers, such as `/spec` or
+    /// `/spec/template/spec/containers/[name=app]/env`: in each text in them, and never in the names of fields. Values in
+    /// a Secret are filled by `keys`. At most 32.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("substitute.fields", limits::FIELDS_NAMED, Item::ContentPointer))]
+    pub fields: Vec<String>,
 }
 
-/// Overrides the data of copies in some clusters: literal values for ConfigMaps, and values of other Secrets for Secrets.
+/// Overrides the content of copies in some clusters: literal values, and values of other Secrets for Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule(
     "(has(self.data) && size(self.data) > 0) || (has(self.secretData) && size(self.secretData) > 0) || (has(self.remove) && size(self.remove) > 0) || \
-     (has(self.jsonPatch) && size(self.jsonPatch) > 0)",
-    "this entry of overrides changes nothing: set data, secretData, remove or jsonPatch",
+     has(self.mergePatch) || (has(self.jsonPatch) && size(self.jsonPatch) > 0)",
+    "this entry of overrides changes nothing: set data, secretData, remove, mergePatch or jsonPatch",
 ))]
 pub struct Override {
     /// The clusters in which it applies, of those that the rule selects.
     pub clusters: Clusters,
-    /// Values by key. Variables in them are not replaced. At most 64.
+    /// The kinds of the sources to whose copies it applies, as `plural[.group]`; without it all. At most 16.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("overrides.resources", 16, Item::Resource))]
+    pub resources: Vec<String>,
+    /// The names of the sources to whose copies it applies, and globs; without it all. At most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::set("overrides.names", limits::KEYS_NAMED, Item::ObjectPattern))]
+    pub names: Vec<String>,
+    /// Values of ConfigMaps by key. Variables in them are not replaced. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(transform = schema::texts(limits::KEYS_NAMED, 262_144))]
     pub data: BTreeMap<String, String>,
@@ -125,7 +152,14 @@ pub struct Override {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::set("overrides.remove", limits::KEYS_NAMED, Item::Key))]
     pub remove: Vec<String>,
-    /// Steps of a JSON patch (RFC 6902), after data and remove. Every path is /data/KEY. At most 64.
+    /// A JSON merge patch (RFC 7386) of the fields of copies, such as `{spec: {replicas: 3}}`, after data and remove.
+    /// `null` removes a field; a list is replaced as a whole. `kubectl apply` without `--server-side` loses a `null` in
+    /// an edit: use transform.removeFields or jsonPatch. apiVersion, kind, metadata and status cannot be patched.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[schemars(with = "BTreeMap<String, Value>", transform = schema::any_object)]
+    pub merge_patch: Map<String, Value>,
+    /// Steps of a JSON patch (RFC 6902) of the fields of copies, after mergePatch. apiVersion, kind, metadata and status
+    /// cannot be patched. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::KEYS_NAMED))]
     pub json_patch: Vec<PatchStep>,
@@ -169,26 +203,31 @@ pub struct SecretKeyRef {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::rule(
-    "self.op in ['add', 'replace', 'test'] ? has(self.value) : true",
-    "overrides.jsonPatch: the operations add, replace and test need a value",
-))]
-#[schemars(transform = schema::rule(
     "self.op in ['copy', 'move'] ? has(self.from) : true",
     "overrides.jsonPatch: the operations copy and move need from",
 ))]
 pub struct PatchStep {
-    /// add, remove, replace, copy, move or test.
+    /// add, remove, replace, copy, move or test. A test that finds another value is an error in the status.
     #[schemars(transform = schema::patch_operation)]
     pub op: String,
-    /// The pointer /data/KEY, in which ~1 means / and ~0 means ~.
-    #[schemars(transform = schema::data_path("overrides.jsonPatch.path"))]
+    /// The pointer, such as `/data/KEY` or `/spec/ports/0/nodePort`, in which ~1 means / and ~0 means ~.
+    #[schemars(transform = schema::patch_pointer("overrides.jsonPatch.path"))]
     pub path: String,
-    /// The key to copy or move from: /data/KEY.
+    /// The pointer to copy or move from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "String", transform = schema::data_path("overrides.jsonPatch.from"))]
+    #[schemars(with = "String", transform = schema::patch_pointer("overrides.jsonPatch.from"))]
     pub from: Option<String>,
-    /// The value, as text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "String", transform = schema::text(65_536))]
-    pub value: Option<String>,
+    /// The value that add, replace and test need: any JSON, for data a text.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "present"
+    )]
+    #[schemars(with = "Value", transform = schema::any_value)]
+    pub value: Option<Value>,
+}
+
+/// A value that is there, also `null`.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
 }

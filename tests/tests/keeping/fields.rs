@@ -121,10 +121,11 @@ async fn path_that_is_no_copy_field_cannot_be_ignored() -> Result<()> {
     let home = "ignored-wrongly";
     let scene = scene_with(home).await?;
     for (pointer, expected_text) in [
-        ("/spec/x", "write /data/KEY"),
-        ("data/x", "write /data/KEY"),
-        ("/data/a/b", "write /data/KEY"),
-        ("/data/", "write /data/KEY"),
+        ("/status/x", "are the copy's own"),
+        ("/metadata/name", "are the copy's own"),
+        ("data/x", "write a JSON pointer"),
+        ("/data/", "write a JSON pointer"),
+        ("/spec/x/0", "an index names no item"),
         ("/metadata/labels/runnel.dev~1hub", "Runnel's own"),
         (
             "/metadata/labels/app.kubernetes.io~1managed-by",

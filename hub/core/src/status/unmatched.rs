@@ -5,7 +5,7 @@ use std::sync::Arc;
 use runnel_proto::model::{ClusterName, Kind, Pattern, SourceRef, matches_any};
 
 use super::view::{ConditionValue, View, counted};
-use crate::plan::{ClusterChoice, NamedKey, SourceChoice};
+use crate::plan::{ClusterChoice, NamedBy, NamedKey, SourceChoice};
 use runnel_api::conditions::{ConditionStatus, Reason};
 
 /// The number of names that a sentence lists.
@@ -204,24 +204,33 @@ fn missing_in<'v>(view: &'v View<'_>, entry: &'v SourceChoice) -> Vec<&'v str> {
     missing.into_iter().collect()
 }
 
-/// Returns the text about exact keys that no source has.
+/// Returns the text about exact keys and fields that no source has.
 fn missing_keys(view: &View<'_>) -> Option<String> {
-    let missing: Vec<_> = view
-        .newest_plans()
-        .missing_keys(view.rule, view.plan)
-        .into_iter()
-        .map(|NamedKey { removed_by, key }| match removed_by {
-            None => format!("{key} (spec.substitute.keys)"),
-            Some(number) => format!("{key} (spec.overrides[{number}].remove)"),
-        })
-        .collect();
-    (!missing.is_empty()).then(|| {
-        format!(
-            "no source has the {} {}",
-            if missing.len() == 1 { "key" } else { "keys" },
-            listed(&missing, ", ")
+    let missing = view.newest_plans().missing_keys(view.rule, view.plan);
+    let is_field = |named: &NamedKey<'_>| {
+        matches!(
+            named.by,
+            NamedBy::RemoveFields(_) | NamedBy::SubstituteFields(_)
         )
-    })
+    };
+    let (fields, keys): (Vec<_>, Vec<_>) = missing.into_iter().partition(is_field);
+    let text = |named: &[NamedKey<'_>], one: &str| {
+        let place = |NamedKey { by, key }: &NamedKey<'_>| match by {
+            NamedBy::SubstituteKeys => format!("{key} (spec.substitute.keys)"),
+            NamedBy::SubstituteFields(_) => format!("{key} (spec.substitute.fields)"),
+            NamedBy::Remove(number) => format!("{key} (spec.overrides[{number}].remove)"),
+            NamedBy::RemoveFields(_) => format!("{key} (spec.transform.removeFields)"),
+        };
+        let several = if named.len() == 1 { "" } else { "s" };
+        let places: Vec<_> = named.iter().map(place).collect();
+        (!named.is_empty())
+            .then(|| format!("no source has the {one}{several} {}", listed(&places, ", ")))
+    };
+    let texts: Vec<_> = [text(&keys, "key"), text(&fields, "field")]
+        .into_iter()
+        .flatten()
+        .collect();
+    (!texts.is_empty()).then(|| texts.join("; "))
 }
 
 fn absent(entry: &SourceChoice, names: &str) -> String {

@@ -4,6 +4,8 @@
 //! Each step reports what it cannot do, with the field and the source, and never with a value of an
 //! object.
 mod overrides;
+mod pointers;
+mod substitute;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -12,16 +14,18 @@ mod valid;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use data_encoding::{BASE64, HEXLOWER};
+use data_encoding::HEXLOWER;
 use ring::digest::{Context, SHA256};
 use runnel_proto::model::{
-    Content, Kind, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef, VERSION_DIGITS,
-    is_subdomain, matches_any,
+    Content, ContentRules, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef,
+    VERSION_DIGITS, is_subdomain, matches_any,
 };
 use serde_json::{Map, Value};
 
 use super::{RenderError, RenderErrorKind, SecretRefs};
 use overrides::Override;
+use pointers::Pointers;
+use substitute::Substitute;
 pub use template::{TemplateContext, TemplateInputs};
 
 /// The most bytes to which the template of a name is filled; no name is longer, and the message shows how it begins.
@@ -39,17 +43,31 @@ pub struct Shape {
     labels: Marks,
     annotations: Marks,
     secret_type: Option<String>,
-    substitute: Vec<Pattern>,
+    remove_fields: Pointers,
+    substitute: Substitute,
     overrides: Vec<Override>,
 }
 
-/// An exact key in the spec of a rule.
+/// An exact key or field in the spec of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedKey<'a> {
-    /// The override that removes it; `None`: `spec.substitute.keys` names it.
-    pub removed_by: Option<usize>,
-    /// The key, as copies call it.
+    /// Where the rule names it.
+    pub by: NamedBy,
+    /// The key, as copies call it, or the pointer.
     pub key: &'a str,
+}
+
+/// A field of a rule that names keys or fields of its sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedBy {
+    /// `spec.substitute.keys`.
+    SubstituteKeys,
+    /// `remove` of the override with this position.
+    Remove(usize),
+    /// `spec.transform.removeFields`, at this position.
+    RemoveFields(usize),
+    /// `spec.substitute.fields`, at this position.
+    SubstituteFields(usize),
 }
 
 /// The transformation of labels, or of annotations.
@@ -112,11 +130,8 @@ impl Shape {
             labels: marks(&transform.labels),
             annotations: marks(&transform.annotations),
             secret_type: transform.secret_type,
-            substitute: spec
-                .substitute
-                .as_ref()
-                .map(|substitute| patterns(&substitute.keys))
-                .unwrap_or_default(),
+            remove_fields: Pointers::new("spec.transform.removeFields", &transform.remove_fields),
+            substitute: spec.substitute.as_ref().map(Into::into).unwrap_or_default(),
             overrides: spec.overrides.iter().map(Into::into).collect(),
         }
     }
@@ -155,31 +170,32 @@ impl Shape {
         names || !self.substitute.is_empty() || !self.overrides.is_empty()
     }
 
-    /// Returns the exact keys that the rule names to change their values or to remove them.
+    /// Returns the exact keys and fields that the rule names to change or to remove them.
     pub fn named_keys(&self) -> Vec<NamedKey<'_>> {
-        let substituted = self
-            .substitute
-            .iter()
-            .filter(|pattern| pattern.is_literal())
-            .map(|pattern| NamedKey {
-                removed_by: None,
-                key: pattern.as_str(),
-            });
+        let substituted = self.substitute.keys.iter().filter(|key| key.is_literal());
+        let substituted = substituted.map(|key| NamedKey {
+            by: NamedBy::SubstituteKeys,
+            key: key.as_str(),
+        });
         let removed = self
             .overrides
             .iter()
             .enumerate()
             .flat_map(|(number, entry)| {
                 entry.removed_keys().map(move |key| NamedKey {
-                    removed_by: Some(number),
+                    by: NamedBy::Remove(number),
                     key,
                 })
             })
             .filter(|named| !self.overrides.iter().any(|entry| entry.adds(named.key)));
-        substituted.chain(removed).collect()
+        substituted
+            .chain(removed)
+            .chain(self.remove_fields.named(NamedBy::RemoveFields))
+            .chain(self.substitute.fields.named(NamedBy::SubstituteFields))
+            .collect()
     }
 
-    /// Returns the positions in [`Shape::named_keys`] of the keys that copies of this content have.
+    /// Returns the positions in [`Shape::named_keys`] of the keys and fields that copies of this content have.
     pub fn found_keys(&self, content: &Content) -> Vec<usize> {
         let named = self.named_keys();
         if named.is_empty() {
@@ -194,8 +210,11 @@ impl Shape {
                 .collect()
         };
         let (texts, bytes) = (keys("data"), keys("binaryData"));
-        let is_found = |named: &NamedKey<'_>| {
-            texts.contains(named.key) || (named.removed_by.is_some() && bytes.contains(named.key))
+        let is_found = |named: &NamedKey<'_>| match named.by {
+            NamedBy::SubstituteKeys => texts.contains(named.key),
+            NamedBy::Remove(_) => texts.contains(named.key) || bytes.contains(named.key),
+            NamedBy::RemoveFields(at) => self.remove_fields.is_found(at, content),
+            NamedBy::SubstituteFields(at) => self.substitute.fields.is_found(at, content),
         };
         let found = named.iter().enumerate().filter(|(_, key)| is_found(key));
         found.map(|(position, _)| position).collect()
@@ -217,21 +236,11 @@ impl Shape {
 
     /// Returns the cluster properties that the copies of a source depend on.
     pub fn reads(&self, source: &SourceRef, content: &Content) -> TemplateInputs {
-        let sensitive =
-            Kind::by_resource(&source.resource).is_some_and(|kind| kind.content.sensitive);
+        let rules = ContentRules::of(&source.resource);
+        let rename = |key: &str| self.rename.get(key).map_or(key, String::as_str).to_owned();
         let mut reads = TemplateInputs::default();
-        let data = content.fields.get("data").and_then(Value::as_object);
-        for (key, value) in data.into_iter().flatten() {
-            if matches_any(&self.substitute, self.rename.get(key).unwrap_or(key)) {
-                let text = value.as_str().unwrap_or_default();
-                let text = if sensitive {
-                    decoded(text)
-                } else {
-                    Some(text.to_owned())
-                };
-                reads.note(&text.unwrap_or_default());
-            }
-        }
+        self.substitute
+            .each_text(rules, content, rename, |text| reads.note(text));
         reads
     }
 
@@ -297,9 +306,7 @@ impl Shape {
             );
             return Err(render_error(RenderErrorKind::Name, message));
         }
-        if Kind::by_resource(&about.source.resource)
-            .is_some_and(|kind| kind.content.refuses_name(&name))
-        {
+        if ContentRules::of(&about.source.resource).refuses_name(&name) {
             let message = format!("{field} gives {name:?}, which every cluster makes itself");
             return Err(render_error(RenderErrorKind::Name, message));
         }
@@ -319,28 +326,30 @@ impl Shape {
         about: TemplateContext<'_>,
         secret_refs: &SecretRefs<'_>,
     ) -> Result<Content, ShapeError> {
-        let Some(kind) = Kind::by_resource(&about.source.resource) else {
-            return Ok(content);
-        };
+        let rules = ContentRules::of(&about.source.resource);
         self.labels
             .apply("labels", &mut content.labels, &denied.labels)?;
         self.annotations
             .apply("annotations", &mut content.annotations, &denied.annotations)?;
-        self.choose_keys(kind, &mut content, about.source)?;
+        self.choose_keys(rules, &mut content, about.source)?;
         if let Some(secret_type) = self
             .secret_type
             .as_ref()
-            .filter(|_| kind.content.fields.contains(&"type"))
+            .filter(|_| rules.fields.contains(&"type"))
         {
             content
                 .fields
                 .insert("type".to_owned(), Value::String(secret_type.clone()));
         }
-        self.substitute(kind, &mut content, about)?;
+        self.remove_fields.check(about.source)?;
+        self.remove_fields
+            .paths()
+            .for_each(|path| content.remove(path));
+        self.substitute.apply(rules, &mut content, about)?;
         for (number, change) in self.overrides.iter().enumerate() {
-            change.apply(number, kind, &mut content, about, secret_refs)?;
+            change.apply(number, rules, &mut content, about, secret_refs)?;
         }
-        match valid::flaw(kind, &content) {
+        match valid::flaw(rules, &content) {
             None => Ok(content),
             Some(flaw) => {
                 let message = format!(
@@ -354,7 +363,7 @@ impl Shape {
 
     fn choose_keys(
         &self,
-        kind: &Kind,
+        rules: &ContentRules,
         content: &mut Content,
         source: &SourceRef,
     ) -> Result<(), RenderError> {
@@ -362,7 +371,7 @@ impl Shape {
             return Ok(());
         }
         let mut taken = BTreeMap::new();
-        for field in kind.content.exact_maps {
+        for field in rules.exact_maps {
             let Some(Value::Object(map)) = content.fields.remove(*field) else {
                 continue;
             };
@@ -383,67 +392,6 @@ impl Shape {
                     .fields
                     .insert((*field).to_owned(), Value::Object(kept));
             }
-        }
-        Ok(())
-    }
-
-    /// Replaces the variables in the chosen keys of `data`; `binaryData` is unchanged.
-    fn substitute(
-        &self,
-        kind: &Kind,
-        content: &mut Content,
-        about: TemplateContext<'_>,
-    ) -> Result<(), RenderError> {
-        if self.substitute.is_empty() {
-            return Ok(());
-        }
-        let Some(data) = content
-            .fields
-            .get_mut("data")
-            .and_then(Value::as_object_mut)
-        else {
-            return Ok(());
-        };
-        // No object is larger, so nothing is filled any further.
-        let mut room = valid::SIZE_LIMIT;
-        for (key, value) in data
-            .iter_mut()
-            .filter(|(key, _)| matches_any(&self.substitute, key))
-        {
-            let field = || format!("spec.substitute for {key} of {}", about.source);
-            let text = value.as_str().unwrap_or_default();
-            let text = if kind.content.sensitive {
-                decoded(text)
-            } else {
-                Some(text.to_owned())
-            };
-            let text = text.ok_or_else(|| {
-                render_error(
-                    RenderErrorKind::Transform,
-                    format!("{}: the value is no text", field()),
-                )
-            })?;
-            let filled = template::fill(&text, about, room).map_err(|unfilled| {
-                let why = if unfilled == template::TemplateError::TooLong {
-                    RenderErrorKind::Object
-                } else {
-                    RenderErrorKind::Variable
-                };
-                render_error(
-                    why,
-                    format!(
-                        "{}: {}",
-                        field(),
-                        unfilled.describe(!kind.content.sensitive)
-                    ),
-                )
-            })?;
-            room = room.saturating_sub(filled.len());
-            *value = Value::String(if kind.content.sensitive {
-                BASE64.encode(filled.as_bytes())
-            } else {
-                filled
-            });
         }
         Ok(())
     }
@@ -475,11 +423,6 @@ impl Marks {
         );
         Ok(())
     }
-}
-
-/// The text of a value in base64.
-fn decoded(value: &str) -> Option<String> {
-    String::from_utf8(BASE64.decode(value.as_bytes()).ok()?).ok()
 }
 
 /// Returns the beginning of a name, long enough for a person to recognize it.

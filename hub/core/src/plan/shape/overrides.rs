@@ -1,45 +1,68 @@
 //! Overrides for some clusters.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::{Content, Kind};
-use serde_json::{Map, Value, json};
+use json_patch::{PatchErrorKind, PatchOperation};
+use runnel_proto::model::{Content, ContentRules, FIXED_FIELDS, Pattern, matches_any};
+use serde_json::{Map, Value};
 
 use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
+use super::valid::{CONTENT_LIMIT, json_size};
 use super::{ShapeError, TemplateContext, render_error};
 
 /// An override for the clusters that it chooses.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Override {
     clusters: ClusterChoice,
+    resources: Vec<String>,
+    names: Vec<Pattern>,
     data: BTreeMap<String, String>,
     secret_data: Vec<runnel_api::SecretValue>,
     remove: Vec<String>,
-    patch: Vec<runnel_api::PatchStep>,
+    merge_patch: Map<String, Value>,
+    json_patch: Vec<runnel_api::PatchStep>,
 }
 
-/// Why a JSON patch cannot be applied. The text contains no data.
+/// Why a patch cannot be applied. The text contains no data.
 #[derive(Debug, thiserror::Error)]
 enum PatchError {
-    #[error("step {number} is not about /data/KEY")]
-    NotData { number: usize },
-    #[error("step {number} lacks what {op} needs")]
-    Incomplete { number: usize, op: String },
-    #[error("step {number} ({op} {path}) fails")]
+    #[error("{0} cannot be patched; for labels and annotations use spec.transform")]
+    Fixed(String),
+    #[error("the kind has no field {0} that can be patched")]
+    Unknown(String),
+    #[error("step {number} ({path}): {why}")]
+    Pointer {
+        number: usize,
+        path: String,
+        why: Box<PatchError>,
+    },
+    #[error("step {number}: {op} needs {lacks}")]
+    Incomplete {
+        number: usize,
+        op: String,
+        lacks: &'static str,
+    },
+    #[error("step {number} ({op} {path}) fails: {why}")]
     Failed {
         number: usize,
         op: String,
         path: String,
+        why: &'static str,
     },
+    #[error("step {number} makes it too large: the copy and all added values may have {} bytes together", 2 * CONTENT_LIMIT)]
+    TooLarge { number: usize },
 }
 
 impl From<&runnel_api::Override> for Override {
     fn from(spec: &runnel_api::Override) -> Self {
         Self {
             clusters: ClusterChoice::from(&spec.clusters),
+            resources: spec.resources.clone(),
+            names: spec.names.iter().map(Pattern::new).collect(),
             data: spec.data.clone(),
             secret_data: spec.secret_data.clone(),
             remove: spec.remove.clone(),
-            patch: spec.json_patch.clone(),
+            merge_patch: spec.merge_patch.clone(),
+            json_patch: spec.json_patch.clone(),
         }
     }
 }
@@ -66,20 +89,32 @@ impl Override {
     pub(super) fn adds(&self, key: &str) -> bool {
         self.data.contains_key(key)
             || self.secret_data.iter().any(|entry| entry.key == key)
-            || !self.patch.is_empty()
+            || self.has_patch()
     }
 
-    /// Whether the override applies to this cluster.
+    /// Whether the override applies to the copy of this source in this cluster.
     pub(super) fn chooses(&self, about: TemplateContext<'_>) -> bool {
-        self.clusters.chooses(about.cluster, about.labels)
+        let TemplateContext {
+            source,
+            cluster,
+            labels,
+        } = about;
+        let is_of_kind = |resource: &String| **resource == *source.resource;
+        (self.resources.is_empty() || self.resources.iter().any(is_of_kind))
+            && (self.names.is_empty() || matches_any(&self.names, &source.name))
+            && self.clusters.chooses(cluster, labels)
     }
 
-    /// Applies the override, if it matches the cluster. Every reader of the rule sees its fields,
+    fn has_patch(&self) -> bool {
+        !(self.merge_patch.is_empty() && self.json_patch.is_empty())
+    }
+
+    /// Applies the override, if it matches source and cluster. Every reader of the rule sees its fields,
     /// so none is used in a Secret. No content of a Secret is used in another object.
     pub(super) fn apply(
         &self,
         number: usize,
-        kind: &Kind,
+        rules: &ContentRules,
         content: &mut Content,
         about: TemplateContext<'_>,
         secret_refs: &SecretRefs<'_>,
@@ -88,21 +123,49 @@ impl Override {
             return Ok(());
         }
         let field = format!("spec.overrides[{number}]");
-        if kind.content.sensitive && !(self.data.is_empty() && self.patch.is_empty()) {
+        if rules.sensitive && (!self.data.is_empty() || self.has_patch()) {
             let message = format!(
-                "{field} for {}: a rule must not hold what belongs into a Secret; use a rule of its own for ConfigMaps",
+                "{field} for {}: a rule must not hold what belongs into a Secret; name the other kinds in resources of the entry",
                 about.source
             );
             return Err(render_error(RenderErrorKind::Transform, message).into());
         }
-        if !kind.content.sensitive && !self.secret_data.is_empty() {
+        if !rules.sensitive && !self.secret_data.is_empty() {
             let message = format!(
-                "{field}.secretData for {}: what is in a Secret goes into copies of Secrets only; use a rule of its own \
-                 for them",
+                "{field}.secretData for {}: what is in a Secret goes into copies of Secrets only; set resources: [secrets] \
+                 in the entry",
                 about.source
             );
             return Err(render_error(RenderErrorKind::Transform, message).into());
         }
+        if !self.data.is_empty() && rules.exact_maps.is_empty() {
+            let message = format!(
+                "{field}.data for {}: only ConfigMaps have data; use mergePatch or jsonPatch, or set resources: [configmaps] in the entry",
+                about.source
+            );
+            return Err(render_error(RenderErrorKind::Transform, message).into());
+        }
+        if !rules.exact_maps.is_empty() {
+            self.set_keys(&field, content, about, secret_refs)?;
+        }
+        if self.has_patch() {
+            let fields = std::mem::take(&mut content.fields);
+            content.fields = self.patched(rules, fields).map_err(|(patch, why)| {
+                let message = format!("{field}.{patch} does not fit {}: {why}", about.source);
+                render_error(RenderErrorKind::Transform, message)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Sets and removes keys of `data`, and removes keys of `binaryData`.
+    fn set_keys(
+        &self,
+        field: &str,
+        content: &mut Content,
+        about: TemplateContext<'_>,
+        secret_refs: &SecretRefs<'_>,
+    ) -> Result<(), ShapeError> {
         let mut data = match content.fields.remove("data") {
             Some(Value::Object(data)) => data,
             _ => Map::new(),
@@ -134,17 +197,6 @@ impl Override {
                 binary.remove(key);
             }
         }
-        if !self.patch.is_empty() {
-            data = self.patched(data).map_err(|why| {
-                render_error(
-                    RenderErrorKind::Transform,
-                    format!(
-                        "{field}.jsonPatch does not fit the data of {}: {why}",
-                        about.source
-                    ),
-                )
-            })?;
-        }
         if !data.is_empty() {
             content
                 .fields
@@ -153,31 +205,100 @@ impl Override {
         Ok(())
     }
 
-    fn patched(&self, data: Map<String, Value>) -> Result<Map<String, Value>, PatchError> {
-        let mut document = json!({"data": data});
-        for (number, step) in self.patch.iter().enumerate() {
-            let path = |text: &str| {
-                text.strip_prefix("/data/")
-                    .is_some_and(|key| !key.is_empty() && !key.contains('/'))
-            };
-            if !path(&step.path) || step.from.as_deref().is_some_and(|from| !path(from)) {
-                return Err(PatchError::NotData { number });
+    /// Returns the top-level fields after both patches, or the field of the override that fails and why.
+    fn patched(
+        &self,
+        rules: &ContentRules,
+        fields: BTreeMap<String, Value>,
+    ) -> Result<BTreeMap<String, Value>, (&'static str, PatchError)> {
+        let mut document = Value::Object(fields.into_iter().collect());
+        for field in self.merge_patch.keys() {
+            check_field(rules, field).map_err(|why| ("mergePatch", why))?;
+        }
+        for (field, value) in &self.merge_patch {
+            json_patch::merge(&mut document[field], value);
+        }
+        self.patch(rules, &mut document)
+            .map_err(|why| ("jsonPatch", why))?;
+        let is_empty =
+            |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
+        let fields = match document {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        };
+        Ok(fields
+            .into_iter()
+            .filter(|(_, value)| !is_empty(value))
+            .collect())
+    }
+
+    /// Applies the JSON patch. Its steps can double the document, so all that they add is counted.
+    fn patch(&self, rules: &ContentRules, document: &mut Value) -> Result<(), PatchError> {
+        if self.json_patch.is_empty() {
+            return Ok(());
+        }
+        let mut size = json_size(document);
+        for (number, step) in self.json_patch.iter().enumerate() {
+            for pointer in [Some(&step.path), step.from.as_ref()].into_iter().flatten() {
+                check_pointer(rules, pointer).map_err(|why| PatchError::Pointer {
+                    number,
+                    path: pointer.clone(),
+                    why: why.into(),
+                })?;
             }
-            let operation = serde_json::to_value(step)
-                .and_then(serde_json::from_value::<json_patch::PatchOperation>);
+            let operation =
+                serde_json::to_value(step).and_then(serde_json::from_value::<PatchOperation>);
             let operation = operation.map_err(|_| PatchError::Incomplete {
                 number,
                 op: step.op.clone(),
+                lacks: if ["copy", "move"].contains(&&*step.op) {
+                    "from"
+                } else {
+                    "a value"
+                },
             })?;
-            json_patch::patch(&mut document, &[operation]).map_err(|_| PatchError::Failed {
+            size += match &operation {
+                PatchOperation::Add(add) => json_size(&add.value),
+                PatchOperation::Replace(replace) => json_size(&replace.value),
+                PatchOperation::Copy(copy) => {
+                    document.pointer(copy.from.as_str()).map_or(0, json_size)
+                }
+                PatchOperation::Remove(_) | PatchOperation::Move(_) | PatchOperation::Test(_) => 0,
+            };
+            if size > 2 * CONTENT_LIMIT {
+                return Err(PatchError::TooLarge { number });
+            }
+            json_patch::patch(document, &[operation]).map_err(|error| PatchError::Failed {
                 number,
                 op: step.op.clone(),
                 path: step.path.clone(),
+                why: match error.kind {
+                    PatchErrorKind::TestFailed => "another value is there",
+                    PatchErrorKind::InvalidFromPointer => "from leads to no field",
+                    PatchErrorKind::CannotMoveInsideItself => "a field cannot move into itself",
+                    _ => "the path leads to no field",
+                },
             })?;
         }
-        match document["data"].take() {
-            Value::Object(data) => Ok(data),
-            _ => Ok(Map::new()),
-        }
+        Ok(())
     }
+}
+
+/// Checks that a pointer leads to a field that may be patched, or into one.
+fn check_pointer(rules: &ContentRules, pointer: &str) -> Result<(), PatchError> {
+    let top = pointer.strip_prefix('/').unwrap_or_default();
+    let top = top.split('/').next().unwrap_or_default();
+    let top = top.replace("~1", "/").replace("~0", "~");
+    check_field(rules, &top)
+}
+
+/// Checks that a top-level field of copies may be patched.
+fn check_field(rules: &ContentRules, field: &str) -> Result<(), PatchError> {
+    if FIXED_FIELDS.contains(&field) {
+        return Err(PatchError::Fixed(field.to_owned()));
+    }
+    if field.is_empty() || !(rules.fields.is_empty() || rules.fields.contains(&field)) {
+        return Err(PatchError::Unknown(field.to_owned()));
+    }
+    Ok(())
 }

@@ -5,7 +5,9 @@ use serde_json::json;
 use super::super::{
     ClusterPlans, RevisionHasher, Rule, RulePlan, SecretRefs, SourceContent, SourceState,
 };
+use super::valid::CONTENT_LIMIT;
 use super::*;
+use data_encoding::BASE64;
 
 fn rule(spec: Value) -> Rule {
     let mut spec = spec;
@@ -273,11 +275,11 @@ fn overrides_apply_in_order_in_named_clusters() {
     let (why, message) = refused(fails, "configmaps", content(data.clone()));
     assert!(
         why == RenderErrorKind::Transform
-            && message.contains("overrides[0]")
-            && message.contains("step 0"),
+            && message.contains("overrides[0].jsonPatch")
+            && message.contains("step 0 (remove /data/absent) fails"),
         "{message}"
     );
-    for path in ["/metadata/name", "/data", "/data/a/b"] {
+    for path in ["/metadata/name", "/spec", "/data/a/b", "", "data/a"] {
         let spec = spec(
             json!([{"clusters": {"all": true}, "jsonPatch": [{"op": "add", "path": path, "value": "x"}]}]),
         );
@@ -290,6 +292,361 @@ fn overrides_apply_in_order_in_named_clusters() {
     let literal = spec(json!([{"clusters": {"all": true}, "data": {"password": "s3cret"}}]));
     let (_, message) = refused(literal, "secrets", secret("Opaque", json!({})));
     assert!(!message.contains("s3cret"), "{message}");
+}
+
+/// A Deployment with two containers.
+fn deployment() -> Content {
+    let spec = json!({
+        "replicas": 2, "paused": false,
+        "template": {"spec": {"containers": [
+            {"name": "app", "image": "${cluster.labels.registry:-hub}/app:1", "args": ["--at=${cluster.name}"]},
+            {"name": "debug", "image": "debug:1"},
+        ]}},
+    });
+    Content {
+        fields: [("spec".to_owned(), spec)].into(),
+        ..Content::default()
+    }
+}
+
+fn deployed(spec: Value) -> Result<Value, RenderError> {
+    let made = shape(spec, "deployments.apps", deployment(), &[("tier", "gold")])?;
+    Ok(made.1["fields"].clone())
+}
+
+fn unfit(spec: Value) -> String {
+    let render_error = deployed(spec).err().unwrap();
+    assert_eq!(render_error.why, RenderErrorKind::Transform);
+    let message = render_error.message.to_string();
+    assert!(message.contains("deployments.apps/team/app"), "{message}");
+    message
+}
+
+fn overridden(change: Value) -> Value {
+    let mut entry = json!({"clusters": {"all": true}});
+    entry
+        .as_object_mut()
+        .unwrap()
+        .extend(change.as_object().unwrap().clone());
+    json!({"overrides": [entry]})
+}
+
+#[test]
+fn any_kind_is_patched_by_merge_and_by_steps() {
+    let merged = overridden(json!({
+        "mergePatch": {"spec": {"replicas": 5, "paused": null, "strategy": {"type": "Recreate"}}},
+        "jsonPatch": [
+            {"op": "test", "path": "/spec/replicas", "value": 5},
+            {"op": "replace", "path": "/spec/template/spec/containers/0/image", "value": "app:2"},
+            {"op": "remove", "path": "/spec/template/spec/containers/1"},
+            {"op": "add", "path": "/spec/extra", "value": null},
+        ],
+    }));
+    let expected = json!({"spec": {
+        "replicas": 5, "strategy": {"type": "Recreate"}, "extra": null,
+        "template": {"spec": {"containers": [{"name": "app", "image": "app:2", "args": ["--at=${cluster.name}"]}]}},
+    }});
+    assert_eq!(deployed(merged.clone()).unwrap(), expected);
+    assert_eq!(deployed(merged).unwrap(), expected);
+    let data = config_map(
+        overridden(json!({"mergePatch": {"data": {"level": "debug", "old": null}}})),
+        json!({"level": "info", "old": "x", "same": "y"}),
+    );
+    assert_eq!(data, json!({"level": "debug", "same": "y"}));
+    let all = overridden(json!({"mergePatch": {"spec": null}}));
+    assert_eq!(deployed(all).unwrap(), Value::Null, "no field is left");
+}
+
+#[test]
+fn override_applies_to_the_named_kinds_and_sources() {
+    let scaled = |choice: Value| {
+        let mut spec = overridden(json!({"mergePatch": {"spec": {"replicas": 5}}}));
+        spec["overrides"][0]
+            .as_object_mut()
+            .unwrap()
+            .extend(choice.as_object().unwrap().clone());
+        deployed(spec).unwrap()["spec"]["replicas"] == 5
+    };
+    for (choice, applies) in [
+        (json!({"resources": ["deployments.apps"]}), true),
+        (
+            json!({"resources": ["configmaps", "deployments.apps"], "names": ["a*"]}),
+            true,
+        ),
+        (json!({"resources": ["configmaps"]}), false),
+        (json!({"names": ["app"]}), true),
+        (
+            json!({"resources": ["deployments.apps"], "names": ["web"]}),
+            false,
+        ),
+    ] {
+        assert_eq!(scaled(choice.clone()), applies, "{choice}");
+    }
+    // A value in the rule reaches no Secret, and no value of a Secret another kind.
+    let for_others = json!({"overrides": [
+        {"clusters": {"all": true}, "resources": ["configmaps"], "data": {"k": "v"}},
+        {"clusters": {"all": true}, "resources": ["secrets"], "secretData": [{"key": "k", "valueFrom": {"secretKeyRef": {"name": "x", "key": "k"}}}]},
+    ]});
+    let data = config_map(for_others.clone(), json!({"a": "1"}));
+    assert_eq!(data, json!({"a": "1", "k": "v"}));
+    assert_eq!(
+        refused(for_others, "secrets", secret("Opaque", json!({}))).0,
+        RenderErrorKind::Value
+    );
+}
+
+#[test]
+fn patch_that_does_not_fit_names_field_and_step() {
+    let step = |step: Value| {
+        overridden(
+            json!({"jsonPatch": [{"op": "test", "path": "/spec/replicas", "value": 2}, step]}),
+        )
+    };
+    for (wrong, expected) in [
+        (
+            step(json!({"op": "test", "path": "/spec/replicas", "value": 3})),
+            "step 1 (test /spec/replicas) fails: another value",
+        ),
+        (
+            step(json!({"op": "replace", "path": "/spec/x/y", "value": 3})),
+            "step 1 (replace /spec/x/y) fails: the path",
+        ),
+        (
+            step(json!({"op": "copy", "path": "/spec/x", "from": "/spec/y"})),
+            "step 1 (copy /spec/x) fails: from",
+        ),
+        (
+            step(json!({"op": "move", "path": "/spec/template/x", "from": "/spec/template"})),
+            "cannot move into itself",
+        ),
+        (
+            step(json!({"op": "add", "path": "/spec/template/spec/containers/7", "value": 3})),
+            "containers/7) fails",
+        ),
+        (
+            step(json!({"op": "add", "path": "/spec/x"})),
+            "step 1: add needs a value",
+        ),
+        (
+            step(json!({"op": "move", "path": "/spec/x"})),
+            "step 1: move needs from",
+        ),
+        (
+            step(json!({"op": "add", "path": "/metadata/labels/x", "value": "y"})),
+            "step 1 (/metadata/labels/x): metadata cannot",
+        ),
+        (
+            step(json!({"op": "copy", "path": "/spec/x", "from": "/status"})),
+            "step 1 (/status): status cannot be patched",
+        ),
+        (
+            overridden(json!({"mergePatch": {"metadata": {"labels": {"a": "b"}}}})),
+            "mergePatch does not fit deployments.apps/team/app: metadata",
+        ),
+        (
+            overridden(json!({"mergePatch": {"kind": "Job"}})),
+            "kind cannot be patched",
+        ),
+        (
+            overridden(json!({"data": {"k": "v"}})),
+            "spec.overrides[0].data",
+        ),
+    ] {
+        let message = unfit(wrong);
+        assert!(
+            message.contains("spec.overrides[0]") && message.contains(expected),
+            "{message}"
+        );
+    }
+    let foreign = overridden(json!({"mergePatch": {"spec": {"a": 1}}}));
+    let (_, message) = refused(foreign, "configmaps", content(json!({})));
+    assert!(message.contains("no field spec"), "{message}");
+    for values in [
+        json!({"mergePatch": {"data": {"a": "s3cret"}}}),
+        json!({"mergePatch": {"type": "x"}}),
+    ] {
+        let (why, message) = refused(overridden(values), "secrets", secret("Opaque", json!({})));
+        assert!(
+            why == RenderErrorKind::Transform && message.contains("what belongs into a Secret"),
+            "{message}"
+        );
+        assert!(!message.contains("s3cret"), "{message}");
+    }
+}
+
+#[test]
+fn patch_cannot_grow_a_copy_beyond_its_bounds() {
+    let text = "x".repeat(CONTENT_LIMIT / 4);
+    let grow = |doublings: usize| {
+        let mut steps = vec![json!({"op": "add", "path": "/spec", "value": {"a": text}})];
+        steps.extend((0..doublings).map(
+            |number| json!({"op": "copy", "from": "/spec", "path": format!("/copy{number}")}),
+        ));
+        deployed(overridden(json!({"jsonPatch": steps})))
+    };
+    assert!(grow(2).is_ok());
+    let large = grow(3).unwrap_err();
+    assert!(
+        large.why == RenderErrorKind::Object && large.message.contains("1572864"),
+        "{}",
+        large.message
+    );
+    let doubled: Vec<_> = (0..64)
+        .map(|number| json!({"op": "copy", "from": "/spec", "path": format!("/spec/x{number}")}))
+        .collect();
+    let endless = unfit(overridden(json!({"jsonPatch": doubled})));
+    assert!(endless.contains("makes it too large"), "{endless}");
+    // What is added and removed again counts, too.
+    let steps = [
+        json!({"op": "add", "path": "/spec/x", "value": text}),
+        json!({"op": "remove", "path": "/spec/x"}),
+    ];
+    let repeated: Vec<_> = std::iter::repeat_n(steps, 9).flatten().collect();
+    assert!(unfit(overridden(json!({"jsonPatch": repeated}))).contains("makes it too large"));
+    let deep = (0..101).fold(json!(1), |value, _| json!({"a": value}));
+    let deep = deployed(overridden(json!({"mergePatch": {"spec": deep}}))).unwrap_err();
+    assert!(
+        deep.why == RenderErrorKind::Object && deep.message.contains("100 levels"),
+        "{}",
+        deep.message
+    );
+}
+
+#[test]
+fn named_fields_are_removed_and_absent_ones_passed_over() {
+    let removed = json!({"transform": {"removeFields": [
+        "/spec/replicas", "/spec/template/spec/containers/[name=debug]", "/spec/absent/x", "/spec/ports/[name=web]/x",
+    ]}});
+    let fields = deployed(removed.clone()).unwrap();
+    assert_eq!(fields["spec"].get("replicas"), None);
+    assert_eq!(
+        fields["spec"]["template"]["spec"]["containers"]
+            .as_array()
+            .unwrap()
+            .len(),
+        1
+    );
+    assert_eq!(fields["spec"]["paused"], false);
+    assert_eq!(
+        config_map(
+            json!({"transform": {"removeFields": ["/data/a"]}}),
+            json!({"a": "1", "b": "2"})
+        ),
+        json!({"b": "2"})
+    );
+    let secret = secret("Opaque", json!({"a": "eA==", "b": "eA=="}));
+    let spec = json!({"transform": {"removeFields": ["/data/a"]}});
+    let (_, made) = shape(spec, "secrets", secret, &[]).unwrap();
+    assert_eq!(made["fields"]["data"], json!({"b": "eA=="}));
+    for wrong in ["/spec/ports/0", "/metadata/name", "spec"] {
+        let message = unfit(json!({"transform": {"removeFields": [wrong]}}));
+        assert!(
+            message.contains("spec.transform.removeFields") && message.contains(wrong),
+            "{message}"
+        );
+    }
+    let rule = rule(removed);
+    let missing = |content: &Content| {
+        let (named, found) = (rule.shape.named_keys(), rule.shape.found_keys(content));
+        let missing = named
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| !found.contains(at));
+        missing
+            .map(|(_, named)| named.key.to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        missing(&deployment()),
+        ["/spec/absent/x", "/spec/ports/[name=web]/x"]
+    );
+}
+
+#[test]
+fn variables_fill_texts_below_named_fields_once() {
+    let filled = |fields: Value| deployed(json!({"substitute": {"fields": fields}}));
+    let containers = |made: Value| made["spec"]["template"]["spec"]["containers"].clone();
+    let all = containers(filled(json!(["/spec", "/spec/template"])).unwrap());
+    assert_eq!(
+        all[0],
+        json!({"name": "app", "image": "hub/app:1", "args": ["--at=eu-1"]})
+    );
+    let image = filled(json!(["/spec/template/spec/containers/[name=app]/image"])).unwrap();
+    assert_eq!(
+        containers(image)[0]["args"],
+        json!(["--at=${cluster.name}"])
+    );
+    let none = filled(json!(["/spec/template/spec/containers/[name=debug]"])).unwrap();
+    assert_eq!(none["spec"], deployment().fields["spec"]);
+
+    let fails = |text: &str| {
+        let mut content = deployment();
+        content.fields.insert(
+            "spec".to_owned(),
+            json!({"list": [{"a/b": text, "${cluster.name}": 1}]}),
+        );
+        let spec = json!({"substitute": {"fields": ["/spec"]}});
+        shape(spec, "deployments.apps", content, &[]).map(|made| made.1["fields"]["spec"].clone())
+    };
+    assert_eq!(
+        fails("$${HOME}").unwrap(),
+        json!({"list": [{"a/b": "${HOME}", "${cluster.name}": 1}]}),
+        "a name of a field is never filled, and no text twice"
+    );
+    let unknown = fails("${HOME}").unwrap_err();
+    assert!(
+        unknown.why == RenderErrorKind::Variable
+            && unknown
+                .message
+                .contains("/spec/list/0/a~1b of deployments.apps/team/app: ${HOME} is unknown"),
+        "{}",
+        unknown.message
+    );
+    let many = "${cluster.labels.long}".repeat(2000);
+    let labels = [("long", &*"x".repeat(1000))];
+    let mut content = deployment();
+    content.fields.insert("spec".to_owned(), json!(many));
+    let spec = json!({"substitute": {"fields": ["/spec"]}});
+    let long = shape(spec, "deployments.apps", content, &labels).unwrap_err();
+    assert!(
+        long.why == RenderErrorKind::Object && long.message.contains("longer than an object"),
+        "{}",
+        long.message
+    );
+}
+
+#[test]
+fn fields_of_data_are_filled_once_and_never_in_secrets() {
+    let text = "${cluster.name} $${x}";
+    let both = json!({"substitute": {"keys": ["a*"], "fields": ["/data"]}});
+    let data = config_map(both.clone(), json!({"a.yaml": text, "b": text}));
+    assert_eq!(data, json!({"a.yaml": "eu-1 ${x}", "b": "eu-1 ${x}"}));
+    let one = json!({"substitute": {"fields": ["/data/b"]}});
+    let data = config_map(one, json!({"a.yaml": text, "b": text}));
+    assert_eq!(data, json!({"a.yaml": text, "b": "eu-1 ${x}"}));
+    let (why, message) = refused(both, "secrets", secret("Opaque", json!({})));
+    assert!(
+        why == RenderErrorKind::Transform && message.contains("spec.substitute.keys"),
+        "{message}"
+    );
+}
+
+#[test]
+fn cluster_properties_in_filled_fields_are_noted() {
+    let shape = rule(json!({"substitute": {"fields": ["/spec/template"]}}))
+        .shape
+        .clone();
+    let source = SourceRef::new("deployments.apps", "team", "app");
+    let mut expected = TemplateInputs::default();
+    expected.note("${cluster.labels.registry} ${cluster.name}");
+    assert_eq!(shape.reads(&source, &deployment()), expected);
+    let other = rule(json!({"substitute": {"fields": ["/spec/replicas"]}}))
+        .shape
+        .clone();
+    assert_eq!(
+        other.reads(&source, &deployment()),
+        TemplateInputs::default()
+    );
 }
 
 #[test]

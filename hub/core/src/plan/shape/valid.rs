@@ -2,23 +2,30 @@
 use std::collections::BTreeSet;
 
 use data_encoding::BASE64;
-use runnel_proto::model::{Content, Kind, is_label_key, is_label_value};
+use runnel_proto::model::{Content, ContentRules, is_label_key, is_label_value};
 use serde_json::{Map, Value};
 
 /// The most bytes that the values of an object may have together.
 pub(super) const SIZE_LIMIT: usize = 1024 * 1024;
+/// The most bytes of the JSON of all fields: an API server stores no larger object.
+pub(super) const CONTENT_LIMIT: usize = 1536 * 1024;
+/// The deepest content. An encoder or decoder of a member may not read more.
+const DEPTH_LIMIT: usize = 100;
 /// The most bytes that the annotations of an object may have together.
 const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 /// The longest key of an object.
 const KEY_LIMIT: usize = 253;
 
 /// Why an object of this kind and content would be refused; without any value.
-pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
+pub fn flaw(rules: &ContentRules, content: &Content) -> Option<String> {
     if let Some(flaw) = metadata_error(content) {
         return Some(flaw);
     }
+    if rules.exact_maps.is_empty() {
+        return fields_error(content);
+    }
     let maps = || {
-        kind.content
+        rules
             .exact_maps
             .iter()
             .filter_map(|field| map(content, field))
@@ -38,23 +45,56 @@ pub fn flaw(kind: &Kind, content: &Content) -> Option<String> {
             return Some(format!("the value of {key} is no text"));
         }
     }
-    let size: usize = maps().flatten().map(|(_, value)| size(kind, value)).sum();
+    let size: usize = maps().flatten().map(|(_, value)| size(rules, value)).sum();
     if size > SIZE_LIMIT {
         return Some(format!(
             "its values have {size} bytes together, and {SIZE_LIMIT} are the most"
         ));
     }
-    if !kind.content.sensitive {
+    if !rules.sensitive {
         return None;
     }
     let object_type = content.fields.get("type").and_then(Value::as_str);
-    if kind.content.refuses_type(object_type) {
+    if rules.refuses_type(object_type) {
         return Some(format!(
             "Secrets of the type {} are never distributed",
             object_type.unwrap_or_default()
         ));
     }
     type_flaw(object_type.unwrap_or("Opaque"), map(content, "data"))
+}
+
+/// Returns the error of the fields of a kind without rules of its own.
+fn fields_error(content: &Content) -> Option<String> {
+    if !content
+        .fields
+        .values()
+        .all(|value| is_flat(value, DEPTH_LIMIT))
+    {
+        return Some(format!(
+            "its fields are nested deeper than {DEPTH_LIMIT} levels"
+        ));
+    }
+    let size: usize = content.fields.values().map(json_size).sum();
+    (size > CONTENT_LIMIT).then(|| {
+        format!("its fields have {size} bytes of JSON together, and {CONTENT_LIMIT} are the most")
+    })
+}
+
+/// Whether a value has at most this many levels of maps and lists.
+fn is_flat(value: &Value, levels: usize) -> bool {
+    let below = levels.checked_sub(1);
+    let is_below_flat = |value: &Value| below.is_some_and(|below| is_flat(value, below));
+    match value {
+        Value::Object(fields) => below.is_some() && fields.values().all(is_below_flat),
+        Value::Array(items) => below.is_some() && items.iter().all(is_below_flat),
+        _ => true,
+    }
+}
+
+/// The bytes of a value as JSON.
+pub(super) fn json_size(value: &Value) -> usize {
+    serde_json::to_vec(value).map_or(usize::MAX, |json| json.len())
 }
 
 /// Returns the error of labels and annotations.
@@ -130,10 +170,10 @@ fn is_key(key: &str) -> bool {
 }
 
 /// The bytes of a value. Values of Secrets are base64 on the wire.
-fn size(kind: &Kind, value: &Value) -> usize {
+fn size(rules: &ContentRules, value: &Value) -> usize {
     let text = value.as_str().unwrap_or_default();
     let padding = text.bytes().rev().take_while(|byte| *byte == b'=').count();
-    if kind.content.sensitive {
+    if rules.sensitive {
         (text.len() / 4 * 3).saturating_sub(padding)
     } else {
         text.len()
@@ -152,7 +192,7 @@ mod tests {
             ("data".to_owned(), data),
         ];
         flaw(
-            Kind::by_resource("secrets").unwrap(),
+            ContentRules::of("secrets"),
             &Content {
                 fields: fields.into(),
                 ..Content::default()
@@ -163,7 +203,7 @@ mod tests {
     fn config_map(fields: Value) -> Option<String> {
         let fields = fields.as_object().unwrap().clone().into_iter().collect();
         flaw(
-            Kind::by_resource("configmaps").unwrap(),
+            ContentRules::of("configmaps"),
             &Content {
                 fields,
                 ..Content::default()
@@ -253,6 +293,28 @@ mod tests {
         );
         assert!(config_map(json!({"data": {"k": "x".repeat(SIZE_LIMIT)}})).is_none());
         assert!(config_map(json!({"data": {"k": "x".repeat(SIZE_LIMIT), "l": "x"}})).is_some());
+    }
+
+    #[test]
+    fn size_and_depth_of_any_kind_are_bounded() {
+        let flaw = |value: Value| {
+            let fields = [("spec".to_owned(), value)].into();
+            let content = Content {
+                fields,
+                ..Content::default()
+            };
+            flaw(ContentRules::of("widgets.example.org"), &content)
+        };
+        let text = |bytes: usize| json!("x".repeat(bytes - 2));
+        assert_eq!(flaw(text(CONTENT_LIMIT)), None);
+        let large = flaw(text(CONTENT_LIMIT + 1)).unwrap();
+        assert!(
+            large.contains("1572865") && large.contains("1572864"),
+            "{large}"
+        );
+        let deep = |levels: usize| (0..levels).fold(json!(1), |value, _| json!([value]));
+        assert_eq!(flaw(deep(DEPTH_LIMIT)), None);
+        assert!(flaw(deep(DEPTH_LIMIT + 1)).unwrap().contains("100 levels"));
     }
 
     #[test]

@@ -142,6 +142,24 @@ fn key_of_no_source_makes_the_rule_not_ready() {
 }
 
 #[test]
+fn field_of_no_source_makes_the_rule_not_ready() {
+    let spec = json!({
+        "transform": {"removeFields": ["/data/80", "/data/81"]},
+        "substitute": {"fields": ["/data", "/binaryData", "/spec/[name=x]"]},
+        "overrides": [{"clusters": {"all": true}, "remove": ["gone"]}],
+    });
+    let sources = [("configmaps", "one", json!({"data": {"80": "x"}}))];
+    let mut world = shaped(spec, &sources);
+    world.fold();
+    assert_eq!(world.ready(), pair("False", "MissingKeys"));
+    assert_eq!(
+        message(&world),
+        "no source has the key gone (spec.overrides[0].remove); no source has the fields /data/81 \
+         (spec.transform.removeFields), /binaryData (spec.substitute.fields), /spec/[name=x] (spec.substitute.fields)"
+    );
+}
+
+#[test]
 fn failed_and_moving_copies_precede_missing_names() {
     let sources = json!([{"resources": ["configmaps"], "names": ["s", "not-there"]}]);
     let mut world = world(json!({"sources": sources}));
