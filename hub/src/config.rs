@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use runnel_hub_core::rollout::AllowedUrls;
 use runnel_proto::model::{is_label, is_subdomain};
 use runnel_transport::identity::is_address;
 use runnel_transport::ops::LogFormat;
@@ -93,6 +94,19 @@ pub struct Run {
     /// runnel-hub-rollback-0, -1, ... in --namespace. The rollout of a rule that does not fit stops instead of a rollback.
     #[arg(long, env = "RUNNEL_ROLLBACK_STORAGE", default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub rollback_storage: u16,
+    /// A URL prefix that analyses of rollouts (spec.rollout.analysis) may request: scheme, host, port and path, such as
+    /// http://prometheus.monitoring:9090; may be given several times. Without it every analysis is refused.
+    #[arg(
+        long = "analysis-allow",
+        env = "RUNNEL_ANALYSIS_ALLOW",
+        value_delimiter = ',',
+        value_parser = url_prefix,
+        value_name = "URL"
+    )]
+    pub analysis_allow: Vec<String>,
+    /// A file in PEM with CAs that analyses trust, besides those of the system.
+    #[arg(long, env = "RUNNEL_ANALYSIS_CA_FILE", value_name = "FILE")]
+    pub analysis_ca_file: Option<PathBuf>,
     /// The validity of a member's certificate; its agent renews it at half of that.
     #[arg(long, env = "RUNNEL_CERTIFICATE_LIFE", default_value = "24h", value_parser = life, value_name = "DURATION")]
     pub certificate_life: Duration,
@@ -194,6 +208,11 @@ pub enum ConfigError {
     /// No name of a pod.
     #[error("write the name of the pod, such as runnel-hub-0")]
     PodName,
+    /// No prefix of URLs.
+    #[error(
+        "write a URL without user, query and dot segments, such as http://prometheus.monitoring:9090"
+    )]
+    UrlPrefix,
     /// No number of bytes, or too small.
     #[error("write at least 1Mi, such as 128Mi or 1Gi")]
     Bytes,
@@ -252,6 +271,15 @@ fn namespace(text: &str) -> Result<String, ConfigError> {
         Ok(text.to_owned())
     } else {
         Err(ConfigError::Namespace)
+    }
+}
+
+/// Checks a prefix of URLs.
+fn url_prefix(text: &str) -> Result<String, ConfigError> {
+    if AllowedUrls::is_prefix(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(ConfigError::UrlPrefix)
     }
 }
 

@@ -34,6 +34,7 @@ use runnel_hub_core::now::Now;
 #[cfg(test)]
 use runnel_hub_core::plan::RENDER_BUDGET;
 use runnel_hub_core::plan::{ClusterAssignment, RevisionHasher, Scope, WatchScope};
+use runnel_hub_core::rollout::AllowedUrls;
 use runnel_hub_core::session::Session;
 use runnel_hub_core::status::{Deliveries, ReportStore};
 
@@ -115,6 +116,7 @@ impl HubState {
             RevisionHasher::new(settings.revision_key.clone()).with_budget(settings.render_budget);
         let mut index = Index::of(settings.scope.clone())
             .with_deferred_rendering()
+            .with_allowed_urls(AllowedUrls::new(settings.analysis_allow.iter().cloned()))
             .hashing_with(hasher);
         index.fleet_guard_mut().ceiling = Some(settings.removal_ceiling);
         let proof_key = settings.revision_key.proof_key();
@@ -498,6 +500,8 @@ pub struct Settings {
     pub removal_ceiling: Limit,
     /// The limit of compressed bytes that are rendered for one rule whose copies differ by cluster.
     pub render_budget: u64,
+    /// The URL prefixes that analyses of rollouts may request.
+    pub analysis_allow: Vec<String>,
     /// The key for revisions.
     pub revision_key: RevisionKey,
     /// Whether this process serves the view API.
@@ -517,6 +521,7 @@ impl Settings {
             expired_renewal_limit: Duration::ZERO,
             removal_ceiling: Limit::NONE,
             render_budget: RENDER_BUDGET,
+            analysis_allow: vec![],
             revision_key: RevisionKey::new(b"key"),
             serves_views: false,
         }

@@ -1,6 +1,7 @@
 //! The hub's I/O: watches of the hub's API server, streams to the agents, and writes of statuses.
 //! [`runnel_hub_core`] has the decisions.
 
+pub mod analysis;
 pub mod ca;
 pub mod call;
 pub mod config;

@@ -12,6 +12,7 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use runnel_api::{ClusterDistributionRule, DistributionRule};
+use runnel_hub::analysis::AnalysisRunner;
 use runnel_hub::ca::{self, CaError, CaRotator, HubIdentity, Parts, TrustedCas};
 use runnel_hub::config::{ApiAccess, Run};
 use runnel_hub::hub_state::{HubState, Settings};
@@ -284,6 +285,7 @@ async fn start(
             percent: options.removal_limit_percent.unwrap_or(Limit::NONE.percent),
         },
         render_budget: options.render_budget.0,
+        analysis_allow: options.analysis_allow.clone(),
         revision_key: identity.revision_key.clone(),
         serves_views: options.view_listen.is_some(),
     };
@@ -366,6 +368,12 @@ async fn start(
         }
     });
     let stop = || shutdown.clone();
+    let analyses = AnalysisRunner::new(
+        hub_state.clone(),
+        object_cache.clone(),
+        options.analysis_ca_file.as_deref(),
+    )?;
+    forever(tasks, stop(), "analyses", analyses.run());
     let watched = watch::watch_members(
         client.clone(),
         hub_state.clone(),

@@ -1,6 +1,8 @@
 //! Rollouts in waves: a wave begins when the former one is applied and has soaked, a failing change
 //! stops, and a new leader continues the rollout.
 
+#[path = "rollout/analysis.rs"]
+mod analysis;
 #[path = "rollout/approval.rs"]
 mod approval;
 #[path = "rollout/windows.rs"]
@@ -37,8 +39,15 @@ impl Stage {
 
     /// As above, with this rollback storage in MiB, and with the view API or without.
     async fn start_with(members: usize, storage: u16, views: bool) -> Result<Self> {
+        let values = json!({"rollback": {"storageMiB": storage}});
+        Self::start_with_values(members, values, views).await
+    }
+
+    /// As above, with these values of the hub's chart.
+    async fn start_with_values(members: usize, values: Value, views: bool) -> Result<Self> {
         let lease = json!({"duration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"});
-        let hub_values = json!({"lease": lease, "rollback": {"storageMiB": storage}});
+        let mut hub_values = values;
+        hub_values["lease"] = lease;
         let options = FleetOptions {
             members,
             hub_replicas: 2,

@@ -161,6 +161,10 @@ closed_list! {
         RolloutPaused,
         /// More clusters failed than `spec.rollout.maxFailures`.
         TooManyFailures,
+        /// More checks of `spec.rollout.analysis` failed than `failureLimit`.
+        AnalysisFailed,
+        /// The hub is not configured to request the URL of `spec.rollout.analysis`.
+        AnalysisRefused,
         /// A change failed, and clusters are being rolled back to the last completed rollout.
         RollingBack,
         /// The cluster has the state of the last completed rollout, because the newest one failed.

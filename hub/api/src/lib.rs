@@ -13,6 +13,7 @@
     )
 )]
 
+mod analysis;
 mod check;
 pub mod conditions;
 mod fleet;
@@ -31,6 +32,7 @@ mod view;
 mod view_request;
 mod window;
 
+pub use analysis::{Analysis, AnalysisStatus, HttpCheck, PrometheusCheck};
 pub use check::{SpecError, check_spec};
 pub use fleet::{
     Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit,

@@ -3,7 +3,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Window, limits, schema};
+use super::{Analysis, AnalysisStatus, Window, limits, schema};
 
 /// A rollout in waves: a change is sent to one wave of clusters after the other, while at most
 /// maxFailures clusters fail. A change is an edit of a source, or of this rule's sources,
@@ -43,6 +43,10 @@ pub struct Rollout {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::WINDOWS))]
     pub windows: Vec<Window>,
+    /// A check that has to hold while a wave soaks. The next wave begins only after a check that holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Analysis")]
+    pub analysis: Option<Analysis>,
 }
 
 /// Whether waves wait for a person.
@@ -76,6 +80,7 @@ impl Default for Rollout {
             on_failure: OnFailure::Stop,
             approval: RolloutApproval::None,
             windows: Vec::new(),
+            analysis: None,
         }
     }
 }
@@ -161,6 +166,10 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub applied_at: Option<Time>,
+    /// The checks of the current wave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "AnalysisStatus")]
+    pub analysis: Option<AnalysisStatus>,
     /// The time of the next opening, if clusters wait for a window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]

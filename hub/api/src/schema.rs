@@ -485,6 +485,54 @@ pub(super) fn order_by_label(schema: &mut Schema) {
     )(schema);
 }
 
+/// An analysis.
+pub(super) fn analysis(schema: &mut Schema) {
+    rule(
+        "has(self.prometheus) != has(self.http)",
+        "analysis: set exactly one of prometheus and http",
+    )(schema);
+}
+
+/// A check by Prometheus.
+pub(super) fn prometheus_check(schema: &mut Schema) {
+    rule(
+        "has(self.min) || has(self.max)",
+        "prometheus: set min, max or both",
+    )(schema);
+}
+
+/// A string of 1 to `max` characters.
+pub(super) fn filled_text(max: usize) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("minLength".into(), json!(1));
+        schema.insert("maxLength".into(), json!(max));
+    }
+}
+
+/// A URL without user, fragment and dot segments.
+pub(super) fn url(field: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("maxLength".into(), json!(1024));
+        rule(
+            "self.matches('^https?://[A-Za-z0-9._:\\\\[\\\\]-]+(/[!-~]*)?$') && !self.contains('#') && !self.contains('/.')",
+            format!(
+                "{field}: write a URL such as http://prometheus.monitoring:9090, without user, fragment and dot segments"
+            ),
+        )(schema);
+    }
+}
+
+/// A decimal number.
+pub(super) fn decimal(field: &'static str) -> impl FnMut(&mut Schema) {
+    move |schema| {
+        schema.insert("maxLength".into(), json!(32));
+        rule(
+            "self.matches('^-?[0-9]+([.][0-9]+)?$')",
+            format!("{field}: write a decimal number, such as 0.01"),
+        )(schema);
+    }
+}
+
 /// A cron expression of five fields.
 pub(super) fn cron_schedule(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(128));

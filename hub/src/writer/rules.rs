@@ -49,6 +49,8 @@ pub(crate) fn view<'a>(
             gate: entry.gate.as_ref().map(Cow::Borrowed),
             newest: (&entry.cluster_plans, &entry.target_clusters),
             former: entry.former_state(),
+            check: index.rules().check(uid),
+            refused_url: index.rules().refused_url(rollout),
             progress: previous.rollout.as_ref().map(Into::into),
             failing: None,
         }),

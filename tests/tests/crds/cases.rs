@@ -27,6 +27,10 @@ fn namespaces(change: Value) -> Value {
     json!({"namespaces": change})
 }
 
+fn analysis(change: Value) -> Value {
+    json!({"rollout": {"analysis": change}})
+}
+
 fn windows(change: Value) -> Value {
     json!({"rollout": {"windows": [change]}})
 }
@@ -152,6 +156,15 @@ pub fn targets() -> Vec<Case> {
         ("a label key that is none", json!({"rollout": {"orderByLabel": "a b"}}), &["spec.rollout.orderByLabel", "a label key is"]),
         ("a soak of more than a week", json!({"rollout": {"soakSeconds": 604_801}}), &["spec.rollout.soakSeconds", "604800"]),
         ("less failures than none", json!({"rollout": {"maxFailures": -1}}), &["spec.rollout.maxFailures", "0"]),
+        ("an analysis of nothing", analysis(json!({})), &["spec.rollout.analysis", "exactly one of prometheus and http"]),
+        ("an analysis of two things", analysis(json!({"http": {"url": "http://a"}, "prometheus": {"address": "http://a", "query": "up", "min": "1"}})), &["spec.rollout.analysis", "exactly one of prometheus and http"]),
+        ("a query without bounds", analysis(json!({"prometheus": {"address": "http://a", "query": "up"}})), &["spec.rollout.analysis.prometheus", "set min, max or both"]),
+        ("an empty query", analysis(json!({"prometheus": {"address": "http://a", "query": "", "min": "1"}})), &["spec.rollout.analysis.prometheus.query", "1"]),
+        ("a bound that is no number", analysis(json!({"prometheus": {"address": "http://a", "query": "up", "max": "1e3"}})), &["spec.rollout.analysis.prometheus.max", "write a decimal number"]),
+        ("a URL of another scheme", analysis(json!({"http": {"url": "file:///etc/passwd"}})), &["spec.rollout.analysis.http.url", "write a URL"]),
+        ("a URL with a user", analysis(json!({"http": {"url": "http://user:word@a/"}})), &["spec.rollout.analysis.http.url", "write a URL"]),
+        ("a URL with dot segments", analysis(json!({"http": {"url": "http://a/b/../c"}})), &["spec.rollout.analysis.http.url", "write a URL"]),
+        ("checks without a pause", analysis(json!({"http": {"url": "http://a"}, "intervalSeconds": 4})), &["spec.rollout.analysis.intervalSeconds", "5"]),
         ("a window without a schedule", windows(json!({"durationSeconds": 60})), &["spec.rollout.windows[0].schedule"]),
         ("a schedule of four fields", windows(json!({"schedule": "0 22 * *", "durationSeconds": 60})), &["spec.rollout.windows[0].schedule", "write a cron expression"]),
         ("a minute that no hour has", windows(json!({"schedule": "60 22 * * *", "durationSeconds": 60})), &["spec.rollout.windows[0].schedule", "write a cron expression"]),

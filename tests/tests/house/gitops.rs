@@ -110,6 +110,8 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::RuleLimit
         | Reason::TooManyFailures
         | Reason::InvalidWindow
+        | Reason::AnalysisFailed
+        | Reason::AnalysisRefused
         | Reason::NotGranted
         | Reason::GrantsUnknown
         | Reason::InvalidName

@@ -69,7 +69,7 @@ use crate::plan::{
     ClusterAssignment, ClusterPlans, NamedTerms, RevisionHasher, Rule, RulePlan, Scope,
     TargetClusters,
 };
-use crate::rollout::Gate;
+use crate::rollout::{AllowedUrls, Gate};
 pub use clusters::{Cluster, Clusters};
 pub use grants::HubNamespace;
 pub use planner::Planner;
@@ -229,6 +229,13 @@ impl Index {
     #[must_use]
     pub fn with_deferred_rendering(mut self) -> Self {
         self.planner.rendering.defer();
+        self
+    }
+
+    /// Allows the analyses of rollouts to request these URLs.
+    #[must_use]
+    pub fn with_allowed_urls(mut self, allowed: AllowedUrls) -> Self {
+        self.planner.rules.allowed_urls = allowed;
         self
     }
 

@@ -16,7 +16,7 @@ use super::rollouts::{CompletedStates, StoredState};
 use super::{Effect, RuleEntry};
 use crate::guard::{Cause, CauseKind, GuardDecision, Item, digest_of_all};
 use crate::plan::{RollbackBlocker, TargetClusters, WatchScope};
-use crate::rollout::Gate;
+use crate::rollout::{AllowedUrls, CheckResult, Gate, Rollout};
 
 /// The decisions about rules before a judgment, to find those that changed.
 pub(super) type FormerDecisions = BTreeMap<RuleUid, Arc<GuardDecision>>;
@@ -31,6 +31,10 @@ pub struct Rules {
     changes: ChangeLog,
     /// The states of completed rollouts.
     completed: CompletedStates,
+    /// The last result of the analysis of each rule that has one.
+    checks: BTreeMap<RuleUid, CheckResult>,
+    /// The URLs that an analysis may request.
+    pub(super) allowed_urls: AllowedUrls,
 }
 
 impl Rules {
@@ -71,6 +75,7 @@ impl Rules {
     pub(super) fn forget(&mut self, uid: &RuleUid, version: u64) {
         self.changes.remove(version);
         self.changes.forget(uid);
+        self.checks.remove(uid);
     }
 
     /// Lists a rule as changed if it is deleted: there is a new order about it.
@@ -363,6 +368,27 @@ impl Rules {
     pub fn rolling(&self, now: Timestamp) -> Vec<RuleUid> {
         let rolling = self.iter().filter(|(_, entry)| entry.is_rolling(now));
         rolling.map(|(uid, _)| uid.clone()).collect()
+    }
+
+    /// Returns the last result of the analysis of a rule.
+    pub fn check(&self, uid: &RuleUid) -> Option<&CheckResult> {
+        self.checks.get(uid)
+    }
+
+    /// Sets the result of the analysis of a rule.
+    pub fn set_check(&mut self, uid: &RuleUid, result: CheckResult) -> Effect {
+        let mut effect = Effect::default();
+        if self.entries.contains_key(uid) {
+            self.checks.insert(uid.clone(), result);
+            effect.statuses.insert(uid.clone());
+        }
+        effect
+    }
+
+    /// Returns the URL of the analysis of a rule that the hub may not request.
+    pub fn refused_url(&self, rollout: &Rollout) -> Option<String> {
+        let url = rollout.analysis.as_ref()?.check.url();
+        (!self.allowed_urls.allows(&url)).then_some(url)
     }
 
     /// Returns the states of completed rollouts.

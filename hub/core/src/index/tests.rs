@@ -767,6 +767,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         reverts: true,
         needs_approval: false,
         windows: Default::default(),
+        analysis: None,
     };
     let plain = rule("r1", "a", "x", json!({"all": true}), false);
     let mut in_waves = plain.clone();

@@ -4,9 +4,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_api::conditions::whole_seconds;
-use runnel_api::{CountOrPercent, OnFailure, ReachedUpTo, RolloutApproval, RolloutStatus};
+use runnel_api::{
+    AnalysisStatus, CountOrPercent, OnFailure, ReachedUpTo, RolloutApproval, RolloutStatus,
+};
 
-use super::{PendingWave, Portion, Progress, Rollout, RolloutPosition, Windows};
+use super::{Checks, PendingWave, Portion, Progress, Rollout, RolloutPosition, Windows};
 
 impl From<&CountOrPercent> for Portion {
     fn from(spec: &CountOrPercent) -> Self {
@@ -31,6 +33,7 @@ impl From<&runnel_api::Rollout> for Rollout {
             paused: spec.paused,
             reverts: spec.on_failure == OnFailure::Revert,
             needs_approval: spec.approval == RolloutApproval::PerWave,
+            analysis: spec.analysis.as_ref().map(Into::into),
             windows: Windows::read(&spec.windows, "spec.rollout.windows"),
         }
     }
@@ -82,6 +85,36 @@ impl From<&runnel_api::PendingWave> for PendingWave {
     }
 }
 
+impl From<&Checks> for AnalysisStatus {
+    fn from(checks: &Checks) -> Self {
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        Self {
+            checks: number(checks.made),
+            failures: number(checks.failed),
+            holds: checks.holds,
+            message: checks.message.clone(),
+            last_checked_at: Some(whole_seconds(checks.last_at)),
+        }
+    }
+}
+
+impl From<&AnalysisStatus> for Checks {
+    fn from(status: &AnalysisStatus) -> Self {
+        let number = |count: i64| u64::try_from(count).unwrap_or_default();
+        Self {
+            made: number(status.checks),
+            failed: number(status.failures),
+            holds: status.holds,
+            message: status.message.clone(),
+            last_at: status
+                .last_checked_at
+                .as_ref()
+                .map(|time| time.0)
+                .unwrap_or_default(),
+        }
+    }
+}
+
 impl From<&Progress> for RolloutStatus {
     fn from(progress: &Progress) -> Self {
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
@@ -104,6 +137,7 @@ impl From<&Progress> for RolloutStatus {
             started_at: Some(whole_seconds(progress.started_at)),
             wave_started_at: progress.wave_at.map(whole_seconds),
             applied_at: progress.applied_at.map(|at| whole_seconds(next_second(at))),
+            analysis: progress.checks.as_ref().map(Into::into),
             opens_at: progress.opens_at.map(whole_seconds),
             ended_at: progress.ended_at.map(whole_seconds),
             superseded: number(progress.superseded),
@@ -142,6 +176,7 @@ impl From<&RolloutStatus> for Progress {
             started_at: time(&status.started_at).unwrap_or_default(),
             wave_at: time(&status.wave_started_at),
             applied_at: time(&status.applied_at),
+            checks: status.analysis.as_ref().map(Into::into),
             opens_at: time(&status.opens_at),
             ended_at: time(&status.ended_at),
             superseded: number(status.superseded),
@@ -186,6 +221,13 @@ mod tests {
             started_at: at(1).unwrap(),
             wave_at: at(2),
             applied_at: at(3),
+            checks: Some(Checks {
+                made: 3,
+                failed: 1,
+                last_at: at(9).unwrap(),
+                holds: true,
+                message: "the value is 1".to_owned(),
+            }),
             opens_at: at(60),
             ended_at: None,
             superseded: 4,

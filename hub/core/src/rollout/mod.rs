@@ -36,6 +36,8 @@
 //! - No cluster is admitted, in the first wave or later, while no window of the rule or none of the
 //!   cluster is open ([`Observation::windows`]). A cluster that was admitted before continues. A
 //!   rollback waits for no window, and so does a cluster that is chosen after a complete rollout.
+//! - With an analysis a wave ends only after a check that holds, made since it was applied. More failed
+//!   checks of one wave than its limit stop the rollout or roll it back, as failed clusters do.
 //! - An edit begins with the first wave, however far the rollout before it was, because no cluster
 //!   has tried the newest target. So edits that come faster than a wave takes never reach the
 //!   second one. The status has the number of such edits in a row, and the time of the first.
@@ -53,6 +55,8 @@
 //!   the hub's storage, or the stored state cannot be read. A completed rollout is not rolled back
 //!   by later failures.
 //! - While only an event can cause the next step, nothing is computed ([`Gate::is_idle`]).
+mod allowed_urls;
+mod analysis;
 mod api;
 mod archive;
 mod order;
@@ -71,6 +75,8 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use runnel_proto::model::ClusterName;
 
+pub use allowed_urls::AllowedUrls;
+pub use analysis::{Analysis, Check, CheckResult, CheckedWave, Checks};
 pub use archive::{Archive, Full, SLOT_BYTES, Slot};
 pub use order::RolloutPosition;
 pub use progress::{PendingWave, Progress};
@@ -127,6 +133,8 @@ pub struct Rollout {
     pub needs_approval: bool,
     /// The windows in which clusters are admitted.
     pub windows: Windows,
+    /// The check that has to hold while a wave soaks.
+    pub analysis: Option<Analysis>,
 }
 
 impl Rollout {

@@ -1,7 +1,9 @@
 //! The progress of a rollout, as stored in the rule's status.
+use std::time::Duration;
+
 use jiff::Timestamp;
 
-use super::{Phase, Rollout, RolloutPosition};
+use super::{Analysis, CheckResult, CheckedWave, Checks, Phase, Rollout, RolloutPosition};
 
 /// The progress of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub struct Progress {
     pub wave_at: Option<Timestamp>,
     /// The time at which all reached clusters had settled.
     pub applied_at: Option<Timestamp>,
+    /// The checks of the current wave.
+    pub checks: Option<Checks>,
     /// The next opening, if clusters wait for a window.
     pub opens_at: Option<Timestamp>,
     /// End of the rollout.
@@ -101,6 +105,7 @@ impl Progress {
             started_at: now,
             wave_at: None,
             applied_at: None,
+            checks: None,
             opens_at: None,
             ended_at: None,
             superseded: unfinished
@@ -126,6 +131,49 @@ impl Progress {
         } else {
             self.base.as_deref()
         }
+    }
+
+    /// The wave that a check is about now.
+    fn checked_wave(&self) -> CheckedWave {
+        CheckedWave {
+            revision: self.revision.clone(),
+            started: self.started_at.as_second(),
+            wave: self.wave,
+        }
+    }
+
+    /// Returns the wave for which a check is due; `last` is the last result.
+    pub fn check_due(
+        &self,
+        analysis: &Analysis,
+        last: Option<&CheckResult>,
+        now: Timestamp,
+    ) -> Option<CheckedWave> {
+        if self.phase != Phase::Soaking || self.applied_at.is_none() {
+            return None;
+        }
+        let wave = self.checked_wave();
+        let last = last.filter(|last| last.of == wave).map(|last| last.at);
+        let before = self.checks.as_ref().map(|checks| checks.last_at);
+        // A time in the future: the clock was set back.
+        let is_recent = |at: Timestamp| {
+            Duration::try_from(now.duration_since(at)).is_ok_and(|since| since < analysis.interval)
+        };
+        (!last.max(before).is_some_and(is_recent)).then_some(wave)
+    }
+
+    /// Adds the result of a check, if it is about this wave.
+    pub(super) fn add_check(&mut self, result: Option<&CheckResult>) {
+        if let Some(result) = result.filter(|result| result.of == self.checked_wave()) {
+            self.checks = Checks::add(self.checks.take(), result);
+        }
+    }
+
+    /// Whether more checks of the wave failed than may.
+    pub fn has_failed_analysis(&self, rollout: &Rollout) -> bool {
+        let failed = self.checks.as_ref().map_or(0, |checks| checks.failed);
+        let analysis = rollout.analysis.as_ref();
+        analysis.is_some_and(|analysis| failed > analysis.failure_limit)
     }
 
     /// Whether a cluster has been reached.

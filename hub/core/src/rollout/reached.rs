@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
 
-use super::{DISCONNECTED_TIMEOUT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT, Windows};
+use super::{
+    CheckResult, DISCONNECTED_TIMEOUT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT, Windows,
+};
 
 /// The health of a cluster with respect to the target, or to the former state during a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,10 @@ pub struct Observation<'a> {
     pub approval: Option<&'a str>,
     /// The windows of the clusters that have any.
     pub windows: BTreeMap<&'a ClusterName, &'a Windows>,
+    /// The last result of a check.
+    pub check: Option<&'a CheckResult>,
+    /// Whether the hub may not make the checks, so that no wave begins.
+    pub is_check_refused: bool,
 }
 
 /// The clusters that were reached, by how they are.

@@ -6,7 +6,7 @@ use runnel_proto::model::ClusterName;
 
 use super::reached::{Health, Observation, ReachedClusters, at_least, reached_clusters};
 use super::wave::NextWave;
-use super::{AdmittedClusters, Gate, Phase, Progress, Rollout, RolloutPosition, Windows};
+use super::{AdmittedClusters, Checks, Gate, Phase, Progress, Rollout, RolloutPosition, Windows};
 use crate::now::Now;
 
 /// Waiting clusters whose windows are compared to find the next opening.
@@ -53,9 +53,18 @@ pub fn step(
         Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
         _ => at_least(reached.failed, progress.failed, observation),
     };
+    if rollout.analysis.is_none() {
+        progress.checks = None;
+    } else if rollout.paused {
+        // A pause asks for another try.
+        progress.checks = progress.checks.map(Checks::restarted);
+    } else if !completed {
+        progress.add_check(observation.check);
+    }
+    let is_bad = progress.has_failed_analysis(rollout) && !completed;
     // After a completed rollout only disconnected clusters are left.
     let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
-    let stopped = progress.failed > rollout.max_failures && is_left;
+    let stopped = (progress.failed > rollout.max_failures || is_bad) && is_left;
     // No state before a completed rollout is stored.
     if stopped && rollout.reverts && observation.has_former && !rollout.paused && !completed {
         count(&mut progress, &reached, observation);
@@ -75,9 +84,13 @@ pub fn step(
     if settled && progress.cursor.is_some() {
         progress.applied_at.get_or_insert(now.wall);
     }
-    let soaked = progress
-        .applied_at
-        .is_none_or(|at| since(at, now.wall) >= rollout.soak);
+    let is_checked = progress.cursor.is_none()
+        || rollout.analysis.is_none()
+        || progress.checks.as_ref().is_some_and(|checks| checks.holds);
+    let soaked = is_checked
+        && progress
+            .applied_at
+            .is_none_or(|at| since(at, now.wall) >= rollout.soak);
     progress.phase = if rollout.paused && !completed {
         Phase::Paused
     } else if stopped && !rollout.paused {
@@ -121,7 +134,9 @@ pub fn step(
             | Phase::AwaitingApproval
             | Phase::AwaitingWindow
     );
-    let is_settled = is_over && reached.in_flight.is_empty() && !observation.settling;
+    let is_settled = (is_over || observation.is_check_refused)
+        && reached.in_flight.is_empty()
+        && !observation.settling;
     let has_all_clusters = progress.phase == Phase::Completed
         && !observation.settling
         && reached.has_all_clusters(observation);
@@ -146,8 +161,9 @@ fn advance(
         .clusters
         .iter()
         .all(|(_, health)| *health == Health::Unavailable);
-    if all_away && !observation.clusters.is_empty() {
-        // No agent could report about the change.
+    let is_unobserved = all_away && !observation.clusters.is_empty();
+    if is_unobserved || observation.is_check_refused {
+        // No agent could report about the change, or no check could be made.
         return progress
             .cursor
             .as_ref()
@@ -178,6 +194,7 @@ fn advance(
     }
     (progress.wave, progress.wave_at, progress.applied_at) =
         (progress.wave + 1, Some(now.wall), None);
+    progress.checks = None;
     let pending = next.those_with(&[Health::Pending, Health::Quiet]);
     reached
         .waiting

@@ -7,6 +7,7 @@ use runnel_proto::model::ClusterName;
 use super::*;
 use crate::now::Now;
 
+mod analysis;
 mod approval;
 mod schedules;
 mod windows;
@@ -28,6 +29,9 @@ struct World {
     approval: Option<String>,
     /// The windows of clusters.
     windows: BTreeMap<ClusterName, Windows>,
+    /// The last result of the analysis.
+    check: Option<CheckResult>,
+    is_check_refused: bool,
     start: Instant,
     seconds: u64,
     /// By how much the wall clock was set back.
@@ -44,6 +48,7 @@ fn rollout() -> Rollout {
         reverts: false,
         needs_approval: false,
         windows: Windows::default(),
+        analysis: None,
     }
 }
 
@@ -71,6 +76,8 @@ impl World {
             has_former: true,
             approval: None,
             windows: BTreeMap::new(),
+            check: None,
+            is_check_refused: false,
             start: Instant::now(),
             seconds: 0,
             set_back: 0,
@@ -120,6 +127,8 @@ impl World {
             has_former,
             approval,
             windows: self.windows.iter().collect(),
+            check: self.check.as_ref(),
+            is_check_refused: self.is_check_refused,
         };
         let (progress, gate) = step(
             &self.rollout,

@@ -7,7 +7,8 @@ use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
 use super::rollout_view::{
-    invalid_window, rolling_out, rollout_failure, rollout_reverted, rollout_stopped,
+    analysis_refused, invalid_window, rolling_out, rollout_failure, rollout_reverted,
+    rollout_stopped,
 };
 use super::rule_cluster_state::{
     RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, state_of,
@@ -326,7 +327,8 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
         return render_errors(view)
             .or_else(|| approval_required(view))
             .or_else(rolling)
-            .or_else(|| invalid_window(view));
+            .or_else(|| invalid_window(view))
+            .or_else(|| analysis_refused(view));
     };
     Some(ConditionValue::new(
         ConditionStatus::True,

@@ -146,6 +146,7 @@ fn readiness(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
         | Reason::RemovalLimit
         | Reason::TooManyFailures
         | Reason::AwaitingApproval
+        | Reason::AnalysisFailed
         | Reason::RollingBack
         | Reason::Reverted => true,
         // The end of an ordinary edit, or of a lost connection.

@@ -13,7 +13,9 @@ use super::rule_cluster_state::{
 use super::view::{ConditionValue, Rolling, View, approve_command, counted};
 use super::{Now, ReportStore};
 use crate::plan::{RollbackBlocker, Rule};
-use crate::rollout::{Gate, Health, Observation, Phase, Progress, RolloutPosition, Windows, step};
+use crate::rollout::{
+    Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, Windows, step,
+};
 use runnel_api::conditions::{ConditionStatus, Reason, shortened};
 use runnel_api::limits;
 
@@ -127,6 +129,8 @@ impl View<'_> {
             has_former,
             approval: self.rule.removal.approve.as_deref(),
             windows: self.windows().collect(),
+            check: rolling.check,
+            is_check_refused: rolling.refused_url.is_some(),
         };
         let (mut progress, gate) = step(
             rolling.rollout,
@@ -158,7 +162,9 @@ impl View<'_> {
                     .as_ref()
                     .map(|(cluster, why)| shortened(&format!("{cluster}: {why}")))
             };
-            progress.failure = progress.failure.or_else(why);
+            let why = || analysis_failure(rolling.rollout, &progress).or_else(why);
+            let failure = progress.failure.clone().or_else(why);
+            progress.failure = failure;
         }
         let blocker = rolling.former.is_of(progress.completed_target()).err();
         progress.rollback_blocker = blocker
@@ -269,19 +275,25 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
         return None;
     }
     let (failed, limit) = (progress.failed, rolling.rollout.max_failures);
+    if let Some(analysis) = analysis_failure(rolling.rollout, progress) {
+        let message = format!(
+            "the rollout stopped in wave {}: {analysis}{}. Nothing further is sent. An edit of the source or the rule begins a \
+             new rollout; to check the wave again set paused to true and to false again",
+            progress.wave,
+            not_rolled_back(rolling, progress),
+        );
+        return Some(ConditionValue::new(
+            ConditionStatus::True,
+            Reason::AnalysisFailed,
+            message,
+        ));
+    }
     let example = rolling
         .failing
         .as_ref()
         .map(|(cluster, why)| format!("; in {cluster}: {why}"))
         .unwrap_or_default();
-    let stays = match &progress.rollback_blocker {
-        _ if !rolling.rollout.reverts => String::new(),
-        _ if progress.is_completed() => {
-            ". It had been completed, so it is not rolled back".to_owned()
-        }
-        Some(blocker) => format!(". It is not rolled back: {blocker}"),
-        None => String::new(),
-    };
+    let stays = not_rolled_back(rolling, progress);
     let message = format!(
         "the rollout stopped in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}{stays}. Nothing further is \
          sent. An edit of the source or the rule begins a new rollout; to continue this one all the same set \
@@ -296,12 +308,64 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
     ))
 }
 
+/// Why a stopped rollout is not rolled back, if it should be.
+fn not_rolled_back(rolling: &Rolling<'_>, progress: &Progress) -> String {
+    match &progress.rollback_blocker {
+        _ if !rolling.rollout.reverts => String::new(),
+        _ if progress.is_completed() => {
+            ". It had been completed, so it is not rolled back".to_owned()
+        }
+        Some(blocker) => format!(". It is not rolled back: {blocker}"),
+        None => String::new(),
+    }
+}
+
+/// The checks that failed, if they ended the rollout.
+fn analysis_failure(rollout: &Rollout, progress: &Progress) -> Option<String> {
+    let checks = progress.checks.as_ref()?;
+    let limit = rollout.analysis.as_ref()?.failure_limit;
+    if progress.failed > rollout.max_failures || !progress.has_failed_analysis(rollout) {
+        return None;
+    }
+    let failed = counted(
+        i64::try_from(checks.failed).unwrap_or(i64::MAX),
+        "check",
+        "checks",
+    );
+    Some(format!(
+        "{failed} of its analysis failed, and spec.rollout.analysis.failureLimit is {limit}; the last one: {}",
+        checks.message
+    ))
+}
+
+/// The reason for which a rollout ended.
+fn failure_reason(rolling: &Rolling<'_>, progress: &Progress) -> Reason {
+    match analysis_failure(rolling.rollout, progress) {
+        Some(_) => Reason::AnalysisFailed,
+        None => Reason::TooManyFailures,
+    }
+}
+
+/// The hub may not make the checks.
+pub(super) fn analysis_refused(view: &View<'_>) -> Option<ConditionValue> {
+    let url = view.rolling.as_ref()?.refused_url.as_ref()?;
+    let message = format!(
+        "spec.rollout.analysis: the hub may not request {url}, so no change is rolled out. Its administrator allows URLs with \
+         analysis.allowedURLs of the hub's chart"
+    );
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        Reason::AnalysisRefused,
+        message,
+    ))
+}
+
 /// The rollout is being rolled back, or has been.
 pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
-    let (_, progress) = progress_of(view)?;
+    let (rolling, progress) = progress_of(view)?;
     let is_over = progress.phase == Phase::Reverted;
     let (holds, reason) = if is_over {
-        (ConditionStatus::True, Reason::TooManyFailures)
+        (ConditionStatus::True, failure_reason(rolling, progress))
     } else {
         (ConditionStatus::False, Reason::RollingBack)
     };
@@ -310,9 +374,10 @@ pub(super) fn rollout_reverted(view: &View<'_>) -> Option<ConditionValue> {
 
 /// Returns the failure of the rollout as a condition value.
 pub(super) fn rollout_failure(view: &View<'_>) -> Option<ConditionValue> {
+    let (rolling, progress) = progress_of(view)?;
     Some(ConditionValue::new(
         ConditionStatus::True,
-        Reason::TooManyFailures,
+        failure_reason(rolling, progress),
         rollback_message(view)?,
     ))
 }
@@ -341,12 +406,17 @@ fn rollback_message(view: &View<'_>) -> Option<String> {
              when they are"
         ),
     };
+    let cause = analysis_failure(rolling.rollout, progress).unwrap_or_else(|| {
+        format!(
+            "{} failed, and spec.rollout.maxFailures is {limit}{example}",
+            clusters(failed)
+        )
+    });
     Some(format!(
-        "the rollout went wrong in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}. {how}. An \
+        "the rollout went wrong in wave {}: {cause}. {how}. An \
          edit of the source or the rule begins a new rollout; to try this one again once the failures are fixed set paused \
          to true and to false again",
         progress.wave,
-        clusters(failed),
     ))
 }
 
@@ -389,12 +459,31 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
                 .unwrap_or_default();
             (
                 Reason::RollingOut,
-                format!("{wave} is applied and is watched{until}, {far}"),
+                format!(
+                    "{wave} is applied and is watched{until}, {far}{}",
+                    checked(progress)
+                ),
             )
         }
     };
     let message = message + &superseded(progress);
     Some(ConditionValue::new(ConditionStatus::False, reason, message))
+}
+
+/// The checks of a wave that soaks.
+fn checked(progress: &Progress) -> String {
+    let Some(checks) = &progress.checks else {
+        return String::new();
+    };
+    let made = counted(
+        i64::try_from(checks.made).unwrap_or(i64::MAX),
+        "check",
+        "checks",
+    );
+    format!(
+        "; {made} of its analysis, {} failed; the last one: {}",
+        checks.failed, checks.message
+    )
 }
 
 /// The wave that waits, and the command that approves it.

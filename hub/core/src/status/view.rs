@@ -8,7 +8,7 @@ use runnel_proto::model::ClusterName;
 
 use crate::index::{Cluster, RollbackPlan};
 use crate::plan::{ClusterPlans, Rule, RulePlan, TargetClusters, WatchScope};
-use crate::rollout::{Gate, Progress, Rollout};
+use crate::rollout::{CheckResult, Gate, Progress, Rollout};
 use runnel_api::conditions::{ConditionStatus, Reason};
 use runnel_api::{APPROVE, PendingApproval, RuleStatus};
 
@@ -113,6 +113,10 @@ pub struct Rolling<'a> {
     pub newest: (&'a ClusterPlans, &'a TargetClusters),
     /// The state for a rollback.
     pub former: &'a RollbackPlan,
+    /// The last result of its analysis.
+    pub check: Option<&'a CheckResult>,
+    /// The URL of its analysis, if the hub may not request it.
+    pub refused_url: Option<String>,
 }
 
 /// A number with its noun.

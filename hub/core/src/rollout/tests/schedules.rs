@@ -43,6 +43,8 @@ enum Event {
     RuleWindows(bool),
     /// Whether a cluster has windows.
     ClusterWindows(usize, bool),
+    /// A check of the analysis that is due ends like this.
+    Checked(bool),
 }
 
 fn happens() -> impl Strategy<Value = Event> {
@@ -66,6 +68,7 @@ fn happens() -> impl Strategy<Value = Event> {
         1 => any::<bool>().prop_map(Event::NeedsApproval),
         4 => Just(Event::Approves),
         1 => any::<bool>().prop_map(Event::RuleWindows),
+        3 => prop::bool::weighted(0.7).prop_map(Event::Checked),
         1 => (cluster(), any::<bool>()).prop_map(|(number, has)| Event::ClusterWindows(number, has)),
     ]
 }
@@ -302,6 +305,13 @@ impl Simulated {
             sent.is_empty() || in_flight <= room,
             "{in_flight} under way, {room} may be"
         );
+        // The analysis.
+        prop_assert!(
+            sent.is_empty()
+                || completed_before(&before, &reported_progress)
+                || !reported_progress.has_failed_analysis(&self.hub.rollout),
+            "checks failed, and it went on"
+        );
         // The windows of the rule and of the cluster.
         let now = self.hub.now().wall;
         for name in &sent {
@@ -498,6 +508,7 @@ impl Simulated {
             Event::Killed { written } => {
                 self.step(*written)?;
                 self.hub.restart();
+                self.hub.check = None;
                 self.uptime = 0;
             }
             Event::Wait(seconds) => {
@@ -509,6 +520,7 @@ impl Simulated {
             Event::Loses => self.kept = None,
             Event::NeedsApproval(needs) => self.hub.rollout.needs_approval = *needs,
             Event::Approves => self.hub.approve(),
+            Event::Checked(holds) => self.check(*holds),
             Event::RuleWindows(has) => self.hub.rollout.windows = minutes("*/3", *has),
             Event::ClusterWindows(number, has) => {
                 let name = ClusterName::from(format!("c{number}").as_str());
@@ -516,6 +528,28 @@ impl Simulated {
             }
         }
         self.step(true)
+    }
+
+    /// The check that is due ends like this.
+    fn check(&mut self, holds: bool) {
+        let now = self.hub.now().wall;
+        let analysis = self.hub.rollout.analysis.as_ref();
+        let progress = self.hub.progress.as_ref();
+        let due = analysis.zip(progress).and_then(|(analysis, progress)| {
+            progress.check_due(analysis, self.hub.check.as_ref(), now)
+        });
+        if let Some(of) = due {
+            let result = if holds {
+                Ok(String::new())
+            } else {
+                Err("bad".to_owned())
+            };
+            self.hub.check = Some(CheckResult {
+                of,
+                at: now,
+                result,
+            });
+        }
     }
 
     /// From here on only time passes. Connected clusters do their work, and half of them fail.
@@ -542,6 +576,7 @@ impl Simulated {
                 }
             }
             self.hub.approve();
+            self.check(true);
             self.step(true)?;
             // A cluster that reconnects last is rolled back too, after the rollback has ended.
             let is_settled = self.hub.gate.as_ref().unwrap().is_settled;
@@ -556,6 +591,13 @@ impl Simulated {
             self.hub.reported_progress()
         )))
     }
+}
+
+/// Whether the rollout was completed before the step.
+fn completed_before(before: &Option<Progress>, now: &Progress) -> bool {
+    before
+        .as_ref()
+        .is_some_and(|before| before.revision == now.revision && before.is_completed())
 }
 
 /// Windows of one minute at these minutes of each hour, or none.
@@ -574,9 +616,14 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
         (1u64..5).prop_map(Portion::Count),
         (1u64..60).prop_map(Portion::Percent)
     ];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     (portion, 0u64..200, 0u64..4, flags).prop_map(
-        |(max_concurrency, soak, max_failures, (reverts, needs_approval, has_windows))| Rollout {
+        |(
+            max_concurrency,
+            soak,
+            max_failures,
+            (reverts, needs_approval, has_windows, is_checked),
+        )| Rollout {
             max_concurrency,
             order_by: Some("tier".to_owned()),
             soak: Duration::from_secs(soak),
@@ -585,6 +632,13 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
             reverts,
             needs_approval,
             windows: minutes("*/3", has_windows),
+            analysis: is_checked.then(|| Analysis {
+                check: Check::Http {
+                    url: "http://checks/".to_owned(),
+                },
+                interval: Duration::from_secs(30),
+                failure_limit: 1,
+            }),
         },
     )
 }
@@ -604,7 +658,11 @@ proptest! {
         let phase = simulated.end()?;
         if phase == Phase::Stopped {
             let reported_progress = simulated.hub.reported_progress();
-            prop_assert!(reported_progress.failed > simulated.hub.rollout.max_failures);
+            let rollout = &simulated.hub.rollout;
+            prop_assert!(
+                reported_progress.failed > rollout.max_failures
+                    || reported_progress.has_failed_analysis(rollout)
+            );
         }
         if phase == Phase::Reverted {
             let base = simulated.hub.reported_progress().base.clone().unwrap();

@@ -163,6 +163,8 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
         R::AwaitingApproval => rollouts::world(Phase::AwaitingApproval),
         R::AwaitingWindow => rollouts::world(Phase::AwaitingWindow),
         R::InvalidWindow => rollouts::with_invalid_window(),
+        R::AnalysisFailed => rollouts::with_failed_analysis(Phase::Stopped),
+        R::AnalysisRefused => rollouts::with_refused_analysis(),
         R::RolloutPaused => rollouts::world(Phase::Paused),
         R::TooManyFailures => rollouts::world(Phase::Stopped),
         R::Suspended => with_spec(json!({"suspend": true})),
@@ -264,7 +266,9 @@ fn each_lasting_ready_reason_is_an_event() {
         let expected = match reason {
             _ if quiet.contains(&reason) => vec![],
             ConditionReason::RemovalLimit => vec!["ApprovalRequired"],
-            ConditionReason::TooManyFailures => vec!["RolloutStopped"],
+            ConditionReason::TooManyFailures | ConditionReason::AnalysisFailed => {
+                vec!["RolloutStopped"]
+            }
             _ => vec![reason.as_str()],
         };
         assert_eq!(reasons, expected, "{reason}");

@@ -8,8 +8,8 @@ use super::*;
 use crate::index::{RollbackPlan, StoredState};
 use crate::plan::{CompletedState, RollbackBlocker};
 use crate::rollout::{
-    AdmittedClusters, Gate, PendingWave, Phase, Portion, Progress, Rollout, RolloutPosition,
-    Windows,
+    AdmittedClusters, Analysis, Check, Checks, Gate, PendingWave, Phase, Portion, Progress,
+    Rollout, RolloutPosition, Windows,
 };
 
 /// A rollout that is under way.
@@ -19,6 +19,7 @@ pub(super) struct Under {
     gate: Gate,
     failing: Option<(ClusterName, String)>,
     former: RollbackPlan,
+    refused_url: Option<String>,
 }
 
 impl Under {
@@ -38,6 +39,8 @@ impl Under {
             failing: self.failing.clone(),
             newest,
             former: &self.former,
+            check: None,
+            refused_url: self.refused_url.clone(),
         }
     }
 }
@@ -73,6 +76,7 @@ pub(super) fn world(phase: Phase) -> World {
         reverts: false,
         needs_approval: phase == Phase::AwaitingApproval,
         windows: Windows::default(),
+        analysis: None,
     };
     let turn = RolloutPosition {
         value: Some("1".to_owned()),
@@ -105,6 +109,7 @@ pub(super) fn world(phase: Phase) -> World {
         gate,
         failing: None,
         former: former(None),
+        refused_url: None,
     });
     world
 }
@@ -120,6 +125,38 @@ pub(super) fn with_invalid_window() -> World {
     let under = world.rolling.as_mut().unwrap();
     under.rollout.windows = Windows::read(&[window], "spec.rollout.windows");
     under.progress.opens_at = None;
+    world
+}
+
+/// An analysis whose URL the hub may not request.
+pub(super) fn with_refused_analysis() -> World {
+    let mut world = world(Phase::Soaking);
+    world.rolling.as_mut().unwrap().refused_url = Some("http://prom:9090/api/v1/query".to_owned());
+    world
+}
+
+/// A rollout of which checks failed.
+pub(super) fn with_failed_analysis(phase: Phase) -> World {
+    let mut world = if phase.is_rollback() {
+        rolled_back(phase)
+    } else {
+        world(phase)
+    };
+    let under = world.rolling.as_mut().unwrap();
+    under.rollout.analysis = Some(Analysis {
+        check: Check::Http {
+            url: "http://checks/canary".to_owned(),
+        },
+        interval: Duration::from_secs(60),
+        failure_limit: 2,
+    });
+    under.progress.checks = Some(Checks {
+        made: 5,
+        failed: if phase == Phase::Soaking { 1 } else { 3 },
+        last_at: at(3540),
+        holds: phase == Phase::Soaking,
+        message: "the answer has the status 503".to_owned(),
+    });
     world
 }
 
@@ -213,6 +250,21 @@ fn snapshots_of_a_rollout_in_each_phase() {
 
     let mut awaiting = world(Phase::AwaitingApproval);
     insta::assert_snapshot!("a_wave_that_waits_for_approval", page(&mut awaiting));
+
+    insta::assert_snapshot!(
+        "a_wave_that_is_checked",
+        page(&mut with_failed_analysis(Phase::Soaking))
+    );
+    insta::assert_snapshot!(
+        "stopped_by_its_analysis",
+        page(&mut with_failed_analysis(Phase::Stopped))
+    );
+    let mut back = with_failed_analysis(Phase::Reverting);
+    insta::assert_snapshot!("going_back_after_its_analysis", page(&mut back));
+    insta::assert_snapshot!(
+        "analysis_that_is_refused",
+        page(&mut with_refused_analysis())
+    );
 
     let mut closed = world(Phase::AwaitingWindow);
     insta::assert_snapshot!("a_wave_that_waits_for_a_window", page(&mut closed));
