@@ -249,9 +249,10 @@ pub fn lost_watch(resource: &str, status: u16) -> CopyError {
 }
 
 /// How API servers word that a field cannot be changed.
-const IMMUTABLE: [&str; 6] = [
+const IMMUTABLE: [&str; 7] = [
     "is immutable",
     "may not be changed",
+    "may not change fields other than",
     "may not change once set",
     "cannot change roleRef",
     "updates to statefulset spec for fields other than",
@@ -540,12 +541,13 @@ mod tests {
     #[test]
     fn fields_that_cannot_change_are_recognized_in_every_wording() {
         // As an API server words them, for the cluster IP of a Service, the template of a Job, the spec of a StatefulSet, the
-        // role of a RoleBinding, and a rule of a CustomResourceDefinition.
+        // role of a RoleBinding, a Pod, and a rule of a CustomResourceDefinition.
         for text in [
             "Invalid value: [\"10.0.0.2\"]: may not change once set",
             "Invalid value: {}: field is immutable",
             "Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals' are forbidden",
             "Invalid value: {}: cannot change roleRef",
+            "Forbidden: pod updates may not change fields other than `spec.tolerations`",
             "Invalid value: \"object\": Value is immutable",
         ] {
             let causes = json!([{"reason": "FieldValueInvalid", "field": "spec", "message": text}]);
