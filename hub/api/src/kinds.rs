@@ -65,6 +65,7 @@ mod tests {
             "events.example.org",
             "widgets.notrunnel.dev",
             "networkpolicies.networking.k8s.io",
+            "roles.rbac.authorization.k8s.io",
         ] {
             assert!(!is_local_kind(portable), "{portable}");
         }

@@ -158,15 +158,14 @@ pub(super) fn set(field: &'static str, max: usize, item: Item) -> impl FnMut(&mu
 
 /// The CEL expression for a kind that may be distributed, as [`is_local_kind`](super::is_local_kind) decides it.
 fn is_portable() -> String {
-    let kinds: Vec<_> = LOCAL_KINDS.iter().map(|kind| format!("'{kind}'")).collect();
-    let groups = LOCAL_GROUPS
-        .iter()
-        .map(|group| format!(" && !self.endsWith('.{group}')"))
-        .collect::<String>();
-    format!(
-        "!self.endsWith('.{GROUP}'){groups} && !(self in [{}])",
-        kinds.join(", ")
-    )
+    let list = |texts: &[&str]| {
+        let texts: Vec<_> = texts.iter().map(|text| format!("'{text}'")).collect();
+        texts.join(", ")
+    };
+    // Without a dot the index is -1, and the group is the plural, which is in no list of groups.
+    let group = "self.substring(self.indexOf('.') + 1)";
+    let (groups, kinds) = (list(LOCAL_GROUPS), list(LOCAL_KINDS));
+    format!("!self.endsWith('.{GROUP}') && !({group} in [{groups}]) && !(self in [{kinds}])")
 }
 
 /// Refuses fields that no rule names, and items of lists by their index. Each key of `maps` is allowed.
