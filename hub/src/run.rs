@@ -269,7 +269,7 @@ async fn start(
     let serving_awaited = readiness.wait_for("sources");
     let mut registry = ops::registry("hub", env!("CARGO_PKG_VERSION"));
     let metrics = HubMetrics::register(&mut registry);
-    registry.register_collector(Box::new(watches));
+    registry.register_collector(Box::new(watches.clone()));
 
     let (identity, cluster_uid) = identity(options, &client).await?;
     let known = trusted_cas(options, &client).await;
@@ -413,7 +413,7 @@ async fn start(
     let crd = watch::watch_crd::<ClusterDistributionRule>(client.clone(), hub_state.clone());
     let crd = in_span(CRDS, crd);
     forever(tasks, stop(), "watch of the cluster rules' CRD", crd);
-    let sources = watch::watch_needed_sources(client.clone(), hub_state.clone());
+    let sources = watch::watch_needed_sources(client.clone(), hub_state.clone(), watches);
     forever(tasks, stop(), "watches of sources", sources);
     forever(
         tasks,

@@ -240,7 +240,8 @@ async fn left_behind(hub: &Cluster, name: &str, object: &MemberCluster) -> Strin
     }
     format!(
         "Left behind there, by the state of the hub:\n{}\nTo remove all of Runnel's copies in that cluster:\n  kubectl \
-         --context CONTEXT delete configmaps,secrets -A -l app.kubernetes.io/managed-by=runnel\n",
+         --context CONTEXT delete configmaps,secrets -A -l app.kubernetes.io/managed-by=runnel\nand the same with the other kinds \
+         of its policy\n",
         lines.join("\n")
     )
 }

@@ -17,7 +17,7 @@ use runnel_api::{
 };
 use runnel_hub_core::now::age;
 use runnel_proto::model::{
-    COPIES_LIMIT, ClusterName, CopyList, Kind, ListCopies, RuleName, RuleUid, SourceRef,
+    COPIES_LIMIT, ClusterName, CopyList, Kinds, ListCopies, RuleName, RuleUid, SourceRef,
 };
 use serde_json::{Value, json};
 
@@ -46,12 +46,14 @@ struct CopyRow {
     rule: RuleName,
     cluster: ClusterName,
     copy: SourceRef,
+    /// The kind of the copy; its resource if the hub does not know the kind.
+    kind: String,
     metadata: ObjectMeta,
     status: CopyStatus,
 }
 
 impl CopyRow {
-    fn new(pair: &Pair, listed: runnel_proto::model::ListedCopy) -> Self {
+    fn new(pair: &Pair, listed: runnel_proto::model::ListedCopy, kinds: &Kinds) -> Self {
         let (rule, cluster, copy) = (&pair.rule, &pair.cluster, listed.copy);
         let base = object_name(&rule.name, cluster.as_str());
         let metadata = ObjectMeta {
@@ -68,6 +70,9 @@ impl CopyRow {
         Self {
             rule: rule.clone(),
             cluster: cluster.clone(),
+            kind: kinds
+                .preferred(&copy.resource)
+                .map_or_else(|| copy.resource.to_string(), |kind| kind.kind.to_string()),
             copy,
             metadata,
             status: CopyStatus {
@@ -85,11 +90,6 @@ impl CopyRow {
         }
     }
 
-    /// Returns the kind of the copy; its resource if this hub does not support the kind.
-    fn kind(&self) -> &str {
-        Kind::by_resource(&self.copy.resource).map_or(&*self.copy.resource, |kind| &*kind.kind)
-    }
-
     fn is_selected(&self, selection: &Selection) -> bool {
         selection.matches(&Fields {
             name: self.metadata.name.as_deref().unwrap_or_default(),
@@ -98,7 +98,7 @@ impl CopyRow {
             cluster: self.cluster.as_str(),
             state: &self.status.state,
             reason: &self.status.reason,
-            target_kind: self.kind(),
+            target_kind: &self.kind,
             target_namespace: &self.copy.namespace,
             target_name: &self.copy.name,
         })
@@ -138,7 +138,7 @@ impl ViewObject for CopyRow {
         json!([
             self.rule.name,
             self.cluster.as_str(),
-            self.kind(),
+            self.kind.as_str(),
             &*self.copy.namespace,
             &*self.copy.name,
             status.state,
@@ -152,7 +152,7 @@ impl ViewObject for CopyRow {
 
     fn object(&self) -> Value {
         let target = CopyTarget {
-            kind: self.kind().to_owned(),
+            kind: self.kind.clone(),
             namespace: self.copy.namespace.to_string(),
             name: self.copy.name.to_string(),
         };
@@ -374,7 +374,7 @@ impl ViewServer {
         let row = answer
             .copies
             .into_iter()
-            .map(|listed| CopyRow::new(&pair, listed))
+            .map(|listed| CopyRow::new(&pair, listed, &self.hub_state.kinds.borrow()))
             .find(|row| row.is_selected(&selected.selection))
             .ok_or_else(unknown)?;
         let version = self.changes().version();
@@ -454,7 +454,7 @@ impl ViewServer {
                 listing.more = false;
                 break;
             };
-            take_in(listing, answer, query);
+            take_in(listing, answer, query, &self.hub_state.kinds.borrow());
             // Each pair is asked about at least once: the next page begins after what was seen.
             if Instant::now() >= end {
                 break;
@@ -494,7 +494,7 @@ impl ViewServer {
 
 /// Adds the selected copies of an answer. Copies out of order are left out, so that each page of a
 /// broken agent begins after the one before.
-fn take_in(listing: &mut CopyListing, answer: CopyList, query: &Query) {
+fn take_in(listing: &mut CopyListing, answer: CopyList, query: &Query, kinds: &Kinds) {
     listing.more = answer.more && !answer.copies.is_empty();
     for listed in answer.copies {
         if listing
@@ -510,7 +510,7 @@ fn take_in(listing: &mut CopyListing, answer: CopyList, query: &Query) {
             return;
         }
         listing.last = Some(listed.copy.clone());
-        let row = CopyRow::new(&listing.pair, listed);
+        let row = CopyRow::new(&listing.pair, listed, kinds);
         if row.is_selected(&query.selection) {
             listing.rows.push(row);
         }
@@ -535,7 +535,7 @@ fn missing_text(missing: &BTreeSet<ClusterName>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use runnel_proto::model::CopyOutcome;
+    use runnel_proto::model::{CopyOutcome, Kind};
 
     use super::*;
     use crate::view::request::{COPY_FIELDS, query};
@@ -576,7 +576,9 @@ mod tests {
             more,
             ..CopyList::default()
         };
-        take_in(&mut listing, answer, &query(text, COPY_FIELDS).unwrap());
+        let query = query(text, COPY_FIELDS).unwrap();
+        let kinds = Kind::supported().iter().cloned().collect();
+        take_in(&mut listing, answer, &query, &kinds);
         let names = listing.rows.iter().map(|row| row.copy.name.to_string());
         (names.collect(), listing.more)
     }

@@ -16,6 +16,7 @@ use kube::Client;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::WatchScope;
 use runnel_proto::model::{Kind, Kinds, Scope};
+use runnel_transport::ops::WatchTimes;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -52,19 +53,9 @@ enum Unwatched {
     State(ScopeState),
 }
 
-/// Watches the sources that rules need. Returns only if a watch ended.
-pub async fn watch_needed_sources(client: Client, hub_state: Arc<HubState>) {
-    SourceWatches {
-        client,
-        hub_state,
-        scopes: BTreeMap::new(),
-        tasks: JoinSet::new(),
-        schedule: DiscoverySchedule::default(),
-        has_read: false,
-        failure: None,
-    }
-    .run()
-    .await;
+/// Watches the sources that rules need. Returns only if a watch ended. `times` are those of the client.
+pub async fn watch_needed_sources(client: Client, hub_state: Arc<HubState>, times: WatchTimes) {
+    SourceWatches::new(client, hub_state, times).run().await;
 }
 
 /// A watch ended by itself.
@@ -73,6 +64,7 @@ struct WatchEnded;
 struct SourceWatches {
     client: Client,
     hub_state: Arc<HubState>,
+    times: WatchTimes,
     scopes: BTreeMap<WatchScope, NeededScope>,
     tasks: JoinSet<WatchScope>,
     schedule: DiscoverySchedule,
@@ -83,6 +75,19 @@ struct SourceWatches {
 }
 
 impl SourceWatches {
+    fn new(client: Client, hub_state: Arc<HubState>, times: WatchTimes) -> Self {
+        Self {
+            client,
+            hub_state,
+            times,
+            scopes: BTreeMap::new(),
+            tasks: JoinSet::new(),
+            schedule: DiscoverySchedule::default(),
+            has_read: false,
+            failure: None,
+        }
+    }
+
     async fn run(mut self) {
         let hub_state = self.hub_state.clone();
         let mut needed = hub_state.needed.subscribe();
@@ -296,14 +301,22 @@ impl SourceWatches {
     /// Stops a watch, and waits until it has stopped: it changes nothing afterwards.
     async fn stop(&mut self, scope: &WatchScope) -> Result<(), WatchEnded> {
         let known = self.scopes.get_mut(scope);
-        let Some((_, token)) = known.and_then(|known| known.watch.take()) else {
+        let Some((kind, token)) = known.and_then(|known| known.watch.take()) else {
             return Ok(());
         };
         token.cancel();
         match self.tasks.join_next().await {
-            Some(Ok(ended)) if ended == *scope => Ok(()),
-            _ => Err(WatchEnded),
+            Some(Ok(ended)) if ended == *scope => {}
+            _ => return Err(WatchEnded),
         }
+        let mut watched = self
+            .scopes
+            .values()
+            .filter_map(|known| known.watch.as_ref());
+        if !watched.any(|(other, _)| other.plural == kind.plural) {
+            self.times.forget(&kind.plural);
+        }
+        Ok(())
     }
 
     /// A scope without a watch does not keep the leader from serving.
@@ -343,5 +356,164 @@ impl SourceWatches {
             }
         }
         Ok(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use runnel_api::DistributionRule;
+    use runnel_hub_core::plan::Rule;
+    use runnel_proto::model::RuleUid;
+    use serde_json::json;
+
+    use super::*;
+    use crate::hub_state::Settings;
+
+    /// Watches of an API server that does not answer.
+    fn watches() -> SourceWatches {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<
+                Result<http::Response<kube::client::Body>, std::convert::Infallible>,
+            >()
+        });
+        SourceWatches::new(
+            Client::new(service, "default"),
+            HubState::new(Settings::for_tests()),
+            WatchTimes::default(),
+        )
+    }
+
+    fn kind(number: usize) -> Kind {
+        let plural = format!("kind{number:03}s");
+        Kind::new("example.org", "v1", "Any", &plural, Scope::Namespaced)
+    }
+
+    fn served(kinds: impl IntoIterator<Item = Kind>) -> Kinds {
+        Kind::supported().iter().cloned().chain(kinds).collect()
+    }
+
+    fn add_rule(watches: &SourceWatches, uid: &str, resources: &[String]) {
+        let entries: Vec<_> = resources
+            .chunks(16)
+            .map(|resources| json!({"resources": resources, "names": ["*"]}))
+            .collect();
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": uid, "namespace": "shop", "uid": uid, "generation": 1},
+            "spec": {"sources": entries, "clusters": {"all": true}},
+        });
+        let object: DistributionRule = serde_json::from_value(object).unwrap();
+        let rule = Rule::namespaced(&object, "runnel-system").unwrap();
+        let places = rule.places(watches.hub_state.index.read().scopes().watched());
+        watches.hub_state.change(|index| index.set_rule(rule));
+        watches.hub_state.need(places);
+    }
+
+    fn state(watches: &SourceWatches, resource: &str) -> ScopeState {
+        let scope = WatchScope::everywhere(resource);
+        watches.hub_state.index.read().scopes().state(&scope)
+    }
+
+    fn is_watched(watches: &SourceWatches, resource: &str) -> bool {
+        let known = watches.scopes.get(&WatchScope::everywhere(resource));
+        known.is_some_and(|known| known.watch.is_some())
+    }
+
+    async fn update(watches: &mut SourceWatches) {
+        assert!(watches.update().await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn number_of_watched_kinds_is_bounded() {
+        let mut watches = watches();
+        let kinds: Vec<_> = (0..KINDS_LIMIT).map(kind).collect();
+        let named: Vec<_> = kinds.iter().map(ToString::to_string).collect();
+        watches.hub_state.set_kinds(served(kinds.clone()));
+        add_rule(&watches, "many", &named);
+        update(&mut watches).await;
+        assert!(named.iter().all(|resource| is_watched(&watches, resource)));
+        // Secrets come first, whatever else rules name.
+        add_rule(&watches, "one", &["secrets".to_owned()]);
+        update(&mut watches).await;
+        assert!(is_watched(&watches, "secrets"));
+        let last = named.last().unwrap();
+        let ScopeState::Unreadable(why) = state(&watches, last) else {
+            panic!("{last} is watched");
+        };
+        assert!(why.contains("at most 200 kinds"), "{why}");
+        assert!(!is_watched(&watches, last) && is_watched(&watches, &named[0]));
+        assert_eq!(watches.tasks.len(), KINDS_LIMIT);
+    }
+
+    #[tokio::test]
+    async fn kind_that_is_not_served_keeps_no_leader_from_serving() {
+        let mut watches = watches();
+        let widgets = kind(0).to_string();
+        add_rule(&watches, "r", std::slice::from_ref(&widgets));
+        update(&mut watches).await;
+        assert_eq!(state(&watches, &widgets), ScopeState::Unwatched);
+        watches.set_kinds(Err(DiscoveryError::Timeout));
+        update(&mut watches).await;
+        assert!(matches!(
+            state(&watches, &widgets),
+            ScopeState::Unreadable(_)
+        ));
+        watches.set_kinds(Ok(served([])));
+        let hub_state = watches.hub_state.clone();
+        let barrier = &hub_state.leadership.relist_barrier;
+        barrier.begin();
+        update(&mut watches).await;
+        assert_eq!(state(&watches, &widgets), ScopeState::NotServed);
+        let scope = WatchScope::everywhere(widgets.as_str());
+        assert!(barrier.have_all([Watched::Sources(scope.clone())]));
+        watches.set_kinds(Ok(served([kind(0)])));
+        update(&mut watches).await;
+        assert!(is_watched(&watches, &widgets));
+        // It is not served any more.
+        watches.set_kinds(Ok(served([])));
+        update(&mut watches).await;
+        assert!(!is_watched(&watches, &widgets) && watches.tasks.is_empty());
+        assert_eq!(state(&watches, &widgets), ScopeState::NotServed);
+        // A kind without namespaces has no sources.
+        let whole = Kind::new("example.org", "v1", "Any", "kind000s", Scope::Cluster);
+        watches.set_kinds(Ok(served([whole])));
+        update(&mut watches).await;
+        assert!(matches!(
+            state(&watches, &widgets),
+            ScopeState::Unreadable(_)
+        ));
+    }
+
+    #[tokio::test]
+    async fn watch_ends_some_time_after_its_last_rule() {
+        let mut watches = watches();
+        let widgets = kind(0).to_string();
+        watches.hub_state.set_kinds(served([kind(0)]));
+        add_rule(&watches, "r", std::slice::from_ref(&widgets));
+        update(&mut watches).await;
+        let (start, limit) = (Instant::now(), Duration::from_secs(300));
+        let next = watches.release_unneeded(start, limit).await;
+        assert!(matches!(next, Ok(None)));
+        let uid = RuleUid::from("r");
+        watches.hub_state.change(|index| index.remove_rule(&uid));
+        let next = watches.release_unneeded(start, limit).await;
+        assert!(matches!(next, Ok(Some(at)) if at == start + limit));
+        // A rule that comes back in time keeps it.
+        add_rule(&watches, "r", std::slice::from_ref(&widgets));
+        let late = start + limit;
+        assert!(matches!(
+            watches.release_unneeded(late, limit).await,
+            Ok(None)
+        ));
+        assert!(is_watched(&watches, &widgets));
+        watches.hub_state.change(|index| index.remove_rule(&uid));
+        assert!(watches.release_unneeded(late, limit).await.is_ok());
+        assert!(watches.release_unneeded(late + limit, limit).await.is_ok());
+        assert!(watches.scopes.is_empty() && watches.tasks.is_empty());
+        assert!(watches.hub_state.needed.borrow().is_empty());
+        // It is watched again for a later rule.
+        add_rule(&watches, "r", std::slice::from_ref(&widgets));
+        update(&mut watches).await;
+        assert!(is_watched(&watches, &widgets));
     }
 }

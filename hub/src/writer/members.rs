@@ -1,7 +1,7 @@
 //! Writes the status of one member.
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource};
-use runnel_proto::model::{ClusterName, Kind, RuleName};
+use runnel_proto::model::{ClusterName, RuleName};
 use serde_json::json;
 
 use super::{WriteError, Writer};
@@ -154,7 +154,7 @@ impl Writer {
             ),
             divergence: divergences.of(name).map(|divergence| (name, divergence)),
             lost_watch: report_store
-                .lost_watch(name, Kind::resources().map(|resource| &**resource))
+                .first_lost_watch(name)
                 .filter(|_| report_store.session(name, now.instant).is_some()),
             windows_error: cluster.windows.error(),
             key_shared: report_store.is_key_shared(name, now.instant),

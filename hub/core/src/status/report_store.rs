@@ -264,6 +264,13 @@ impl ReportStore {
         self.connectivity(cluster)?.lost_watch(resources)
     }
 
+    /// A lost watch that makes reports of a cluster uncertain, if there is one: that of namespaces before that of a kind.
+    pub fn first_lost_watch(&self, cluster: &ClusterName) -> Option<LostWatch> {
+        let connectivity = self.connectivity(cluster)?;
+        let namespaces = connectivity.lost_watch(std::iter::empty());
+        namespaces.or_else(|| connectivity.lost_watches.first().cloned())
+    }
+
     /// An agent's session ended.
     pub fn disconnected(&mut self, cluster: &ClusterName, number: u64, now: Instant) {
         if let Some(connectivity) = self
