@@ -2,7 +2,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 /// All files with this extension in a folder and the folders below it, sorted by path.
 ///
@@ -20,4 +20,22 @@ pub fn files_below(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     }
     found.sort();
     Ok(found)
+}
+
+/// Compares a generated page of the repository with what its sources give, or writes it if `RUNNEL_UPDATE` is set. `again` is
+/// the command that writes it.
+///
+/// # Errors
+/// A page that differs, with the command.
+pub fn is_generated(page: &str, text: &str, again: &str) -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(page);
+    if std::env::var_os("RUNNEL_UPDATE").is_some() {
+        fs::write(&path, text)?;
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    ensure!(
+        found == text,
+        "{page} differs from its sources; write it again with\n  RUNNEL_UPDATE=1 {again}"
+    );
+    Ok(())
 }

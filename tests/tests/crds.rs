@@ -65,6 +65,10 @@ async fn hub() -> Result<&'static ControlPlane> {
                 crds().iter().all(|crd| names.contains(&&*crd.name_any())),
                 "{names:?}"
             );
+            // Their schemas are published last.
+            for name in names {
+                hub.kubectl(&["explain", name]).await?;
+            }
             Ok(Some(()))
         })
         .await?;

@@ -1,6 +1,9 @@
 //! Rules for any kind of object on the hub: kinds that the API server serves, that come later and that go, as an
 //! administrator adds them to the charts.
 
+#[path = "kinds/delivered.rs"]
+mod delivered;
+
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Id, RuleDraft, Scene, condition};

@@ -252,6 +252,46 @@ impl TestCluster {
             .await
     }
 
+    /// Whether the API server would accept a JSON patch of an object that changes something.
+    ///
+    /// # Errors
+    /// When the API server does not answer.
+    pub async fn accepts(&self, id: &Id, operations: Value) -> Result<bool> {
+        let patch = Patch::Json::<()>(serde_json::from_value(operations)?);
+        let parameters = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let before = self.api(id).get(&id.name).await?;
+        match self.api(id).patch(&id.name, &parameters, &patch).await {
+            Ok(after) => Ok(after.data != before.data
+                || after.metadata.labels != before.metadata.labels
+                || after.metadata.annotations != before.metadata.annotations),
+            Err(kube::Error::Api(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Applies fields of an object as this field manager and returns the result.
+    ///
+    /// # Errors
+    /// The answer of the API server.
+    pub async fn apply_as(&self, manager: &str, fields: &Value) -> Result<Value> {
+        let id = Id::of(fields)?;
+        let applied = self
+            .api(&id)
+            .patch(
+                &id.name,
+                &PatchParams::apply(manager),
+                &Patch::Apply(fields),
+            )
+            .await;
+        whole(
+            &id,
+            applied.with_context(|| format!("cannot apply {id} in {}", self.name))?,
+        )
+    }
+
     async fn patch<P: serde::Serialize + std::fmt::Debug>(
         &self,
         id: &Id,

@@ -215,6 +215,72 @@ async fn network_policy_has_its_defaults_and_no_drift() -> Result<()> {
 }
 
 #[tokio::test]
+async fn ignored_fields_of_a_deployment_stay_with_their_writers() -> Result<()> {
+    let mut one = Kept::start("ignored", "deployments.apps", "apps/v1", "Deployment").await?;
+    let image = "/spec/template/spec/containers/[name=app]/image";
+    let spec = |replicas: u8, image: &str, level: &str| {
+        let env = json!([{"name": "LEVEL", "value": level}]);
+        json!({"spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {
+                "metadata": {"labels": {"app": "web"}},
+                "spec": {"containers": [{"name": "app", "image": image, "env": env}]},
+            },
+        }})
+    };
+    let ignoring = |one: &Kept, fields: Value| {
+        let mut rule = one.rule(fields);
+        let paths = ["/spec/replicas", image].map(FieldPath::parse);
+        rule.terms.ignore_fields = paths.into_iter().flatten().collect();
+        one.alone.hub.want("r", rule);
+    };
+    const LEVEL: &str = "/spec/template/spec/containers/0/env/0/value";
+    const IMAGE: &str = "/spec/template/spec/containers/0/image";
+    ignoring(&one, spec(1, "app:1", "info"));
+    let made = one.applied().await?;
+    assert_eq!(made["spec"]["replicas"], 1);
+    assert_eq!(made.pointer(IMAGE), Some(&json!("app:1")));
+    one.is_idle().await?;
+
+    // Another client takes over one of them. An edit of the source changes neither.
+    one.edit(json!({"spec": {"replicas": 7}})).await?;
+    one.is_idle().await?;
+    ignoring(&one, spec(2, "app:2", "debug"));
+    one.applied().await?;
+    let values = [
+        ("/spec/replicas", json!(7)),
+        (IMAGE, json!("app:1")),
+        (LEVEL, json!("debug")),
+    ];
+    one.has("the edit of the other field", &values).await?;
+    one.is_idle().await?;
+    one.restart().await?;
+
+    // Drift of another field is corrected, and only that.
+    let drift = json!([
+        {"op": "replace", "path": LEVEL, "value": "trace"},
+        {"op": "replace", "path": IMAGE, "value": "app:3"},
+        {"op": "replace", "path": "/spec/replicas", "value": 9},
+    ]);
+    one.edit(drift).await?;
+    let values = [
+        ("/spec/replicas", json!(9)),
+        (IMAGE, json!("app:3")),
+        (LEVEL, json!("debug")),
+    ];
+    one.has("the other field put back", &values).await?;
+    one.is_idle().await?;
+
+    // No longer ignored, they are the source's again.
+    one.alone.hub.want("r", one.rule(spec(2, "app:2", "debug")));
+    let values = [("/spec/replicas", json!(2)), (IMAGE, json!("app:2"))];
+    one.has("the values of the source", &values).await?;
+    one.alone.hub.wait_applied("r", 1).await?;
+    one.is_idle().await
+}
+
+#[tokio::test]
 async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
     let mut one = Kept::start("svc", "services", "v1", "Service").await?;
     let spec = |port: u16| {

@@ -8,6 +8,7 @@ use std::fs;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Command, CommandFactory};
 use runnel_api::conditions::{ConditionType, Reason};
+use runnel_tests::files::is_generated;
 use serde_json::Value;
 
 use super::{code, root};
@@ -16,17 +17,11 @@ const FOLDER: &str = "deploy/manual/src/reference";
 
 /// Compares one page with its sources, or writes it.
 fn check(page: &str, text: &str) -> Result<()> {
-    let path = root().join(FOLDER).join(page);
-    if std::env::var_os("RUNNEL_UPDATE").is_some() {
-        fs::write(&path, text)?;
-    }
-    let found = fs::read_to_string(&path).unwrap_or_default();
-    ensure!(
-        found == text,
-        "{FOLDER}/{page} differs from its sources; write it again with\n  \
-         RUNNEL_UPDATE=1 cargo test -p runnel-tests --test house reference"
-    );
-    Ok(())
+    is_generated(
+        &format!("{FOLDER}/{page}"),
+        text,
+        "cargo test -p runnel-tests --test house reference",
+    )
 }
 
 fn heading(title: &str, about: &str) -> String {

@@ -295,7 +295,8 @@ async fn tenant_gets_explanations_by_its_own_rules() -> Result<()> {
             spec("ConfigMap", "hidden", "secretive"),
             "may get no rule",
         ),
-        (path, spec("Pod", "explained", "login"), "unknown"),
+        (path, spec("Pod", "explained", "login"), "may get no rule"),
+        (path, spec("Gadget", "explained", "login"), "unknown"),
         ("namespaces/hidden/copyexplanations", own, "cannot create"),
     ] {
         let refused = create(&eve, path, "CopyExplanation", spec.clone()).await;

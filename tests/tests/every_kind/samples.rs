@@ -1,0 +1,105 @@
+//! The objects of `built_in.yaml` and `custom.yaml`.
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The name of every sample.
+pub const NAME: &str = "sample";
+
+/// An object of one kind, and what is done to it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// The kind, as `plural[.group]`.
+    pub resource: String,
+    /// The source, without name and namespace.
+    #[serde(default)]
+    pub object: Value,
+    /// A merge patch of the source.
+    #[serde(default)]
+    pub edit: Option<Value>,
+    /// Fields that leave the source.
+    #[serde(default)]
+    pub prune: Vec<String>,
+    /// Lists whose items are told apart by their values: another value is another item, which may stay beside ours.
+    #[serde(default)]
+    pub sets: Vec<String>,
+    /// Fields that another manager applies to a copy.
+    #[serde(default)]
+    pub foreign: Option<Value>,
+    /// Of a custom kind: its name.
+    #[serde(default)]
+    kind: Option<String>,
+    /// Of a custom kind: the schemas of `spec` by version; the first one in the order of priority is stored.
+    #[serde(default)]
+    versions: BTreeMap<String, Value>,
+    /// Of a custom kind: the spec of the object.
+    #[serde(default)]
+    spec: Value,
+}
+
+impl Sample {
+    /// The source in a namespace.
+    pub fn source(&self, namespace: &str) -> Value {
+        let mut object = self.object.clone();
+        object["metadata"] = json!({
+            "name": NAME,
+            "namespace": namespace,
+            "labels": {"tier": "gold", "color": "blue"},
+            "annotations": {"example.com/note": "a note"},
+        });
+        object
+    }
+
+    /// The CustomResourceDefinition, for a custom kind.
+    pub fn definition(&self) -> Option<Value> {
+        let kind = self.kind.as_ref()?;
+        let (plural, group) = self.resource.split_once('.')?;
+        let stored = self.versions.keys().next()?;
+        let version = |(name, spec): (&String, &Value)| {
+            json!({
+                "name": name,
+                "served": true,
+                "storage": name == stored,
+                "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": spec,
+                    "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+                }}},
+            })
+        };
+        Some(json!({
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": self.resource},
+            "spec": {
+                "group": group,
+                "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+                "versions": self.versions.iter().map(version).collect::<Vec<_>>(),
+            },
+        }))
+    }
+}
+
+/// Returns the samples of built-in and custom kinds.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn samples() -> Result<Vec<Sample>> {
+    let read = |text: &str| serde_saphyr::from_str::<Vec<Sample>>(text);
+    let mut all = read(include_str!("built_in.yaml")).context("built_in.yaml")?;
+    for mut sample in read(include_str!("custom.yaml")).context("custom.yaml")? {
+        let group = sample.resource.split_once('.').context("no group")?.1;
+        let version = sample.versions.keys().next().context("no version")?;
+        sample.object = json!({
+            "apiVersion": format!("{group}/{version}"),
+            "kind": sample.kind,
+            "spec": sample.spec,
+        });
+        all.push(sample);
+    }
+    Ok(all)
+}
