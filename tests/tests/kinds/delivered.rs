@@ -76,8 +76,7 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
     for source in &all {
         make_soon(&scene, source).await?;
     }
-    let [policy, role, service, widget] =
-        [&all[0], &all[1], &all[2], &all[3]].map(|source| Id::of(source));
+    let [policy, role, service, widget] = [&all[0], &all[1], &all[2], &all[3]].map(Id::of);
     let (policy, role, service, widget) = (policy?, role?, service?, widget?);
     let (id, draft) = rule("delivered", HOME, &KINDS);
     scene.hub.make(&draft).await?;
