@@ -716,12 +716,12 @@ impl ApplyRun<'_> {
             return Ok(None);
         };
         let preparation = body::preparation_patch(&self.kind, &object, request, ignored);
-        let lists = || {
+        let unmerged = || {
             let is_owned = self.kind.content.is_owned();
-            let lists = is_owned.then(|| error.refused_lists())?;
-            body::list_patch(&object, request, &lists)
+            let fields = is_owned.then(|| error.unmerged_fields())?;
+            body::unmerged_patch(&object, request, &fields)
         };
-        let Some(patch) = preparation.or_else(lists) else {
+        let Some(patch) = preparation.or_else(unmerged) else {
             return Err(self.fail(error));
         };
         let object = match self.member.json_patch(&self.kind, self.copy, patch).await {

@@ -241,16 +241,17 @@ pub fn preparation_patch(
     (!changes.is_empty()).then(|| guarded(object, changes))
 }
 
-/// Returns the JSON patch that gives an object the lists of an apply that the API server refused because of their items: an
-/// item of another client may exclude one of ours. Returns `None` if the lists are equal.
-pub fn list_patch(object: &DynamicObject, body: &Value, lists: &[Vec<&str>]) -> Option<Patch> {
+/// Returns the JSON patch that gives an object the fields of an apply that the API server cannot merge: lists, because an item
+/// of another client may exclude one of ours, and maps without a field. Returns `None` if they are equal.
+pub fn unmerged_patch(object: &DynamicObject, body: &Value, fields: &[Vec<&str>]) -> Option<Patch> {
     fn at<'v>(value: &'v Value, path: &[&str]) -> Option<&'v Value> {
-        let list = path.iter().try_fold(value, |value, field| value.get(field));
-        list.filter(|list| list.is_array())
+        path.iter().try_fold(value, |value, field| value.get(field))
     }
-    let differing = lists.iter().filter_map(|path| {
+    let differing = fields.iter().filter_map(|path| {
         let (present, wanted) = (at(&object.data, path)?, at(body, path)?);
-        (present != wanted).then(|| add(path, wanted.clone()))
+        let is_list = present.is_array() && wanted.is_array();
+        let is_emptied = present.is_object() && wanted.as_object().is_some_and(Map::is_empty);
+        ((is_list || is_emptied) && present != wanted).then(|| add(path, wanted.clone()))
     });
     let changes: Vec<_> = differing.collect();
     (!changes.is_empty()).then(|| guarded(object, changes))

@@ -666,7 +666,7 @@ fn parents_are_created_for_applied_fields_only() {
 }
 
 #[test]
-fn refused_lists_become_those_of_the_apply() {
+fn unmerged_fields_become_those_of_the_apply() {
     let service = |ports: Value| -> DynamicObject {
         let metadata = json!({"name": "x", "namespace": "a", "uid": "u", "resourceVersion": "5"});
         let spec = json!({"type": "ClusterIP", "ports": ports});
@@ -681,11 +681,21 @@ fn refused_lists_become_those_of_the_apply() {
         vec!["spec", "missing"],
     ];
     let theirs = service(json!([{"name": "web", "port": 8080, "protocol": "TCP"}]));
-    let patch = list_patch(&theirs, &body, &lists).unwrap();
+    let patch = unmerged_patch(&theirs, &body, &lists).unwrap();
     assert_eq!(patched(&theirs, patch).data["spec"], body["spec"]);
-    assert_eq!(list_patch(&theirs, &body, &lists[1..]), None);
+    assert_eq!(unmerged_patch(&theirs, &body, &lists[1..]), None);
     let same = service(body["spec"]["ports"].clone());
-    assert_eq!(list_patch(&same, &body, &lists), None);
+    assert_eq!(unmerged_patch(&same, &body, &lists), None);
+    // A map without a field is null after a merge.
+    let maps = [vec!["spec", "selector"], vec!["spec", "ports"]];
+    let mut with_map = service(body["spec"]["ports"].clone());
+    with_map.data["spec"]["selector"] = json!({"app": "web"});
+    let mut emptied = body.clone();
+    emptied["spec"]["selector"] = json!({});
+    let patch = unmerged_patch(&with_map, &emptied, &maps).unwrap();
+    assert_eq!(patched(&with_map, patch).data["spec"], emptied["spec"]);
+    emptied["spec"]["selector"] = json!({"app": "other"});
+    assert_eq!(unmerged_patch(&with_map, &emptied, &maps), None);
 }
 
 #[test]

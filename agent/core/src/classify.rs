@@ -12,7 +12,7 @@ use crate::copy::CopyError;
 use crate::policy::Area;
 
 /// Limit of the causes of one refusal that are read for lists.
-const REFUSED_LISTS: usize = 20;
+const UNMERGED_FIELDS: usize = 20;
 
 /// The error of a request.
 pub enum CallError {
@@ -81,21 +81,22 @@ impl CallError {
             && !status.details.as_ref().is_some_and(names_object)
     }
 
-    /// Returns the lists of which the API server refuses an item, as the names of the fields that lead to them. A list
-    /// inside of a list is left out.
-    pub fn refused_lists(&self) -> Vec<Vec<&str>> {
+    /// Returns the fields that an apply cannot merge, as the names of the fields that lead to them: lists of which the API
+    /// server refuses an item, and maps that lose their last field. A field inside of a list is left out.
+    pub fn unmerged_fields(&self) -> Vec<Vec<&str>> {
         let Self::Refused(status) = self else {
             return vec![];
         };
-        let fields = causes(status).take(REFUSED_LISTS);
-        let lists = fields.filter_map(|(_, field, _)| {
-            let (list, item) = field.split_once('[')?;
-            (!item.contains('[')).then_some(list)
+        let causes = causes(status).take(UNMERGED_FIELDS);
+        let fields = causes.filter_map(|(reason, field, _)| match field.split_once('[') {
+            Some((list, item)) => (!item.contains('[')).then_some(list),
+            // Such a map is null after the merge.
+            None => (reason == "FieldValueTypeInvalid").then_some(field),
         });
-        let mut lists: Vec<Vec<&str>> = lists.map(|list| list.split('.').collect()).collect();
-        lists.sort();
-        lists.dedup();
-        lists
+        let mut fields: Vec<Vec<&str>> = fields.map(|field| field.split('.').collect()).collect();
+        fields.sort();
+        fields.dedup();
+        fields
     }
 
     /// Whether an admission webhook cannot be called for a dry run.
@@ -592,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_with_a_refused_item_are_named() {
+    fn lists_with_a_refused_item_and_empty_maps_are_named() {
         let causes: Vec<_> = [
             "spec.ports[1].name",
             "spec.ports[0].nodePort",
@@ -602,14 +603,19 @@ mod tests {
         ]
         .into_iter()
         .map(|field| json!({"field": field, "reason": "FieldValueDuplicate"}))
+        .chain([json!({"field": "spec.sync.automated", "reason": "FieldValueTypeInvalid"})])
         .collect();
         let error = status(422, "x", json!(causes));
         assert_eq!(
-            error.refused_lists(),
-            [vec!["rules"], vec!["spec", "ports"]]
+            error.unmerged_fields(),
+            [
+                vec!["rules"],
+                vec!["spec", "ports"],
+                vec!["spec", "sync", "automated"]
+            ]
         );
         assert_eq!(
-            CallError::Unanswered.refused_lists(),
+            CallError::Unanswered.unmerged_fields(),
             Vec::<Vec<&str>>::new()
         );
     }
