@@ -261,7 +261,11 @@ impl Watches {
                     .filter(|kind| kinds.preferred(kind).is_none())
                     .collect();
                 if !missing.is_empty() && (schedule.failures == 0 || !schedule.is_read) {
-                    tracing::warn!(?missing, "this cluster does not serve kinds of the policy");
+                    tracing::warn!(
+                        resource = %missing[0],
+                        count = missing.len(),
+                        "this cluster does not serve kinds of the policy, the first of which is named"
+                    );
                 }
                 schedule.is_read = true;
                 self.kinds.replace(kinds);

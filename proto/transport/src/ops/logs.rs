@@ -54,6 +54,7 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
         "a rule, as namespace/name, or its uid where no more is known",
     ),
     ("rules", "a number of rules"),
+    ("scope", "a kind in a namespace of the hub, or in all"),
     ("secret", "name of a Secret of Runnel's own"),
     ("signal", "name of a signal"),
     (
@@ -77,7 +78,9 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("timestamp", "when, in RFC 3339; in every line"),
     ("token", "id of a join token, which is no secret"),
     ("verb", "what was to be done, as in RBAC"),
+    ("version", "an API version of a kind"),
     ("waited", "duration of the wait"),
+    ("wave", "number of a wave of a rollout"),
     ("why", "a sentence about a failure"),
     ("wrote", "result of a write"),
 ];
