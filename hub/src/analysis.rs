@@ -2,7 +2,7 @@
 //!
 //! A rule must not reach through the hub what its author cannot. So a request goes only to URLs that the administrator allows,
 //! without credentials and redirects. Its answer is bounded in time and size, and only a status code or a number of it is kept.
-//! The leader alone makes requests: at most [`CONCURRENT`] at a time, and one at a time for a rule.
+//! The leader alone makes requests: at most `CONCURRENT` at a time, and one at a time for a rule.
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;

@@ -95,7 +95,7 @@ pub struct Run {
     #[arg(long, env = "RUNNEL_ROLLBACK_STORAGE", default_value_t = 16, value_name = "MIB", value_parser = clap::value_parser!(u16).range(0..=256))]
     pub rollback_storage: u16,
     /// A URL prefix that analyses of rollouts (spec.rollout.analysis) may request: scheme, host, port and path, such as
-    /// http://prometheus.monitoring:9090; may be given several times. Without it every analysis is refused.
+    /// `http://prometheus.monitoring:9090`; may be given several times. Without it every analysis is refused.
     #[arg(
         long = "analysis-allow",
         env = "RUNNEL_ANALYSIS_ALLOW",

@@ -78,7 +78,7 @@ pub fn diff(
 }
 
 /// Returns the paths in which the live object differs from the answer to a dry run of its apply, with the same values as
-/// [`diff`].
+/// [`diff()`].
 pub fn applied_diff(
     want: &DesiredCopy,
     observed: &Observed,

@@ -38,7 +38,7 @@ fn interval_seconds() -> i64 {
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = schema::prometheus_check)]
 pub struct PrometheusCheck {
-    /// The URL of the API without `/api/v1`, such as http://prometheus.monitoring:9090.
+    /// The URL of the API without `/api/v1`, such as `http://prometheus.monitoring:9090`.
     #[schemars(transform = schema::url("address"))]
     pub address: String,
     /// The query in PromQL. At most 4096 characters.
