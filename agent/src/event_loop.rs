@@ -257,7 +257,8 @@ async fn saved(saving: &mut Option<StoreFuture>) -> Result<(), CallError> {
     }
 }
 
-async fn until(at: Option<tokio::time::Instant>) {
+/// Waits until a time; without one, for ever.
+pub(crate) async fn until(at: Option<tokio::time::Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => pending().await,

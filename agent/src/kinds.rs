@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::discovery::{self, ApiCapabilities, Discovery, verbs};
-use runnel_proto::model::{Kind, Kinds, Scope};
+use kube::discovery::{Discovery, verbs};
+use runnel_proto::model::{Kind, Kinds};
+use runnel_transport::discovery::{served_kind, served_resources};
 use tokio::sync::{Notify, watch};
 
 use crate::call::{Call, with_timeout};
@@ -80,44 +81,16 @@ pub async fn discover(client: Client, named: BTreeSet<Arc<str>>) -> Call<Kinds> 
     let groups: Vec<&str> = groups.into_iter().collect();
     let discovery = Discovery::new(client).filter(&groups);
     let discovery = with_timeout(discovery.run_aggregated()).await?;
-    let kinds = discovery.groups().flat_map(|group| {
-        let preferred = group.preferred_version_or_latest();
-        let others = group
-            .versions()
-            .filter(move |version| *version != preferred);
-        let versions = std::iter::once(preferred).chain(others);
-        versions.flat_map(|version| group.versioned_resources(version))
-    });
-    Ok(kinds
-        .filter_map(|(served, capabilities)| {
-            let kind = kind(&served, &capabilities)?;
-            named.contains(&kind.resource).then_some(kind)
-        })
+    Ok(served_resources(&discovery)
+        .filter_map(|(served, capabilities)| served_kind(&served, &capabilities, &VERBS))
+        .filter(|kind| named.contains(&kind.resource))
         .collect())
-}
-
-/// Returns a kind of the discovery; `None` unless it has every verb of the agent.
-fn kind(served: &discovery::ApiResource, capabilities: &ApiCapabilities) -> Option<Kind> {
-    let has = |verb: &&str| capabilities.operations.iter().any(|other| other == verb);
-    if !VERBS.iter().all(has) {
-        return None;
-    }
-    let scope = match capabilities.scope {
-        discovery::Scope::Namespaced => Scope::Namespaced,
-        discovery::Scope::Cluster => Scope::Cluster,
-    };
-    let discovery::ApiResource {
-        group,
-        version,
-        kind,
-        plural,
-        ..
-    } = served;
-    Some(Kind::new(group, version, kind, plural, scope))
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::discovery::{self, ApiCapabilities};
+    use runnel_proto::model::Scope;
     use serde_json::json;
 
     use super::*;
@@ -174,10 +147,14 @@ mod tests {
             subresources: vec![],
             operations: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
         };
-        assert!(kind(&served, &with(&VERBS)).is_some());
+        assert!(served_kind(&served, &with(&VERBS), &VERBS).is_some());
         for missing in VERBS {
             let others: Vec<_> = VERBS.into_iter().filter(|verb| *verb != missing).collect();
-            assert_eq!(kind(&served, &with(&others)), None, "{missing}");
+            assert_eq!(
+                served_kind(&served, &with(&others), &VERBS),
+                None,
+                "{missing}"
+            );
         }
     }
 }

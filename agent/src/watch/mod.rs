@@ -22,11 +22,12 @@ use kube::core::{Resource, Status};
 use runnel_proto::model::{HUB_LABEL, Kind, Kinds, Scope};
 use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::apply::resource;
 use crate::call::Call;
+use crate::event_loop::until;
 use crate::kinds::{KindRegistry, discover};
 use crate::metrics::Metrics;
 use crate::policy_file::{POLL, PolicyFile};
@@ -118,13 +119,6 @@ async fn read_end(reading: &mut Reading) -> Call<Kinds> {
     }
 }
 
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// What is known about the kind of an area.
 enum AreaKind {
     /// The kinds have not been read yet.
@@ -137,7 +131,7 @@ enum AreaKind {
 
 /// The state of an area.
 struct AreaState {
-    /// The kind that is watched; `None` if the core was told that it is not served.
+    /// The kind that is watched; `None` if the core knows that it is not served.
     kind: Option<Kind>,
     stop: CancellationToken,
 }

@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::api::ApiResource;
-use kube::discovery::{ApiCapabilities, Discovery, Scope as ServedScope, verbs};
-use runnel_proto::model::{Kind, Kinds, Scope};
+use kube::discovery::{ApiCapabilities, Discovery, verbs};
+use runnel_proto::model::{Kind, Kinds};
+use runnel_transport::discovery::{served_kind, served_resources};
 
 use super::READ_LIMIT;
 use super::list::describe;
 
+/// What the hub does with sources. A kind whose CRD is being deleted serves no create.
+const VERBS: [&str; 4] = [verbs::GET, verbs::LIST, verbs::WATCH, verbs::CREATE];
 /// Limit of the kinds that are kept: an API server becomes slow long before.
 const KINDS: usize = 10_000;
 /// Minimum interval between two reads.
@@ -45,43 +48,14 @@ pub async fn read_kinds(client: Client) -> Result<Kinds, DiscoveryError> {
         .await
         .map_err(|_| DiscoveryError::Timeout)?
         .map_err(|error| DiscoveryError::Api(describe(&error)))?;
-    let served = discovery.groups().flat_map(|group| {
-        let preferred = group.preferred_version_or_latest();
-        let others = group
-            .versions()
-            .filter(move |version| *version != preferred);
-        std::iter::once(preferred)
-            .chain(others)
-            .flat_map(|version| group.versioned_resources(version))
-    });
-    Ok(kinds(served))
+    Ok(kinds(served_resources(&discovery)))
 }
 
 /// Returns the kinds that can be sources, in each version, the preferred one first.
 fn kinds(served: impl Iterator<Item = (ApiResource, ApiCapabilities)>) -> Kinds {
-    let served = served.filter_map(|(resource, can)| kind(&resource, &can));
+    let served = served.filter_map(|(resource, can)| served_kind(&resource, &can, &VERBS));
     let known = Kind::supported().iter().cloned();
     known.chain(served).take(KINDS).collect()
-}
-
-/// Returns the kind, if its objects can be sources. A kind whose CRD is being deleted serves no create.
-fn kind(resource: &ApiResource, can: &ApiCapabilities) -> Option<Kind> {
-    let needed = [verbs::GET, verbs::LIST, verbs::WATCH, verbs::CREATE];
-    let scope = match can.scope {
-        ServedScope::Namespaced => Scope::Namespaced,
-        ServedScope::Cluster => Scope::Cluster,
-    };
-    let ApiResource {
-        group,
-        version,
-        kind,
-        plural,
-        ..
-    } = resource;
-    needed
-        .iter()
-        .all(|verb| can.supports_operation(verb))
-        .then(|| Kind::new(group, version, kind, plural, scope))
 }
 
 /// When the kinds are read again.
@@ -153,6 +127,7 @@ fn jittered(interval: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::discovery::Scope;
 
     fn served(plural: &str, version: &str, operations: &[&str]) -> (ApiResource, ApiCapabilities) {
         let resource = ApiResource {
@@ -163,7 +138,7 @@ mod tests {
             plural: plural.to_owned(),
         };
         let can = ApiCapabilities {
-            scope: ServedScope::Namespaced,
+            scope: Scope::Namespaced,
             subresources: vec![],
             operations: operations.iter().map(ToString::to_string).collect(),
         };
