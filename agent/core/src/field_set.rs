@@ -5,6 +5,7 @@
 //! already decided which parts of an object are items of a list by key, and which are one value.
 //!
 //! A projection keeps the order of the items of a list: it may matter, as that of environment variables does.
+use runnel_proto::model::pointer_escaped;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -408,11 +409,11 @@ impl Step {
     /// Returns the path to a field, given the path to its parent.
     fn append_to(&self, parent: &str) -> String {
         match self {
-            Self::Field(name) => format!("{parent}/{}", escaped(name)),
+            Self::Field(name) => format!("{parent}/{}", pointer_escaped(name)),
             Self::Key(key) => {
                 let fields = key.value.as_object().into_iter().flatten();
                 let fields: Vec<_> = fields
-                    .map(|(field, value)| format!("{}={}", escaped(field), text(value)))
+                    .map(|(field, value)| format!("{}={}", pointer_escaped(field), text(value)))
                     .collect();
                 format!("{parent}/[{}]", fields.join(","))
             }
@@ -422,17 +423,12 @@ impl Step {
     }
 }
 
-/// Returns a step of a JSON pointer.
-fn escaped(step: &str) -> String {
-    step.replace('~', "~0").replace('/', "~1")
-}
-
 /// Returns the value of a key field in a path.
 fn text(value: &Value) -> String {
     let text = value
         .as_str()
         .map_or_else(|| value.to_string(), str::to_owned);
-    escaped(&text).replace(',', "~2")
+    pointer_escaped(&text).replace(',', "~2")
 }
 
 impl fmt::Display for Step {

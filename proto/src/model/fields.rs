@@ -115,7 +115,7 @@ impl FieldPath {
             let rest = pointer.strip_prefix(map.pointer())?.strip_prefix('/')?;
             Some((map, rest))
         })?;
-        let key = unescaped(escaped);
+        let key = pointer_unescaped(escaped);
         let is_key = !key.is_empty() && key.len() <= KEY_LIMIT && !escaped.contains('/');
         (is_key && !is_selector(escaped)).then(|| Self::new(map, key))
     }
@@ -280,14 +280,14 @@ fn remove_at(value: &mut Value, steps: &[FieldStep]) -> bool {
 impl FieldStep {
     fn parse(text: &str) -> Option<Self> {
         if !is_selector(text) {
-            let name = unescaped(text);
+            let name = pointer_unescaped(text);
             let is_index = name.bytes().all(|byte| byte.is_ascii_digit());
             return (!is_index && name != "-").then(|| Self::Name(name.into()));
         }
         let inner = text.strip_prefix('[')?.strip_suffix(']')?;
         let field = |text: &str| {
             let (field, value) = text.split_once('=')?;
-            let value = unescaped(&value.replace("~2", ","));
+            let value = pointer_unescaped(&value.replace("~2", ","));
             let is_name = !field.is_empty() && !field.contains(['[', ']', '~', ',']);
             is_name.then(|| (field.into(), value.into()))
         };
@@ -314,22 +314,24 @@ fn is_selector(step: &str) -> bool {
     step.starts_with('[')
 }
 
-fn unescaped(text: &str) -> String {
+/// Returns the key that a step of a JSON pointer (RFC 6901) names.
+pub fn pointer_unescaped(text: &str) -> String {
     text.replace("~1", "/").replace("~0", "~")
 }
 
-fn escaped(text: &str) -> String {
+/// Returns a key as a step of a JSON pointer (RFC 6901).
+pub fn pointer_escaped(text: &str) -> String {
     text.replace('~', "~0").replace('/', "~1")
 }
 
 impl fmt::Display for FieldStep {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Name(name) => out.write_str(&escaped(name)),
+            Self::Name(name) => out.write_str(&pointer_escaped(name)),
             Self::Items(fields) => {
                 for (number, (field, value)) in fields.iter().enumerate() {
                     let before = if number == 0 { '[' } else { ',' };
-                    let value = escaped(value).replace(',', "~2");
+                    let value = pointer_escaped(value).replace(',', "~2");
                     write!(out, "{before}{field}={value}")?;
                 }
                 out.write_str("]")
@@ -341,7 +343,7 @@ impl fmt::Display for FieldStep {
 impl fmt::Display for FieldPath {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Key { map, key } => write!(out, "{}/{}", map.pointer(), escaped(key)),
+            Self::Key { map, key } => write!(out, "{}/{}", map.pointer(), pointer_escaped(key)),
             Self::Field(steps) => steps.0.iter().try_for_each(|step| write!(out, "/{step}")),
         }
     }

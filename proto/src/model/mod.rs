@@ -14,7 +14,10 @@ pub use content::{
     Content, ContentDigest, ContentError, Encoding, LiveDigest, PAYLOAD_LIMIT, Payload, Proof,
     ProofKey, Revision, RevisionKey, SetDigest, is_mark,
 };
-pub use fields::{FIXED_FIELDS, FieldMap, FieldPath, FieldStep, FieldSteps, POINTER_LIMIT};
+pub use fields::{
+    FIXED_FIELDS, FieldMap, FieldPath, FieldStep, FieldSteps, POINTER_LIMIT, pointer_escaped,
+    pointer_unescaped,
+};
 pub use frames::{
     AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, COPIES_LIMIT, CopyList, CopyOutcome,
     CopyState, Hello, HubFrame, Inspect, Inspected, ListCopies, ListedCopy, LiveObject, LostWatch,

@@ -1,4 +1,5 @@
 //! Paths and values of objects.
+use runnel_proto::model::pointer_escaped;
 use serde_json::{Value, json};
 
 /// Returns the pointers of all single values of an object that a source has, without its name.
@@ -21,8 +22,11 @@ fn collect(value: &Value, pointer: String, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
             for (field, value) in fields {
-                let field = field.replace('~', "~0").replace('/', "~1");
-                collect(value, format!("{pointer}/{field}"), found);
+                collect(
+                    value,
+                    format!("{pointer}/{}", pointer_escaped(field)),
+                    found,
+                );
             }
         }
         Value::Array(items) => {

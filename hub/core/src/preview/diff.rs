@@ -4,7 +4,7 @@
 //! a sensitive kind, whatever an agent sends.
 use runnel_proto::model::{
     Content, ContentRules, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldsKey, Kind,
-    PreviewOutcome, PreviewedCopy, short_value,
+    PreviewOutcome, PreviewedCopy, pointer_escaped, pointer_unescaped, short_value,
 };
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ fn leaves(content: &Content) -> Vec<String> {
         match value {
             Value::Object(fields) if !fields.is_empty() => {
                 for (field, value) in fields {
-                    collect(&format!("{path}/{}", escaped(field)), value, all);
+                    collect(&format!("{path}/{}", pointer_escaped(field)), value, all);
                 }
             }
             _ => all.push(path.to_owned()),
@@ -65,7 +65,7 @@ fn leaves(content: &Content) -> Vec<String> {
     }
     let mut all = Vec::new();
     for (field, value) in &content.fields {
-        collect(&format!("/{}", escaped(field)), value, &mut all);
+        collect(&format!("/{}", pointer_escaped(field)), value, &mut all);
     }
     for (of, pairs) in [
         ("annotations", &content.annotations),
@@ -74,21 +74,16 @@ fn leaves(content: &Content) -> Vec<String> {
         all.extend(
             pairs
                 .keys()
-                .map(|key| format!("/metadata/{of}/{}", escaped(key))),
+                .map(|key| format!("/metadata/{of}/{}", pointer_escaped(key))),
         );
     }
     all
 }
 
-/// A key as a part of a JSON pointer.
-fn escaped(key: &str) -> String {
-    key.replace('~', "~0").replace('/', "~1")
-}
-
 /// Returns the new value at a path, if it is short: a text, a number or a boolean.
 fn value_at(content: &Content, path: &str) -> Option<String> {
     if let Some(key) = path.strip_prefix("/metadata/labels/") {
-        let key = key.replace("~1", "/").replace("~0", "~");
+        let key = pointer_unescaped(key);
         return content.labels.get(&key).map(|value| short_value(value));
     }
     let (field, rest) = match path.strip_prefix('/')?.split_once('/') {

@@ -2,7 +2,9 @@
 use std::collections::BTreeMap;
 
 use json_patch::{PatchErrorKind, PatchOperation};
-use runnel_proto::model::{Content, ContentRules, FIXED_FIELDS, Pattern, matches_any};
+use runnel_proto::model::{
+    Content, ContentRules, FIXED_FIELDS, Pattern, matches_any, pointer_unescaped,
+};
 use serde_json::{Map, Value};
 
 use super::super::{ClusterChoice, RenderErrorKind, SecretRefs};
@@ -288,8 +290,7 @@ impl Override {
 fn check_pointer(rules: &ContentRules, pointer: &str) -> Result<(), PatchError> {
     let top = pointer.strip_prefix('/').unwrap_or_default();
     let top = top.split('/').next().unwrap_or_default();
-    let top = top.replace("~1", "/").replace("~0", "~");
-    check_field(rules, &top)
+    check_field(rules, &pointer_unescaped(top))
 }
 
 /// Checks that a top-level field of copies may be patched.

@@ -1,7 +1,7 @@
 //! Variables in the texts of copies.
 use data_encoding::BASE64;
 use runnel_proto::model::{
-    Content, ContentRules, FieldPath, FieldStep, Pattern, SourceRef, matches_any,
+    Content, ContentRules, FieldPath, FieldStep, Pattern, SourceRef, matches_any, pointer_escaped,
 };
 use serde_json::Value;
 
@@ -187,7 +187,7 @@ impl Substitute {
 
 impl Unfilled {
     fn inside(mut self, step: &str) -> Self {
-        self.steps.push(step.replace('~', "~0").replace('/', "~1"));
+        self.steps.push(pointer_escaped(step));
         self
     }
 
