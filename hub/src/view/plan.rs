@@ -310,7 +310,7 @@ impl ViewServer {
     ) -> Result<PreviewIndex, ViewError> {
         let mut listed = Vec::new();
         if let Some(rule) = preview.rule() {
-            self.find_kinds(rule).await;
+            self.find_kinds_of(rule).await;
         }
         for place in preview.unlisted() {
             let Some(rule) = preview.rule() else { break };
@@ -355,11 +355,16 @@ impl ViewServer {
 
     /// Reads the kinds that the API server serves, if the rule names one that no saved rule names. A kind that is not found
     /// cannot be listed.
-    async fn find_kinds(&self, rule: &Rule) {
+    async fn find_kinds_of(&self, rule: &Rule) {
         let is_known = |resource: &str| self.hub_state.kind(resource).is_some();
         if rule.resources().all(is_known) {
             return;
         }
+        self.find_kinds().await;
+    }
+
+    /// Reads the kinds that the API server serves.
+    pub(super) async fn find_kinds(&self) {
         match read_kinds(self.client.clone()).await {
             Ok(kinds) => self.hub_state.set_kinds(kinds),
             Err(error) => {

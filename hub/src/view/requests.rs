@@ -18,7 +18,6 @@ use super::discovery::View;
 use super::error::ViewError;
 use super::plan::PlanRequest;
 use super::target::Target;
-use crate::watch::read_kinds;
 
 /// The kind of the objects that a namespaced plan is about.
 const NAMESPACED: &str = "DistributionRule";
@@ -200,12 +199,7 @@ impl ViewServer {
         if let Some(copy) = find()? {
             return Ok(copy);
         }
-        match read_kinds(self.client.clone()).await {
-            Ok(kinds) => self.hub_state.set_kinds(kinds),
-            Err(error) => {
-                tracing::warn!(%error, "cannot read the kinds that the API server serves");
-            }
-        }
+        self.find_kinds().await;
         find()?.ok_or_else(|| {
             ViewError::BadRequest(format!(
                 "spec.target.kind {:?} is unknown: write the plural and the group, such as \

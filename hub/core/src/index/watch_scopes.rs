@@ -140,12 +140,7 @@ impl Index {
 
     /// Forgets a scope that no rule needs, with its sources. No plan changes by that. Returns `false` if a rule needs it.
     pub fn release_scope(&mut self, scope: &WatchScope) -> bool {
-        let watched = self.scopes.watched();
-        if self
-            .planner
-            .all_rules()
-            .any(|rule| rule.places(watched).contains(scope))
-        {
+        if self.scopes_of_rules().any(|needed| needed == *scope) {
             return false;
         }
         self.scopes.states.remove(scope);
@@ -157,9 +152,12 @@ impl Index {
 
     /// Returns the scopes in which rules select sources.
     pub fn needed_scopes(&self) -> BTreeSet<WatchScope> {
+        self.scopes_of_rules().collect()
+    }
+
+    /// Returns the scopes of each rule.
+    fn scopes_of_rules(&self) -> impl Iterator<Item = WatchScope> {
         let rules = self.planner.all_rules();
-        rules
-            .flat_map(|rule| rule.places(self.scopes.watched()))
-            .collect()
+        rules.flat_map(|rule| rule.places(self.scopes.watched()))
     }
 }

@@ -237,15 +237,21 @@ fn next_opening(
     now: Timestamp,
 ) -> Option<Opening> {
     let none = Windows::default();
-    let of = |cluster: &ClusterName| {
-        let own = observation.windows.get(cluster).copied();
-        rollout.windows.both_open_from(own.unwrap_or(&none), now)
-    };
     if waiting.is_empty() {
         let at = rollout.windows.open_from(now)?;
         return Some(Opening { at, wakes_at: at });
     }
-    let at = waiting.iter().take(WAITING_COMPARED).filter_map(of).min();
+    // Many clusters have the same windows, and a search is long.
+    let mut distinct: Vec<&Windows> = vec![];
+    for cluster in waiting.iter().take(WAITING_COMPARED) {
+        let own = observation.windows.get(cluster).copied().unwrap_or(&none);
+        if !distinct.contains(&own) {
+            distinct.push(own);
+        }
+    }
+    let openings = distinct.into_iter();
+    let openings = openings.filter_map(|own| rollout.windows.both_open_from(own, now));
+    let at = openings.min();
     if waiting.len() <= WAITING_COMPARED {
         let at = at?;
         return Some(Opening { at, wakes_at: at });

@@ -254,16 +254,6 @@ impl ReportStore {
         })
     }
 
-    /// The lost watch that makes the reports of a cluster about these kinds uncertain, if there is
-    /// one.
-    pub fn lost_watch<'r>(
-        &self,
-        cluster: &ClusterName,
-        resources: impl Iterator<Item = &'r str>,
-    ) -> Option<LostWatch> {
-        self.connectivity(cluster)?.lost_watch(resources)
-    }
-
     /// A lost watch that makes reports of a cluster uncertain, if there is one: that of namespaces before that of a kind.
     pub fn first_lost_watch(&self, cluster: &ClusterName) -> Option<LostWatch> {
         let connectivity = self.connectivity(cluster)?;

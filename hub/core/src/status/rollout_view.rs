@@ -327,11 +327,7 @@ fn analysis_failure(rollout: &Rollout, progress: &Progress) -> Option<String> {
     if progress.failed > rollout.max_failures || !progress.has_failed_analysis(rollout) {
         return None;
     }
-    let failed = counted(
-        i64::try_from(checks.failed).unwrap_or(i64::MAX),
-        "check",
-        "checks",
-    );
+    let failed = counted(checks.failed, "check", "checks");
     Some(format!(
         "{failed} of its analysis failed, and spec.rollout.analysis.failureLimit is {limit}; the last one: {}",
         checks.message
@@ -475,11 +471,7 @@ fn checked(progress: &Progress) -> String {
     let Some(checks) = &progress.checks else {
         return String::new();
     };
-    let made = counted(
-        i64::try_from(checks.made).unwrap_or(i64::MAX),
-        "check",
-        "checks",
-    );
+    let made = counted(checks.made, "check", "checks");
     format!(
         "; {made} of its analysis, {} failed; the last one: {}",
         checks.failed, checks.message
@@ -539,7 +531,7 @@ fn superseded(progress: &Progress) -> String {
     else {
         return String::new();
     };
-    let number = i64::try_from(progress.superseded).unwrap_or(i64::MAX);
+    let number = progress.superseded;
     let (changes, were) = (
         counted(number, "change", "changes"),
         if number == 1 { "was" } else { "were" },
@@ -557,9 +549,5 @@ fn progress_of<'a>(view: &'a View<'_>) -> Option<(&'a Rolling<'a>, &'a Progress)
 }
 
 fn clusters(number: u64) -> String {
-    counted(
-        i64::try_from(number).unwrap_or(i64::MAX),
-        "cluster",
-        "clusters",
-    )
+    counted(number, "cluster", "clusters")
 }
