@@ -44,7 +44,7 @@ const LOCAL: &[&str] = &[
 struct Finding {
     /// Number of fields that were changed in a copy, and corrected.
     corrected: usize,
-    /// Fields that the API server lets nobody change.
+    /// Fields that the API server makes immutable.
     fixed: usize,
 }
 
@@ -219,7 +219,7 @@ fn table(findings: &BTreeMap<&str, Finding>) -> String {
          each kind. Each copy equals its source, and nothing is written for 60 s. Each field that can be changed in a copy is\n\
          corrected; fields of other managers stay. Edits arrive, fields that leave the source leave the copy, and the removal of\n\
          the rule removes the copies.\n\n\
-         | kind | fields changed and corrected | fields that the API server lets nobody change |\n|---|---|---|\n",
+         | kind | fields changed and corrected | fields that the API server makes immutable |\n|---|---|---|\n",
     );
     for (resource, finding) in findings {
         let Finding { corrected, fixed } = finding;

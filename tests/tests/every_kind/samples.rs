@@ -23,7 +23,7 @@ pub struct Sample {
     /// Fields that leave the source.
     #[serde(default)]
     pub prune: Vec<String>,
-    /// Lists whose items are told apart by their values: another value is another item, which may stay beside ours.
+    /// Lists whose items are identified by their values: another value is another item, which may stay beside ours.
     #[serde(default)]
     pub sets: Vec<String>,
     /// Fields that another manager applies to a copy.

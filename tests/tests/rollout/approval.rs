@@ -76,7 +76,7 @@ async fn wave_begins_only_when_a_person_approves_it() -> Result<()> {
         }
         Ok(())
     };
-    // The first wave needs nobody.
+    // The first wave needs no approval.
     let first = stage.edit("k", "1").await?;
     stage.has(stage.first(), &first).await?;
     let shown = stage.awaits_approval(2, &["member-3"]).await?;
