@@ -424,15 +424,10 @@ impl ApplyRun<'_> {
         }
         if let Some(patch) = body::surplus(&kind, &object, &content, ignored) {
             self.record_object(&object);
-            object = match self.member.json_patch(&kind, self.copy, patch).await {
-                Ok(object) => object,
-                Err(error) if error.is_race() || error.code() == 422 => {
-                    let seen = self.recorded_target();
-                    return self.reread(seen.as_ref(), &error).await;
-                }
-                Err(error) => return Err(self.fail(&error)),
+            let Some(patched) = self.patched(self.recorded_target(), patch).await? else {
+                return Ok(());
             };
-            self.passed(version);
+            object = patched;
             self.done.wrote = Some(WriteEffect::Changed);
         }
         self.record_object(&object);
@@ -614,15 +609,28 @@ impl ApplyRun<'_> {
         patch: json_patch::Patch,
         wrote: WriteEffect,
     ) -> Result<(), CopyError> {
+        if let Some(object) = self.patched(Some(target), patch).await? {
+            self.record_object(&object);
+            self.done.wrote = Some(wrote);
+        }
+        Ok(())
+    }
+
+    /// Patches the object as it was last seen, and returns the answer; `None` if another writer was faster.
+    async fn patched(
+        &mut self,
+        target: Option<ExpectedObject>,
+        patch: json_patch::Patch,
+    ) -> Result<Option<DynamicObject>, CopyError> {
         match self.member.json_patch(&self.kind, self.copy, patch).await {
             Ok(object) => {
-                self.passed(target.version);
-                self.record_object(&object);
-                self.done.wrote = Some(wrote);
-                Ok(())
+                if let Some(target) = target {
+                    self.passed(target.version);
+                }
+                Ok(Some(object))
             }
             Err(error) if error.is_race() || error.code() == 422 => {
-                self.reread(Some(&target), &error).await
+                self.reread(target.as_ref(), &error).await.map(|()| None)
             }
             Err(error) => Err(self.fail(&error)),
         }

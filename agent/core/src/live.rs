@@ -295,11 +295,7 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
         .sealed
         .as_ref()
         .filter(|_| live.has_full_content() && live.ownership == Ownership::Ours)?;
-    let content = seal::canonical(&content(
-        kind,
-        object,
-        &Owned::of(apply_entry(&object.metadata)),
-    ));
+    let content = applied_content(kind, object);
     Some(NewPayload {
         key: IntentKey {
             rule: sealed.rule.clone(),

@@ -28,17 +28,18 @@ pub fn apply_entry(metadata: &ObjectMeta) -> Option<&ManagedFieldsEntry> {
 
 /// Whether this entry is the agent's own server-side apply.
 pub fn is_our_apply(entry: &ManagedFieldsEntry) -> bool {
-    let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
-    entry.manager.as_deref() == Some(FIELD_MANAGER)
-        && entry.operation.as_deref() == Some("Apply")
-        && of_whole_object
+    is_ours(entry, "Apply")
 }
 
 /// Whether this entry is of a patch of the agent.
 pub fn is_our_patch(entry: &ManagedFieldsEntry) -> bool {
+    is_ours(entry, "Update")
+}
+
+fn is_ours(entry: &ManagedFieldsEntry, operation: &str) -> bool {
     let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
     entry.manager.as_deref() == Some(FIELD_MANAGER)
-        && entry.operation.as_deref() == Some("Update")
+        && entry.operation.as_deref() == Some(operation)
         && of_whole_object
 }
 

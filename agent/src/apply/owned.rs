@@ -180,15 +180,6 @@ impl ApplyRun<'_> {
         let Some(seen) = self.recorded_target() else {
             return Ok(None);
         };
-        match self.member.json_patch(&self.kind, self.copy, patch).await {
-            Ok(object) => {
-                self.passed(seen.version);
-                Ok(Some(object))
-            }
-            Err(error) if error.is_race() || error.code() == 422 => {
-                self.reread(Some(&seen), &error).await.map(|()| None)
-            }
-            Err(error) => Err(self.fail(&error)),
-        }
+        self.patched(Some(seen), patch).await
     }
 }

@@ -119,16 +119,6 @@ async fn read_end(reading: &mut Reading) -> Call<Kinds> {
     }
 }
 
-/// What is known about the kind of an area.
-enum AreaKind {
-    /// The kinds have not been read yet.
-    Unknown,
-    /// Its objects can be watched.
-    Served(Kind),
-    /// It has no objects that the agent could watch.
-    Unserved(CopyError),
-}
-
 /// The state of an area.
 struct AreaState {
     /// The kind that is watched; `None` if the core knows that it is not served.
@@ -293,28 +283,27 @@ impl Watches {
         Ok(())
     }
 
-    /// Returns what is known about the kind of an area.
-    fn kind_of(&self, area: &Area, schedule: &Schedule) -> AreaKind {
+    /// Returns the kind of an area, or why its objects cannot be watched; `None` while the kinds have not been read.
+    fn kind_of(&self, area: &Area, schedule: &Schedule) -> Option<Result<Kind, CopyError>> {
         match self.kinds.get(&area.resource) {
-            Some(kind) if kind.scope == Scope::Namespaced => AreaKind::Served(kind),
-            Some(_) => AreaKind::Unserved(classify::cluster_scoped(&area.resource)),
-            None if schedule.is_read => AreaKind::Unserved(classify::not_served(&area.resource)),
-            None => AreaKind::Unknown,
+            Some(kind) if kind.scope == Scope::Namespaced => Some(Ok(kind)),
+            Some(_) => Some(Err(classify::cluster_scoped(&area.resource))),
+            None => schedule
+                .is_read
+                .then(|| Err(classify::not_served(&area.resource))),
         }
     }
 
-    /// Starts the watches of the policy that do not run yet, ends those of kinds that are not served any more, and tells
-    /// the core which kinds are not served.
+    /// Starts the watches of the policy that do not run yet, ends those of kinds that are not served any more, and reports
+    /// to the core which kinds are not served.
     async fn begin(
         &self,
         running: &mut Running,
         schedule: &Schedule,
     ) -> Result<(), ReceiverDropped> {
         for area in self.policy.areas() {
-            let kind = match self.kind_of(&area, schedule) {
-                AreaKind::Unknown => continue,
-                AreaKind::Served(kind) => Ok(kind),
-                AreaKind::Unserved(copy_error) => Err(copy_error),
+            let Some(kind) = self.kind_of(&area, schedule) else {
+                continue;
             };
             let stop = CancellationToken::new();
             let state = AreaState {

@@ -28,9 +28,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Batch, ContentError, ContentRules, DeletionPolicy, Intent, LiveDigest, Payload, Reason,
-    Refusal, Revision, RuleDelta, RuleName, RuleUid, SourceRef, Terms, TermsDigest, is_label,
-    is_subdomain,
+    Batch, ContentError, ContentRules, DeletionPolicy, FIXED_FIELDS, Intent, LiveDigest, Payload,
+    Reason, Refusal, Revision, RuleDelta, RuleName, RuleUid, SourceRef, Terms, TermsDigest,
+    is_label, is_subdomain,
 };
 
 use crate::copy::{CopyError, IntentKey, NewPayload};
@@ -585,9 +585,6 @@ fn check_name(source: &SourceRef) -> Result<(), CopyError> {
     }
     Ok(())
 }
-
-/// Top-level fields of every object that are no content.
-const FIXED_FIELDS: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
 
 /// Checks an intent, and returns the policy facts of its content. The member's API server checks
 /// the content itself.
