@@ -96,10 +96,7 @@ fn adopted_object_is_released_with_its_rule() {
             world.restart();
             world.connect();
         }
-        world.batch(vec![RuleDelta {
-            removal: Some(DeletionPolicy::Delete),
-            ..RuleDelta::new("r".into())
-        }]);
+        world.remove_rule("r", DeletionPolicy::Delete);
         world.settle();
         let object = &world.objects[&copy("a", "s0")];
         assert_eq!(
@@ -143,10 +140,7 @@ fn adopted_object_passes_to_another_rule_as_it_is() {
         },
         1,
     );
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle();
     assert!(
         world.reported_state("r").unwrap().gone,
@@ -208,10 +202,7 @@ fn retained_copy_is_taken_back_only_where_the_policy_adopts() {
             ..terms("r", &["a"])
         };
         send(&mut world, retaining.clone(), 1);
-        world.batch(vec![RuleDelta {
-            removal: Some(DeletionPolicy::Retain),
-            ..RuleDelta::new("r".into())
-        }]);
+        world.remove_rule("r", DeletionPolicy::Retain);
         world.settle();
         assert_eq!(
             world.objects[&copy("a", "s0")].live.ownership,

@@ -51,10 +51,7 @@ fn changes_are_logged_and_reported_with_their_origin() {
     assert_eq!(reported(&mut world), [(CopyAction::Created, Namespace, 1)]);
 
     // The last report of a removed rule has its removals, too.
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle();
     let removed = reported(&mut world);
     let all: u32 = removed.iter().map(|(_, _, copies)| copies).sum();

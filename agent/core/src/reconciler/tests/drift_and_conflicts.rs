@@ -135,10 +135,7 @@ fn reporting_rule_transfers_and_removes_its_copies() {
     world.delete(&copy("b", "s0"));
     world.settle();
     assert_eq!(counts(&world).drifted, 2);
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle();
     assert!(world.objects.is_empty());
 }

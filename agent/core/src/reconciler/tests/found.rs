@@ -145,20 +145,14 @@ fn saved_copy_that_is_created_again_is_reported_and_left() {
     world.settle();
     assert!(world.holds(&place, "r", "s0", 3) && world.holds(&copy("b", "s0"), "r", "s0", 3));
     // A copy of a deleted rule.
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle();
     assert!(world.objects.is_empty() && world.reported_state("r").unwrap().gone);
     world.make(&place, saved);
     wait(&mut world);
     assert_eq!(resyncs(&world).pop().unwrap().uid.as_str(), "r");
     assert!(world.objects.contains_key(&place));
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle();
     assert!(world.objects.is_empty());
 }

@@ -130,10 +130,7 @@ fn removal_of_copies_without_their_kind_is_done() {
         ..RuleDelta::new("r".into())
     }]);
     world.settle_now();
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle_now();
     assert!(world.reported_state("r").unwrap().gone);
 }
@@ -144,10 +141,7 @@ fn removed_kind_ends_a_removal_that_is_under_way() {
     world.serve(&area());
     world.batch(vec![sent(&["one"])]);
     world.settle();
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.dispatch();
     world.unserve(&area());
     world.failing = Some(crate::classify::not_served(WIDGETS));

@@ -169,10 +169,7 @@ fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
     world.settle_now();
     assert_eq!(world.objects.len(), 2);
     assert_eq!(world.reported_state("r").unwrap().intents, 1);
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Retain),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Retain);
     world.settle_now();
     assert!(
         world
@@ -182,10 +179,7 @@ fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
     );
     assert!(world.reported_state("r").unwrap().gone);
     assert!(world.stored.is_empty());
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("never-acked".into())
-    }]);
+    world.remove_rule("never-acked", DeletionPolicy::Delete);
     world.settle_now();
     assert!(world.reported_state("never-acked").unwrap().gone);
 }

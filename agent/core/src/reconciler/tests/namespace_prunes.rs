@@ -427,10 +427,7 @@ fn only_ungranted_copies_wait_for_approval() {
     )]);
     world.settle();
     assert_eq!((world.objects.len(), waiting(&world)), (3, None));
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle();
     assert_eq!(left(&world), ["a"]);
 }
@@ -772,10 +769,7 @@ fn removed_rule_waits_for_nothing_though_a_seal_was_lost() {
         (object.live.sealed, object.live.intact) = (None, false)
     });
     world.settle();
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle();
     assert!(world.objects.is_empty(), "{:?}", world.objects);
 }

@@ -306,10 +306,7 @@ fn deletes_per_hour_are_limited_for_any_hub() {
     assert_eq!(state.failures[0].reason, Reason::DeleteLimit);
     assert!(state.failures[0].message.contains("deletesPerHour"));
     // Another order does not lift the limit. It ends with time.
-    world.batch(vec![RuleDelta {
-        removal: Some(DeletionPolicy::Delete),
-        ..RuleDelta::new("r".into())
-    }]);
+    world.remove_rule("r", DeletionPolicy::Delete);
     world.settle_now();
     assert_eq!(world.objects.len(), 1);
     world.now += std::time::Duration::from_secs(3600);

@@ -283,10 +283,7 @@ fn versions_go_with_source_namespace_and_rule() {
             world.restart();
             world.connect();
         }
-        world.batch(vec![RuleDelta {
-            removal: Some(DeletionPolicy::Delete),
-            ..RuleDelta::new("r".into())
-        }]);
+        world.remove_rule("r", DeletionPolicy::Delete);
         world.settle();
         assert!(world.objects.is_empty(), "the rule, {restarts}");
     }

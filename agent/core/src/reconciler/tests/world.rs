@@ -946,6 +946,14 @@ impl World {
         })
     }
 
+    /// Delivers the removal of a rule.
+    pub fn remove_rule(&mut self, uid: &str, policy: DeletionPolicy) {
+        self.batch(vec![RuleDelta {
+            removal: Some(policy),
+            ..RuleDelta::new(uid.into())
+        }]);
+    }
+
     /// Delivers the hub's approval of removals from namespaces that are no longer targets.
     pub fn approve_prunes(&mut self, uid: &str, digest: PruneDigest) {
         self.batch(vec![RuleDelta {
