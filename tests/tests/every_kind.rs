@@ -256,7 +256,7 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
         .chain(LOCAL.iter().copied())
         .collect();
     let all_served = eventually("the custom kinds to be served", SOON, async || {
-        let served = served(&scene.member(1).clone()).await?;
+        let served = served(scene.member(1)).await?;
         ensure!(
             resources.iter().all(|resource| served.contains(*resource)),
             "{served:?}"
@@ -274,10 +274,7 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
     );
 
     for sample in &samples {
-        eventually("a source", SOON, async || {
-            Ok(scene.hub.make(&sample.source(NAMESPACE)).await.ok())
-        })
-        .await?;
+        scene.hub.make_soon(&sample.source(NAMESPACE)).await?;
     }
     let mut rule = RuleDraft::cluster_scoped(NAMESPACE).everywhere();
     for resources in resources.chunks(10) {

@@ -6,8 +6,7 @@ mod delivered;
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Id, RuleDraft, Scene, condition};
-use runnel_tests::wait::eventually;
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -36,20 +35,9 @@ async fn fleet() -> Result<&'static Fleet> {
 
 /// A kind of namespaced objects with any fields in `spec`.
 fn definition(kind: &str) -> Value {
-    let singular = kind.to_lowercase();
     let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("{singular}s.{GROUP}")},
-        "spec": {
-            "group": GROUP, "scope": "Namespaced",
-            "names": {"kind": kind, "plural": format!("{singular}s"), "singular": singular},
-            "versions": [{
-                "name": "v1", "served": true, "storage": true,
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": any}}},
-            }],
-        },
-    })
+    let resource = format!("{}s.{GROUP}", kind.to_lowercase());
+    Draft::definition(&resource, kind, &[("v1", &any)]).json()
 }
 
 fn object(kind: &str, namespace: &str, name: &str) -> Value {
@@ -64,16 +52,6 @@ fn rule(name: &str, namespace: &str, kinds: &[&str]) -> (Id, Value) {
     let entry = json!({"resources": kinds, "names": ["*"], "namespaces": [namespace]});
     let draft = RuleDraft::cluster_scoped(name).source(entry).everywhere();
     (Id::cluster_rule(name), draft.json())
-}
-
-/// Makes an object as soon as its kind is served.
-async fn make_soon(scene: &Scene, object: &Value) -> Result<Value> {
-    eventually(
-        "the kind to be served",
-        runnel_tests::scene::SOON,
-        async || scene.hub.make(object).await.map(Some),
-    )
-    .await
 }
 
 /// Waits until a rule selects so many sources.
@@ -98,7 +76,10 @@ async fn kinds_that_a_rule_names_are_selected() -> Result<()> {
     let namespace = "selected";
     scene.hub_namespaces(&[namespace]).await?;
     scene.hub.make(&definition("Widget")).await?;
-    make_soon(&scene, &object("Widget", namespace, "one")).await?;
+    scene
+        .hub
+        .make_soon(&object("Widget", namespace, "one"))
+        .await?;
     let policy = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"namespace": namespace, "name": "closed"}, "spec": {"podSelector": {}},
@@ -156,7 +137,10 @@ async fn kind_that_is_installed_later_is_noticed() -> Result<()> {
     // The other sources of the rule are not affected.
     scene.member(1).has_copy(&config, namespace, &id).await?;
     scene.hub.make(&definition("Gadget")).await?;
-    make_soon(&scene, &object("Gadget", namespace, "one")).await?;
+    scene
+        .hub
+        .make_soon(&object("Gadget", namespace, "one"))
+        .await?;
     selects(&scene, &id, 2).await?;
     Ok(())
 }
@@ -167,7 +151,10 @@ async fn deleted_kind_removes_no_copy() -> Result<()> {
     let namespace = "deleted";
     scene.hub_namespaces(&[namespace]).await?;
     let crd = scene.hub.make(&definition("Gizmo")).await?;
-    make_soon(&scene, &object("Gizmo", namespace, "one")).await?;
+    scene
+        .hub
+        .make_soon(&object("Gizmo", namespace, "one"))
+        .await?;
     let (id, draft) = rule("deleted", namespace, &["gizmos.example.org"]);
     scene.hub.make(&draft).await?;
     selects(&scene, &id, 1).await?;
@@ -178,7 +165,10 @@ async fn deleted_kind_removes_no_copy() -> Result<()> {
     selects(&scene, &id, 1).await?;
     // Neither does the kind without its objects.
     scene.hub.make(&definition("Gizmo")).await?;
-    make_soon(&scene, &object("Gizmo", "default", "other")).await?;
+    scene
+        .hub
+        .make_soon(&object("Gizmo", "default", "other"))
+        .await?;
     scene
         .hub
         .wait_ready(&id, "False", "SourceUnreadable")

@@ -219,6 +219,15 @@ impl TestCluster {
         )
     }
 
+    /// Creates an object as soon as its kind is served, and returns it as the API server stored it.
+    ///
+    /// # Errors
+    /// At the deadline, with the last answer of the API server.
+    pub async fn make_soon(&self, object: &Value) -> Result<Value> {
+        let what = format!("{} to be served in {}", Id::of(object)?, self.name);
+        eventually(&what, SOON, async || self.make(object).await.map(Some)).await
+    }
+
     /// Changes an object by a JSON merge patch and returns the result.
     ///
     /// # Errors

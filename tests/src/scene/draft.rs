@@ -30,6 +30,30 @@ impl Draft {
         Self(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))
     }
 
+    /// A CustomResourceDefinition of namespaced objects: the kind as `plural.group`, and its versions with their schemas of
+    /// `spec`, of which the first one is stored.
+    #[must_use]
+    pub fn definition(resource: &str, kind: &str, versions: &[(&str, &Value)]) -> Self {
+        let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let status = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+        let version = |(at, (name, spec)): (usize, &(&str, &Value))| {
+            json!({
+                "name": name, "served": true, "storage": at == 0, "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec, "status": status}}},
+            })
+        };
+        let versions: Vec<Value> = versions.iter().enumerate().map(version).collect();
+        Self(json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": resource},
+            "spec": {
+                "group": group, "scope": "Namespaced",
+                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+                "versions": versions,
+            },
+        }))
+    }
+
     /// Adds a label.
     #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {

@@ -91,10 +91,7 @@ async fn hostile_hub_gains_no_object_by_adoption() -> Result<()> {
         .await?;
     alone.place.is_untouched(&theirs).await?;
     alone.hub.remove("masked", DeletionPolicy::Delete);
-    alone
-        .hub
-        .wait_for_report("its end", "masked", |state| state.gone)
-        .await?;
+    alone.hub.wait_gone("masked").await?;
 
     // An equal object is adopted, and stays as it is whatever is sent afterwards.
     alone.hub.want(
@@ -124,10 +121,7 @@ async fn hostile_hub_gains_no_object_by_adoption() -> Result<()> {
         keeps(&alone, &theirs).await?;
     }
     alone.hub.remove("r", DeletionPolicy::Delete);
-    alone
-        .hub
-        .wait_for_report("the end of the rule", "r", |state| state.gone)
-        .await?;
+    alone.hub.wait_gone("r").await?;
     let left = keeps(&alone, &theirs).await?;
     let marks = left["metadata"].to_string();
     ensure!(
@@ -169,10 +163,7 @@ async fn owner_replaces_an_adopted_object_and_keeps_it() -> Result<()> {
         alone.hub.wait_for_report("a conflict", "r", failed).await?;
         alone.place.is_untouched(&replaced).await?;
         alone.hub.remove("r", DeletionPolicy::Delete);
-        alone
-            .hub
-            .wait_for_report("the end of the rule", "r", |state| state.gone)
-            .await?;
+        alone.hub.wait_gone("r").await?;
         keeps(&alone, &replaced).await?;
     }
     Ok(())

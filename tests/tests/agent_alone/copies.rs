@@ -124,10 +124,7 @@ async fn foreign_objects_are_left_alone() -> Result<()> {
     });
     let clone = alone.place.make(&clone).await?;
     alone.hub.remove("r", DeletionPolicy::Delete);
-    alone
-        .hub
-        .wait_for_report("the rule to be gone", "r", |state| state.gone)
-        .await?;
+    alone.hub.wait_gone("r").await?;
     alone.place.lacks(&alone.id("a", "one")).await?;
     alone.place.is_untouched(&clone).await?;
     alone.place.is_untouched(&foreign).await?;
@@ -159,10 +156,7 @@ async fn tombstones_delete_or_retain_and_equal_objects_are_taken_back() -> Resul
     let (left, changed) = (alone.id("a", "two"), alone.id("b", "two"));
     let uid = alone.place.get(&left).await?["metadata"]["uid"].clone();
     alone.hub.remove("r", DeletionPolicy::Retain);
-    alone
-        .hub
-        .wait_for_report("the rule to be gone", "r", |state| state.gone)
-        .await?;
+    alone.hub.wait_gone("r").await?;
     let object = alone.place.get(&left).await?;
     let notes = object["metadata"]["annotations"]
         .as_object()
@@ -371,11 +365,7 @@ async fn bad_object_is_named_without_content_and_delays_no_other() -> Result<()>
     alone.hub.wait_applied("r", 1).await?;
     wanted.intents = [(source("configmaps", "fixed"), content("2"))].into();
     alone.hub.want("r", wanted);
-    let state = alone
-        .hub
-        .wait_for_report("an immutable copy", "r", |state| state.counts.failed == 1)
-        .await?;
-    assert_eq!(state.failures[0].reason, Reason::Immutable);
+    alone.hub.wait_failed("r", Reason::Immutable).await?;
     alone.place.delete(&alone.id("a", "fixed")).await?;
     alone
         .has_value(&alone.id("a", "fixed"), "2")

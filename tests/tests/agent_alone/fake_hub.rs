@@ -270,6 +270,25 @@ impl FakeHub {
         })
         .await
     }
+
+    /// Waits until a rule is gone.
+    pub async fn wait_gone(&self, uid: &str) -> Result<()> {
+        let what = format!("the end of {uid}");
+        self.wait_for_report(&what, uid, |state| state.gone)
+            .await
+            .map(drop)
+    }
+
+    /// Waits until one copy of a rule has failed, which must be for this reason. Returns the message.
+    pub async fn wait_failed(&self, uid: &str, reason: Reason) -> Result<String> {
+        let what = format!("a failed copy of {uid}");
+        let state = self
+            .wait_for_report(&what, uid, |state| state.counts.failed == 1)
+            .await?;
+        let first = state.failures.first().context("no failure is named")?;
+        anyhow::ensure!(first.reason == reason, "{:?}", state.failures);
+        Ok(first.message.to_string())
+    }
 }
 
 impl State {

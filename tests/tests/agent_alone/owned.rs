@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::model::*;
-use runnel_tests::scene::{Id, TestCluster};
+use runnel_tests::scene::{Draft, Id, TestCluster, condition};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
@@ -345,17 +345,7 @@ async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
     let mut fixed = spec(81);
     fixed["spec"]["clusterIP"] = json!("None");
     one.alone.hub.want("r", one.rule(fixed));
-    let state = one
-        .alone
-        .hub
-        .wait_for_report("a failure", "r", |state| state.counts.failed == 1)
-        .await?;
-    assert_eq!(
-        state.failures[0].reason,
-        Reason::Immutable,
-        "{:?}",
-        state.failures
-    );
+    one.alone.hub.wait_failed("r", Reason::Immutable).await?;
     Ok(())
 }
 
@@ -451,17 +441,7 @@ async fn deployment_is_corrected_inside_its_lists() -> Result<()> {
     other["spec"]["template"]["metadata"]["labels"]["more"] = json!("x");
     let mut wanted = one.rule(other);
     one.alone.hub.want("r", wanted.clone());
-    let state = one
-        .alone
-        .hub
-        .wait_for_report("a failure", "r", |state| state.counts.failed == 1)
-        .await?;
-    assert_eq!(
-        state.failures[0].reason,
-        Reason::Immutable,
-        "{:?}",
-        state.failures
-    );
+    one.alone.hub.wait_failed("r", Reason::Immutable).await?;
     wanted.terms.immutable_policy = ImmutablePolicy::Recreate;
     one.alone.hub.want("r", wanted);
     one.has(
@@ -515,12 +495,7 @@ async fn equal_objects_of_others_are_adopted_and_unequal_ones_are_not() -> Resul
         wanted
     };
     one.alone.hub.want("r", adopting(json!({"spec": spec(81)})));
-    let state = one
-        .alone
-        .hub
-        .wait_for_report("a conflict", "r", |state| state.counts.failed == 1)
-        .await?;
-    assert_eq!(state.failures[0].reason, Reason::Conflict);
+    one.alone.hub.wait_failed("r", Reason::Conflict).await?;
     one.alone.place.is_untouched(&theirs).await?;
 
     one.alone.hub.want("r", adopting(json!({"spec": spec(80)})));
@@ -582,21 +557,8 @@ fn widgets(group: &str, versions: &[&str]) -> Value {
         "limits": {"type": "object", "additionalProperties": {"type": "string"}},
         "list": {"type": "array", "items": {"type": "string"}},
     }});
-    let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {
-        "spec": spec, "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
-    }}});
-    let versions = versions.iter().enumerate().map(|(at, version)| {
-        json!({"name": version, "served": true, "storage": at == 0, "schema": schema, "subresources": {"status": {}}})
-    });
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("widgets.{group}")},
-        "spec": {
-            "group": group, "scope": "Namespaced", "names": {"kind": "Widget", "plural": "widgets"},
-            "versions": versions.collect::<Vec<_>>(),
-        },
-    })
+    let versions: Vec<_> = versions.iter().map(|version| (*version, &spec)).collect();
+    Draft::definition(&format!("widgets.{group}"), "Widget", &versions).json()
 }
 
 fn widget(size: &Value) -> Value {
@@ -613,12 +575,8 @@ async fn make_kind(definition: &Value) -> Result<Id> {
     let place = TestCluster::new("alone", plane().await?.client().await?);
     let made = Id::of(&place.make(definition).await?)?;
     let established = |object: &Value| {
-        let conditions = object["status"]["conditions"].as_array();
-        let is_established = |one: &Value| one["type"] == "Established" && one["status"] == "True";
-        ensure!(
-            conditions.is_some_and(|all| all.iter().any(is_established)),
-            "{conditions:?}"
-        );
+        let established = condition(object, "Established")?;
+        ensure!(established["status"] == "True", "{established}");
         Ok(())
     };
     place.sees("established", &made, established).await?;
@@ -696,10 +654,7 @@ async fn kind_of_a_definition_comes_and_goes_without_a_restart() -> Result<()> {
     alone.place.delete(&definition).await?;
     appears("the loss of the kind to be noticed again", &failed).await?;
     alone.hub.remove("r", DeletionPolicy::Delete);
-    one.alone
-        .hub
-        .wait_for_report("the rule to be gone", "r", |state| state.gone)
-        .await?;
+    one.alone.hub.wait_gone("r").await?;
     Ok(())
 }
 
@@ -810,10 +765,7 @@ async fn widget_is_kept_in_every_field() -> Result<()> {
     assert_eq!(edited["spec"]["limits"], json!({"memory": "1"}));
     one.is_idle().await?;
     one.alone.hub.remove("r", DeletionPolicy::Retain);
-    one.alone
-        .hub
-        .wait_for_report("the rule to be gone", "r", |state| state.gone)
-        .await?;
+    one.alone.hub.wait_gone("r").await?;
     let left = one.get().await?;
     assert!(
         left["metadata"]["annotations"]
@@ -864,16 +816,11 @@ async fn source_of_another_version_is_written_in_it() -> Result<()> {
     one.is_idle().await?;
     wanted.intents = of_version("v3");
     one.alone.hub.want("r", wanted);
-    let state = one
+    let message = one
         .alone
         .hub
-        .wait_for_report("a failure", "r", |state| state.counts.failed == 1)
+        .wait_failed("r", Reason::KindNotServed)
         .await?;
-    assert_eq!(state.failures[0].reason, Reason::KindNotServed);
-    assert!(
-        state.failures[0].message.contains("in version v3"),
-        "{:?}",
-        state.failures
-    );
+    assert!(message.contains("in version v3"), "{message}");
     Ok(())
 }

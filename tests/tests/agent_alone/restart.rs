@@ -191,11 +191,7 @@ async fn a_crash_in_the_middle_of_a_removal_loses_nothing() -> Result<()> {
     .await?;
     alone.start_agent().await?;
     alone.place.lacks(&alone.id("b", "two")).await?;
-    alone
-        .hub
-        .wait_for_report("the rule to be gone", "r", |state| state.gone)
-        .await
-        .map(drop)
+    alone.hub.wait_gone("r").await
 }
 
 #[tokio::test]
@@ -361,11 +357,7 @@ async fn rule_removed_before_the_agent_recorded_it_is_removed() -> Result<()> {
     for (namespace, name) in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")] {
         alone.place.lacks(&alone.id(namespace, name)).await?;
     }
-    alone
-        .hub
-        .wait_for_report("the rule to be gone", "r", |state| state.gone)
-        .await
-        .map(drop)
+    alone.hub.wait_gone("r").await
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
+use runnel_tests::scene::Draft;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -56,31 +57,9 @@ impl Sample {
     /// The CustomResourceDefinition, for a custom kind.
     pub fn definition(&self) -> Option<Value> {
         let kind = self.kind.as_ref()?;
-        let (plural, group) = self.resource.split_once('.')?;
-        let stored = self.versions.keys().next()?;
-        let version = |(name, spec): (&String, &Value)| {
-            json!({
-                "name": name,
-                "served": true,
-                "storage": name == stored,
-                "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
-                    "spec": spec,
-                    "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
-                }}},
-            })
-        };
-        Some(json!({
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": self.resource},
-            "spec": {
-                "group": group,
-                "scope": "Namespaced",
-                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
-                "versions": self.versions.iter().map(version).collect::<Vec<_>>(),
-            },
-        }))
+        let versions = self.versions.iter();
+        let versions: Vec<_> = versions.map(|(name, spec)| (&**name, spec)).collect();
+        Some(Draft::definition(&self.resource, kind, &versions).json())
     }
 }
 

@@ -7,7 +7,7 @@ use runnel_tests::scene::{Id, Scene, entry_of};
 use runnel_tests::wait::steadily;
 use serde_json::{Value, json};
 
-use super::{definition, make_soon, object, rule};
+use super::{definition, object, rule};
 
 const HOME: &str = "delivered";
 const KINDS: [&str; 4] = [
@@ -74,7 +74,7 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
     }
     let all = sources();
     for source in &all {
-        make_soon(&scene, source).await?;
+        scene.hub.make_soon(source).await?;
     }
     let [policy, role, service, widget] = [&all[0], &all[1], &all[2], &all[3]].map(Id::of);
     let (policy, role, service, widget) = (policy?, role?, service?, widget?);
@@ -170,7 +170,7 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
     })
     .await?;
     scene.hub.make(&definition("Widget")).await?;
-    make_soon(&scene, &object("Widget", HOME, "web")).await?;
+    scene.hub.make_soon(&object("Widget", HOME, "web")).await?;
     scene.hub.all_applied(&id, 2).await?;
     is_everywhere(&scene, &widget, "/spec/size", &json!(3)).await?;
     scene.hub.delete(&id).await?;
