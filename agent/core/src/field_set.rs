@@ -5,10 +5,9 @@
 //! already decided which parts of an object are items of a list by key, and which are one value.
 //!
 //! A projection keeps the order of the items of a list: it may matter, as that of environment variables does.
-use runnel_proto::model::pointer_escaped;
 use std::collections::BTreeMap;
-use std::fmt;
 
+use runnel_proto::model::pointer_escaped;
 use serde_json::{Map, Value};
 
 /// The deepest set that is read. The API server itself reads no JSON that is deeper.
@@ -92,21 +91,6 @@ impl FieldSet {
         Ok(Self(children))
     }
 
-    /// Returns the value of `fieldsV1`.
-    pub fn to_value(&self) -> Value {
-        let children = self.0.iter().map(|(step, node)| {
-            let mut below = node.below.to_value();
-            if node.is_member
-                && !node.below.is_empty()
-                && let Some(below) = below.as_object_mut()
-            {
-                below.insert(".".to_owned(), Value::Object(Map::new()));
-            }
-            (step.to_string(), below)
-        });
-        Value::Object(children.collect())
-    }
-
     /// Whether the set has no fields.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -129,36 +113,6 @@ impl FieldSet {
             own.below = own.below.union(&node.below);
         }
         all
-    }
-
-    /// The fields that are in both sets.
-    #[must_use]
-    pub fn intersection(&self, other: &Self) -> Self {
-        let shared = self.0.iter().filter_map(|(step, node)| {
-            let other = other.0.get(step)?;
-            let shared = Node {
-                is_member: node.is_member && other.is_member,
-                below: node.below.intersection(&other.below),
-            };
-            shared.has_fields().then(|| (step.clone(), shared))
-        });
-        Self(shared.collect())
-    }
-
-    /// The fields that are not in the other set.
-    #[must_use]
-    pub fn difference(&self, other: &Self) -> Self {
-        let left = self.0.iter().filter_map(|(step, node)| {
-            let Some(other) = other.0.get(step) else {
-                return Some((step.clone(), node.clone()));
-            };
-            let left = Node {
-                is_member: node.is_member && !other.is_member,
-                below: node.below.difference(&other.below),
-            };
-            left.has_fields().then(|| (step.clone(), left))
-        });
-        Self(left.collect())
     }
 
     /// Returns the part of an object that the set names. `others` are the fields of the other managers: with fields of
@@ -196,25 +150,6 @@ impl FieldSet {
             // The API server knows the type of the field: it is another one now.
             scalar => Some(scalar.clone()),
         }
-    }
-
-    /// Returns an object without the fields of the set. Maps and items that the set names, too, go with their last
-    /// field.
-    pub fn prune(&self, object: &Value) -> Value {
-        let mut pruned = object.clone();
-        for (step, node) in &self.0 {
-            let Some(part) = step.find(&pruned) else {
-                continue;
-            };
-            let rest = if node.below.is_empty() {
-                None
-            } else {
-                let rest = node.below.prune(part);
-                Some(rest).filter(|rest| !(node.is_member && is_empty(rest)))
-            };
-            step.replace(&mut pruned, rest);
-        }
-        pruned
     }
 
     /// Returns the differences between two projections on this set, at most `limit`.
@@ -298,34 +233,9 @@ impl FieldSet {
             _ => {}
         }
     }
-
-    /// Returns the paths of the fields below which the set has no other field, at most `limit`.
-    pub fn leaves(&self, limit: usize) -> Vec<String> {
-        let mut all = vec![];
-        self.collect_leaves("", limit, &mut all);
-        all
-    }
-
-    fn collect_leaves(&self, path: &str, limit: usize, all: &mut Vec<String>) {
-        for (step, node) in &self.0 {
-            if all.len() >= limit {
-                return;
-            }
-            let path = step.append_to(path);
-            if node.below.is_empty() {
-                all.push(path);
-            } else {
-                node.below.collect_leaves(&path, limit, all);
-            }
-        }
-    }
 }
 
 impl Node {
-    fn has_fields(&self) -> bool {
-        self.is_member || !self.below.is_empty()
-    }
-
     /// Returns the part of a value that the node names.
     fn projected(&self, value: &Value, others: &FieldSet) -> Option<Value> {
         if !self.below.is_empty() {
@@ -386,26 +296,6 @@ impl Step {
         }
     }
 
-    /// Sets what the step leads to; `None` removes it.
-    fn replace(&self, value: &mut Value, part: Option<Value>) {
-        let position = self.position(value);
-        match (self, value) {
-            (Self::Field(name), Value::Object(fields)) => match part {
-                Some(part) => drop(fields.insert(name.to_string(), part)),
-                None => drop(fields.remove(&**name)),
-            },
-            (_, Value::Array(items)) => {
-                let Some(at) = position else { return };
-                match (part, items.get_mut(at)) {
-                    (Some(part), Some(item)) => *item = part,
-                    (Some(_), None) => {}
-                    (None, _) => drop(items.remove(at)),
-                }
-            }
-            _ => {}
-        }
-    }
-
     /// Returns the path to a field, given the path to its parent.
     fn append_to(&self, parent: &str) -> String {
         match self {
@@ -429,18 +319,6 @@ fn text(value: &Value) -> String {
         .as_str()
         .map_or_else(|| value.to_string(), str::to_owned);
     pointer_escaped(&text).replace(',', "~2")
-}
-
-impl fmt::Display for Step {
-    /// The key of `fieldsV1`.
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Field(name) => write!(out, "f:{name}"),
-            Self::Key(key) => write!(out, "k:{}", key.text),
-            Self::Value(value) => write!(out, "v:{}", value.text),
-            Self::Index(index) => write!(out, "i:{index}"),
-        }
-    }
 }
 
 impl Json {
