@@ -36,6 +36,8 @@ pub struct Write {
     pub user_agent: String,
     /// The HTTP status of the answer.
     pub code: u16,
+    /// Whether it changes nothing, because it asks only what a write would do.
+    pub dry_run: bool,
 }
 
 #[derive(Deserialize)]
@@ -46,6 +48,8 @@ struct Entry {
     user: User,
     #[serde(default)]
     user_agent: String,
+    #[serde(default, rename = "requestURI")]
+    request_uri: String,
     #[serde(default)]
     object_ref: Object,
     response_status: Option<Status>,
@@ -132,6 +136,7 @@ fn write(line: &str) -> Result<Option<Write>> {
         user: entry.user.username,
         user_agent: entry.user_agent,
         code,
+        dry_run: entry.request_uri.contains("dryRun="),
     }))
 }
 

@@ -7,8 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
-use kube::api::{Patch, PatchParams, PostParams};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::ApiResource;
 use kube::{Api, Client};
 use runnel_api::DistributionRule;
 use runnel_hub::token::{self, TokenRequest};
@@ -20,6 +22,7 @@ use tonic::transport::Channel;
 
 use super::bar::Bar;
 use super::bare;
+use super::sample::Sample;
 use crate::fleet::{Fleet, FleetOptions, NAMESPACE};
 use crate::guard::Program;
 use crate::restartable::Restartable;
@@ -42,6 +45,8 @@ pub struct Lab {
     pub fleet: Fleet,
     /// An administrator of the hub's cluster.
     pub client: Client,
+    /// The kind of its sources.
+    pub sample: Sample,
     members: Vec<Credentials>,
 }
 
@@ -52,6 +57,62 @@ impl Lab {
     /// When either does not start.
     pub async fn start() -> Result<Self> {
         Self::of(Fleet::start(Self::options()).await?).await
+    }
+
+    /// The options of a fleet with real members for sources of this kind.
+    #[must_use]
+    pub fn options_with_members(sample: Sample, members: usize) -> FleetOptions {
+        let mut options = FleetOptions {
+            members,
+            log: "runnel=warn".to_owned(),
+            ..FleetOptions::default()
+        };
+        if sample != Sample::ConfigMap {
+            let resources = Sample::resources();
+            options.hub_values = json!({"sources": {"kinds": resources}});
+            options.agent_values = json!({"policy": {
+                "kinds": resources, "allowPrivileged": [Sample::Deployment.resource()],
+            }});
+        }
+        options
+    }
+
+    /// With sources of this kind, which hub and members serve from now on.
+    ///
+    /// # Errors
+    /// When an API server does not serve it.
+    pub async fn distributing(mut self, sample: Sample) -> Result<Self> {
+        self.sample = sample;
+        if let Some(definition) = sample.definition() {
+            self.define(&sample.api(), &definition).await?;
+        }
+        Ok(self)
+    }
+
+    /// Makes a kind that hub and members serve.
+    ///
+    /// # Errors
+    /// When an API server does not serve it.
+    pub async fn define(&self, kind: &ApiResource, definition: &Value) -> Result<()> {
+        let name = format!("{}.{}", kind.plural, kind.group);
+        let params = PatchParams::apply("speed").force();
+        let mut clusters = vec![self.client.clone()];
+        for number in 1..=self.fleet.size() {
+            clusters.push(self.fleet.member(number).client().await?);
+        }
+        for client in clusters {
+            let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
+            definitions
+                .patch(&name, &params, &Patch::Apply(definition))
+                .await?;
+            let objects: Api<DynamicObject> = Api::all_with(client, kind);
+            eventually(&format!("{name} to be served"), PATIENCE, async || {
+                objects.list(&ListParams::default()).await?;
+                Ok(Some(()))
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     /// The options of its fleet.
@@ -74,6 +135,7 @@ impl Lab {
         Ok(Self {
             fleet,
             client,
+            sample: Sample::ConfigMap,
             members: Vec::new(),
         })
     }
@@ -124,13 +186,15 @@ impl Lab {
         Ok(credentials)
     }
 
-    /// Writes a source: a ConfigMap with one key.
+    /// Writes a source with this value.
     ///
     /// # Errors
     /// When the API server refuses it.
     pub async fn write(&self, name: &str, value: &str) -> Result<()> {
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), SOURCES);
-        let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"value": value}});
+        let sample = self.sample;
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), SOURCES, &sample.api());
+        let body = sample.object(name, value);
         api.patch(
             name,
             &PatchParams::apply("speed").force(),
@@ -162,7 +226,7 @@ impl Lab {
     /// # Errors
     /// When the API server refuses it.
     pub async fn rule(&self, name: &str, names: &[&str], clusters: Value) -> Result<()> {
-        let spec = json!({"sources": [{"resources": ["configmaps"], "names": names}], "clusters": clusters});
+        let spec = json!({"sources": [{"resources": [self.sample.resource()], "names": names}], "clusters": clusters});
         let rule = json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule", "metadata": {"name": name}, "spec": spec,
         });

@@ -14,13 +14,14 @@ pub mod json;
 pub mod lab;
 pub mod process;
 pub mod rows;
+pub mod sample;
 pub mod seen;
 mod states;
 pub mod table;
 pub mod text;
 pub mod verdict;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -57,8 +58,8 @@ pub struct SpeedArguments {
     #[arg(long, value_name = "FOLDER", hide = true, exclusive = true)]
     bare_hub: Option<PathBuf>,
     /// Run the bare watch of a cluster; `cargo speed` starts it.
-    #[arg(long, num_args = 2, value_names = ["KUBECONFIG", "FILE"], hide = true, exclusive = true)]
-    bare_watch: Option<Vec<PathBuf>>,
+    #[arg(long, num_args = 3.., value_names = ["KUBECONFIG", "FILE", "KIND"], hide = true, exclusive = true)]
+    bare_watch: Option<Vec<String>>,
 }
 
 fn row(text: &str) -> Result<&'static Row, String> {
@@ -98,10 +99,18 @@ async fn run(arguments: SpeedArguments) -> Result<ExitCode> {
     if let Some(folder) = &arguments.bare_hub {
         return bare::serve(folder).await.map(|()| ExitCode::SUCCESS);
     }
-    if let Some([kubeconfig, file]) = arguments.bare_watch.as_deref() {
+    if let Some([kubeconfig, file, kinds @ ..]) = arguments.bare_watch.as_deref() {
+        let kinds: Option<Vec<_>> = kinds.iter().map(|text| sample::kind_of(text)).collect();
+        let kinds = kinds.context("a kind is written as `apps/v1/Deployment`")?;
         // A missing column is visible in the table.
         let knows = |known: usize| drop(std::fs::write(file, known.to_string()));
-        bare::watch_names(client_of(kubeconfig).await?, lab::SOURCES, knows).await;
+        bare::watch_names(
+            client_of(Path::new(kubeconfig)).await?,
+            &kinds,
+            lab::SOURCES,
+            knows,
+        )
+        .await;
         return Ok(ExitCode::FAILURE);
     }
     if cfg!(debug_assertions) {

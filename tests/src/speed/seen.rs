@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::DynamicObject;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+
+use super::sample::Sample;
 
 /// An object in a watch.
 #[derive(Clone, Debug)]
@@ -21,7 +23,7 @@ pub struct WatchedEvent {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// The key `value` of its data.
+    /// Its value.
     pub value: String,
 }
 
@@ -33,10 +35,10 @@ pub struct WatchedEvents {
 }
 
 impl WatchedEvents {
-    /// Watches the ConfigMaps of a cluster as long as `tasks` are.
-    pub fn of(client: Client, tasks: &mut JoinSet<()>) -> Self {
+    /// Watches the objects of one kind in a cluster as long as `tasks` are.
+    pub fn of(client: Client, sample: Sample, tasks: &mut JoinSet<()>) -> Self {
         let seen = Self::default();
-        tasks.spawn(record(client, seen.clone()));
+        tasks.spawn(record(client, sample, seen.clone()));
         seen
     }
 
@@ -87,20 +89,15 @@ impl WatchedEvents {
     }
 }
 
-async fn record(client: Client, seen: WatchedEvents) {
-    let api: Api<ConfigMap> = Api::all(client);
+async fn record(client: Client, sample: Sample, seen: WatchedEvents) {
+    let api: Api<DynamicObject> = Api::all_with(client, &sample.api());
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {
         let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
             continue;
         };
         let (at, name) = (Instant::now(), object.name_any());
-        let value = object
-            .data
-            .as_ref()
-            .and_then(|data| data.get("value"))
-            .cloned()
-            .unwrap_or_default();
+        let value = sample.value(&object).to_owned();
         let namespace = object.namespace().unwrap_or_default();
         seen.events.lock().push(WatchedEvent {
             at,

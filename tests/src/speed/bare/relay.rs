@@ -1,32 +1,36 @@
 //! What a relay cannot avoid between API servers: a watch on the hub and an apply in each member for every change, an apply
 //! loop, a watch that puts an object back, and a watch of names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::StreamExt;
 use futures::future::join_all;
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{PartialObjectMeta, Patch, PatchParams};
+use futures::stream::select_all;
+use kube::api::{DynamicObject, PartialObjectMeta, Patch, PatchParams};
+use kube::core::ApiResource;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
-use serde_json::{Value, json};
+use serde_json::Value;
+
+use crate::speed::sample::Sample;
 
 /// The field manager.
 const MANAGER: &str = "bare";
 
 /// Relays what a namespace of the hub holds to the namespace of the same name in each member, until it is dropped.
-pub async fn relay(hub: Client, members: Vec<Client>, namespace: String) {
-    let api: Api<ConfigMap> = Api::namespaced(hub, &namespace);
+pub async fn relay(hub: Client, members: Vec<Client>, sample: Sample, namespace: String) {
+    let api: Api<DynamicObject> = Api::namespaced_with(hub, &namespace, &sample.api());
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {
         let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
             continue;
         };
-        let (name, copy) = (object.name_any(), copy_of(&object));
+        let name = object.name_any();
+        let copy = sample.object(&name, sample.value(&object));
         join_all(
             members
                 .iter()
-                .map(|member| apply(member, &namespace, &name, &copy)),
+                .map(|member| apply(member, sample, &namespace, &name, &copy)),
         )
         .await;
     }
@@ -38,6 +42,7 @@ pub async fn relay(hub: Client, members: Vec<Client>, namespace: String) {
 /// The first refusal.
 pub async fn apply_all(
     members: &[Client],
+    sample: Sample,
     namespace: &str,
     copies: &[(String, Value)],
     at_once: usize,
@@ -45,8 +50,8 @@ pub async fn apply_all(
     let each = members.iter().map(|member| async move {
         let applies = copies
             .iter()
-            .map(|(name, copy)| apply(member, namespace, name, copy));
-        let done: Vec<kube::Result<ConfigMap>> = futures::stream::iter(applies)
+            .map(|(name, copy)| apply(member, sample, namespace, name, copy));
+        let done: Vec<kube::Result<DynamicObject>> = futures::stream::iter(applies)
             .buffer_unordered(at_once)
             .collect()
             .await;
@@ -57,11 +62,12 @@ pub async fn apply_all(
 
 async fn apply(
     member: &Client,
+    sample: Sample,
     namespace: &str,
     name: &str,
     copy: &Value,
-) -> kube::Result<ConfigMap> {
-    let api: Api<ConfigMap> = Api::namespaced(member.clone(), namespace);
+) -> kube::Result<DynamicObject> {
+    let api: Api<DynamicObject> = Api::namespaced_with(member.clone(), namespace, &sample.api());
     api.patch(
         name,
         &PatchParams::apply(MANAGER).force(),
@@ -70,56 +76,59 @@ async fn apply(
     .await
 }
 
-/// Returns the applied object.
-#[must_use]
-pub fn copy_of(object: &ConfigMap) -> Value {
-    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": object.name_any()}, "data": object.data})
-}
-
-/// Puts one object of a namespace back whenever it differs from what it should be, until it is dropped.
-pub async fn keep(member: Client, namespace: String, right: Value) {
-    let api: Api<ConfigMap> = Api::namespaced(member.clone(), &namespace);
-    let name = right["metadata"]["name"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned();
+/// Restores the value of one object of a namespace whenever it differs, until it is dropped.
+pub async fn keep(member: Client, sample: Sample, namespace: String, (name, value): (&str, &str)) {
+    let api: Api<DynamicObject> = Api::namespaced_with(member.clone(), &namespace, &sample.api());
+    let right = sample.object(name, value);
     let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
     while let Some(event) = events.next().await {
         let Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) = event else {
             continue;
         };
-        if object.name_any() == name && json!(object.data) != right["data"] {
+        if object.name_any() == name && sample.value(&object) != value {
             // The next event shows whether it was refused.
-            let _ = apply(&member, &namespace, &name, &right).await;
+            let _ = apply(&member, sample, &namespace, name, &right).await;
         }
     }
 }
 
-/// Keeps no more of the ConfigMaps of a cluster than their names and versions, until it is dropped: the least that who
-/// guards copies must have in memory. Says how many it knows in this namespace when it has listed them, and after each change.
-pub async fn watch_names(member: Client, namespace: &str, mut knows: impl FnMut(usize)) {
-    let api: Api<PartialObjectMeta<ConfigMap>> = Api::all(member);
-    let mut events = std::pin::pin!(watcher(api, watcher::Config::default()).default_backoff());
-    let (mut known, mut listed) = (BTreeMap::new(), false);
-    while let Some(event) = events.next().await {
+/// Keeps no more of the objects of some kinds in a cluster than their names and versions, until it is dropped: the least
+/// that who guards copies must have in memory. Says how many it knows in this namespace when it has listed all kinds, and
+/// after each change.
+pub async fn watch_names(
+    member: Client,
+    kinds: &[ApiResource],
+    namespace: &str,
+    mut knows: impl FnMut(usize),
+) {
+    let mut events = select_all(kinds.iter().enumerate().map(|(kind, resource)| {
+        let api: Api<PartialObjectMeta<DynamicObject>> = Api::all_with(member.clone(), resource);
+        let events = watcher(api, watcher::Config::default()).default_backoff();
+        events.map(move |event| (kind, event)).boxed()
+    }));
+    let (mut known, mut listed) = (BTreeMap::new(), BTreeSet::new());
+    while let Some((kind, event)) = events.next().await {
+        let key = |object: &PartialObjectMeta<DynamicObject>| {
+            (
+                kind,
+                object.namespace().unwrap_or_default(),
+                object.name_any(),
+            )
+        };
         match event {
             Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
-                let key = (object.namespace().unwrap_or_default(), object.name_any());
-                known.insert(key, object.resource_version().unwrap_or_default());
+                known.insert(key(&object), object.resource_version().unwrap_or_default());
             }
             Ok(watcher::Event::Delete(object)) => {
-                known.remove(&(object.namespace().unwrap_or_default(), object.name_any()));
+                known.remove(&key(&object));
             }
-            Ok(watcher::Event::InitDone) => listed = true,
+            Ok(watcher::Event::InitDone) => {
+                listed.insert(kind);
+            }
             Ok(watcher::Event::Init) | Err(_) => {}
         }
-        if listed {
-            knows(
-                known
-                    .keys()
-                    .filter(|(of, _): &&(String, String)| of == namespace)
-                    .count(),
-            );
+        if listed.len() == kinds.len() {
+            knows(known.keys().filter(|(_, of, _)| of == namespace).count());
         }
     }
 }

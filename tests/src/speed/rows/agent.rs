@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use kube::core::ApiResource;
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::{MIB, reading};
 use crate::audit::{Mark, Write};
-use crate::control_plane::Options;
-use crate::fleet::{Fleet, FleetOptions};
+use crate::fleet::Fleet;
 use crate::guard::Program;
 use crate::restartable::Restartable;
 use crate::scene::Metrics;
@@ -19,6 +19,7 @@ use crate::scratch::Scratch;
 use crate::speed::bar::Bar;
 use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
 use crate::speed::process::{at_rest, computed, resident};
+use crate::speed::sample::{Sample, kind_text};
 use crate::speed::seen::WatchedEvents;
 use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
@@ -37,32 +38,42 @@ const NOOPS: &str = "runnel_apply_noop_total";
 /// How long the agent is measured after a restart of it or its hub; half as long with small sizes.
 const STEADY: Duration = Duration::from_secs(10);
 
+/// Row 11 is about the hub, which sees no difference between kinds.
+const ROWS_OF_KINDS: &[u8] = &[9, 10, 12, 14];
+
 pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
-    let sizes: &[usize] = match (quick, rows.contains(&9)) {
+    let mut readings = Vec::new();
+    for &sample in Sample::measured(quick) {
+        let is_first = sample == Sample::ConfigMap;
+        if is_first || ROWS_OF_KINDS.iter().any(|row| rows.contains(row)) {
+            let measured = run_with(sample, rows, quick).await?.into_iter();
+            readings.extend(
+                measured.filter(|reading| is_first || ROWS_OF_KINDS.contains(&reading.row)),
+            );
+        }
+    }
+    Ok(readings)
+}
+
+async fn run_with(sample: Sample, rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
+    let very_many = rows.contains(&9) && sample == Sample::ConfigMap;
+    let sizes: &[usize] = match (quick, very_many) {
         (true, _) => &[0, 300],
         (false, true) => &[0, 1000, 10_000],
         (false, false) => &[0, 1000],
     };
-    let control_plane = Options {
-        audit_reads: true,
-        ..Options::default()
-    };
-    let log = "runnel=warn".to_owned();
-    let lab = Lab::of(
-        Fleet::start(FleetOptions {
-            log,
-            control_plane,
-            ..FleetOptions::default()
-        })
-        .await?,
-    )
-    .await?;
+    let mut options = Lab::options_with_members(sample, 1);
+    options.control_plane.audit_reads = true;
+    let lab = Lab::of(Fleet::start(options).await?)
+        .await?
+        .distributing(sample)
+        .await?;
     let member = lab.fleet.member(1).client().await?;
     make_namespace(&member, SOURCES).await?;
     // Before there is a copy: every event of a copy is a change.
     let mut watches = JoinSet::new();
-    let seen = WatchedEvents::of(member, &mut watches);
-    let watch = BareWatch::start(&lab.fleet).await?;
+    let seen = WatchedEvents::of(member, sample, &mut watches);
+    let watch = BareWatch::start(&lab.fleet, &[sample.api()]).await?;
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
         .await?;
     let mut readings = Vec::new();
@@ -127,14 +138,31 @@ async fn memory(lab: &Lab, watch: &BareWatch, size: usize) -> Result<Reading> {
     Ok(reading(
         9,
         what,
-        (size, "copies"),
+        (size, &copies(lab)),
         resident(agent)? / MIB,
         Some(resident(bare)? / MIB),
     ))
 }
 
+/// What follows the size in the table.
+fn copies(lab: &Lab) -> String {
+    format!("copies{}", lab.sample.suffix())
+}
+
 /// Row 10.
 async fn steady(lab: &Lab, watch: &BareWatch, size: usize, time: Duration) -> Result<Reading> {
+    let [agent, bare] = cpu_at_rest(lab, watch, time).await?;
+    Ok(reading(
+        10,
+        "agent CPU at rest",
+        (size, &copies(lab)),
+        agent,
+        Some(bare),
+    ))
+}
+
+/// Thousandths of a processor that the agent and the bare watch use while nothing happens.
+pub(super) async fn cpu_at_rest(lab: &Lab, watch: &BareWatch, time: Duration) -> Result<[f64; 2]> {
     let pids = [lab.fleet.agent_process(1).pid()?, watch.process.pid()?];
     at_rest(pids[0]).await?;
     let before = [computed(pids[0])?, computed(pids[1])?];
@@ -143,13 +171,7 @@ async fn steady(lab: &Lab, watch: &BareWatch, size: usize, time: Duration) -> Re
         let now = computed(pids[which])?;
         anyhow::Ok(now.saturating_sub(before[which]).as_secs_f64() / time.as_secs_f64() * 1000.0)
     };
-    Ok(reading(
-        10,
-        "agent CPU at rest",
-        (size, "copies"),
-        spent(0)?,
-        Some(spent(1)?),
-    ))
+    Ok([spent(0)?, spent(1)?])
 }
 
 /// Row 12; and the agent's count of applies without a change before it was started again.
@@ -172,9 +194,9 @@ async fn restarted(lab: &Lab, size: usize, time: Duration) -> Result<(f64, Vec<R
         of(&earlier, WRITTEN) >= size as f64,
         "the audit log does not show who wrote the copies"
     );
-    let is_single = |request: &&Write| request.verb == "get" && is_copy(request);
+    let is_single = |request: &&Write| request.verb == "get" && is_copy(lab.sample, request);
     let singles = requests.iter().filter(is_single).count() as f64;
-    let at = (size, "copies");
+    let at = (size, &*copies(lab));
     let readings = vec![
         reading(12, "writes to the member", at, of(&requests, WRITTEN), None),
         reading(12, "reads of single copies", at, singles, None),
@@ -205,7 +227,7 @@ async fn hub_restarted(lab: &Lab, size: usize, time: Duration) -> Result<Reading
     Ok(reading(
         11,
         "writes to a real member",
-        (size, "copies"),
+        (size, &copies(lab)),
         writes,
         None,
     ))
@@ -226,7 +248,8 @@ async fn without_change(
     let all = requests(&lab.fleet, Mark::default())?;
     let is_apply = |request: &&Write| {
         verbs.contains(&request.verb.as_str())
-            && is_copy(request)
+            && is_copy(lab.sample, request)
+            && !request.dry_run
             && (200..300).contains(&request.code)
     };
     let applies = all.iter().filter(is_apply).count();
@@ -235,7 +258,7 @@ async fn without_change(
         applies >= size && changes >= size,
         "{applies} applies and {changes} changes of {size} copies"
     );
-    let at = (size, "copies");
+    let at = (size, &*copies(lab));
     Ok(vec![
         reading(
             14,
@@ -260,8 +283,8 @@ fn counted(metrics: &Metrics) -> Result<f64> {
     metrics.sum(NOOPS)
 }
 
-fn is_copy(request: &Write) -> bool {
-    request.resource == "configmaps"
+fn is_copy(sample: Sample, request: &Write) -> bool {
+    request.resource == sample.api().plural
         && request.namespace == SOURCES
         && request.subresource.is_empty()
 }
@@ -278,36 +301,37 @@ fn requests(fleet: &Fleet, mark: Mark) -> Result<Vec<Write>> {
         .collect())
 }
 
-/// How many of them are of these verbs.
+/// How many of them are of these verbs, without those that change nothing.
 fn of(requests: &[Write], verbs: &[&str]) -> f64 {
     requests
         .iter()
-        .filter(|request| verbs.contains(&request.verb.as_str()))
+        .filter(|request| verbs.contains(&request.verb.as_str()) && !request.dry_run)
         .count() as f64
 }
 
 /// The bare watch of names, in a separate process.
-struct BareWatch {
-    process: Restartable,
+pub(super) struct BareWatch {
+    pub(super) process: Restartable,
     scratch: Scratch,
 }
 
 impl BareWatch {
-    async fn start(fleet: &Fleet) -> Result<Self> {
+    pub(super) async fn start(fleet: &Fleet, kinds: &[ApiResource]) -> Result<Self> {
         let scratch = Scratch::new("bare-watch")?;
         let program = Program::new(std::env::current_exe()?, scratch.path().join("bare.log"));
-        let arguments: [PathBuf; 3] = [
+        let mut arguments: Vec<PathBuf> = vec![
             "--bare-watch".into(),
             fleet.member(1).kubeconfig().into(),
             scratch.path().join(KNOWN),
         ];
+        arguments.extend(kinds.iter().map(|kind| kind_text(kind).into()));
         let process = Restartable::new("the bare watch", program.arguments(arguments));
         process.start()?;
         Ok(Self { process, scratch })
     }
 
     /// Waits until it has this many names: the baseline must have done its work.
-    async fn knows(&self, names: usize) -> Result<()> {
+    pub(super) async fn knows(&self, names: usize) -> Result<()> {
         eventually("the bare watch", PATIENCE, async || {
             self.process.check()?;
             let known =

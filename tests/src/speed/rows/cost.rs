@@ -74,7 +74,7 @@ fn asked(cluster: &ControlPlane, mark: Mark, who: &str) -> Result<Vec<Write>> {
 /// One source is edited again and again: the agent's writes per edit, its own Secrets and Events included.
 async fn edited(lab: &Lab, member: Client, edits: usize) -> Result<f64> {
     let mut watches = JoinSet::new();
-    let seen = WatchedEvents::of(member, &mut watches);
+    let seen = WatchedEvents::of(member, lab.sample, &mut watches);
     let sources: Api<ConfigMap> = Api::namespaced(lab.client.clone(), SOURCES);
     lab.rule(RULE, &[RULE], json!({"all": true})).await?;
     let edit = async |value: String| {

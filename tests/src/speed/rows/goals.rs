@@ -375,6 +375,15 @@ pub const ROWS: &[Row] = &[
             ),
         ],
     },
+    Row {
+        number: 29,
+        name: "agent-kinds",
+        meaning: "what a real agent needs for copies of very many kinds, beside a watch that only remembers their names",
+        lines: &[
+            bounded("agent memory", "MiB", most(40.0, 24.0)),
+            bounded("agent CPU at rest", "mCPU", most(2.0, 0.5)),
+        ],
+    },
 ];
 
 /// The row with this number or name.

@@ -7,6 +7,7 @@ mod fanout;
 mod goals;
 mod heavy;
 mod idle;
+mod kinds;
 mod large;
 mod others;
 mod pairs;
@@ -55,6 +56,7 @@ const STEPS: &[(&[u8], Step)] = &[
     (agent::ROWS, |rows, quick| {
         Box::pin(async move { agent::run(&rows, quick).await })
     }),
+    (kinds::ROWS, |_, quick| Box::pin(kinds::run(quick))),
     (cost::ROWS, |_, quick| Box::pin(cost::run(quick))),
     (deletes::ROWS, |_, quick| Box::pin(deletes::run(quick))),
     (views::ROWS, |rows, quick| {
