@@ -3,6 +3,8 @@
 
 #[path = "kinds/delivered.rs"]
 mod delivered;
+#[path = "kinds/shaped.rs"]
+mod shaped;
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};

@@ -46,33 +46,6 @@ async fn holds(member: &TestCluster, copy: &Id, source: &str, data: Value) -> Re
         .await
 }
 
-/// Waits until the rule cannot be carried out for this reason, and its message has these words.
-async fn is_refused(hub: &TestCluster, rule: &Id, reason: &str, words: &[&str]) -> Result<()> {
-    let observed = |object: &Value| {
-        ensure!(
-            object["status"]["observedGeneration"] == object["metadata"]["generation"],
-            "not looked at"
-        );
-        let ready = condition(object, "Ready")?;
-        ensure!(
-            ready["status"] == "False" && ready["reason"] == reason,
-            "it is {ready}"
-        );
-        let message = ready["message"].as_str().unwrap_or_default();
-        for word in words {
-            ensure!(message.contains(word), "{word:?} is not in {message:?}");
-        }
-        ensure!(
-            condition(object, "Stalled")?["reason"] == reason,
-            "a person must see to it"
-        );
-        Ok(())
-    };
-    hub.sees(&format!("refused, {reason}"), rule, observed)
-        .await
-        .map(|_| ())
-}
-
 /// Checks that at any time since the recorder began one of these objects was there.
 fn one_was_always_there(recorder: &Recorder, namespace: &str, names: &[&str]) -> Result<()> {
     let mut there: BTreeMap<String, bool> = names
@@ -150,13 +123,14 @@ async fn copies_are_renamed_without_a_gap_and_named_by_cluster() -> Result<()> {
     let copy = member.get(&Id::config_map(home, "app-next")).await?;
     hub.change(&rule, name("App-${source.name}")).await?;
     let words = ["spec.transform.name", &of, "App-app", "left unchanged"];
-    is_refused(hub, &rule, "InvalidName", &words).await?;
+    hub.wait_refused(&rule, "InvalidName", &words).await?;
     member.is_untouched(&copy).await?;
     // Two sources that would get one name.
     hub.make(&Draft::config_map(home, "app-too").json()).await?;
     let names = json!({"sources": [{"resources": ["configmaps"], "names": ["app*"]}], "transform": {"name": "one"}});
     hub.change(&rule, json!({"spec": names})).await?;
-    is_refused(hub, &rule, "AmbiguousSource", &[&of, "app-too"]).await?;
+    hub.wait_refused(&rule, "AmbiguousSource", &[&of, "app-too"])
+        .await?;
     member.is_untouched(&copy).await?;
 
     hub.change(&rule, json!({"spec": {"transform": null}}))
@@ -239,8 +213,7 @@ async fn keys_labels_and_types_follow_the_rule_or_are_not_sent() -> Result<()> {
     let rename = json!({"spec": {"transform": {"keys": {"rename": {"a.yaml": "b.yaml"}}}}});
     let copy = member.get(&id).await?;
     hub.change(&rule, rename).await?;
-    is_refused(
-        hub,
+    hub.wait_refused(
         &rule,
         "TransformFailed",
         &["keys.rename", "configmaps/forms/app", "b.yaml"],
@@ -260,8 +233,7 @@ async fn keys_labels_and_types_follow_the_rule_or_are_not_sent() -> Result<()> {
     hub.make(&certificate.with("transform", only).json())
         .await?;
     let rule = Id::rule(home, "certificate");
-    is_refused(
-        hub,
+    hub.wait_refused(
         &rule,
         "InvalidCopy",
         &["secrets/forms/tls", "needs the key tls.key"],
@@ -354,8 +326,7 @@ async fn name_and_labels_of_a_cluster_fill_its_copies() -> Result<()> {
         json!({"app.yaml": "in west", "level": "debug"}),
     )
     .await?;
-    is_refused(
-        hub,
+    hub.wait_refused(
         &rule,
         "VariableMissing",
         &["to member-1", "app.yaml", &of, "no label zone"],
@@ -368,13 +339,8 @@ async fn name_and_labels_of_a_cluster_fill_its_copies() -> Result<()> {
     scene.member(1).is_untouched(&untouched).await?;
     hub.change(&id, json!({"data": {"app.yaml": "in ${HOME}"}}))
         .await?;
-    is_refused(
-        hub,
-        &rule,
-        "VariableMissing",
-        &["2 clusters", "${HOME}", "$${"],
-    )
-    .await?;
+    hub.wait_refused(&rule, "VariableMissing", &["2 clusters", "${HOME}", "$${"])
+        .await?;
     hub.change(&id, json!({"data": {"app.yaml": "in $${HOME}"}}))
         .await?;
     holds(
@@ -450,8 +416,7 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
     let base64 = |text: &str| data_encoding::BASE64.encode(text.as_bytes());
     let with = |password: &str| json!({"user": base64("app"), "password": base64(password)});
     holds(two, &id, &of, with("for-most")).await?;
-    is_refused(
-        hub,
+    hub.wait_refused(
         &rule,
         "ValueMissing",
         &[
@@ -487,19 +452,18 @@ async fn secret_value_reaches_some_clusters_and_follows() -> Result<()> {
         json!({"data": {"pw": null, "other": base64("s3cret-two")}}),
     )
     .await?;
-    is_refused(hub, &rule, "ValueMissing", &["has no key pw"]).await?;
+    hub.wait_refused(&rule, "ValueMissing", &["has no key pw"])
+        .await?;
     let refuses = json!({"metadata": {"annotations": {"runnel.dev/distribute": "false"}}, "stringData": {"pw": "s3cret-two"}});
     hub.change(&secret, refuses).await?;
-    is_refused(
-        hub,
+    hub.wait_refused(
         &rule,
         "ValueMissing",
         &["secrets/lent/login-one is never distributed"],
     )
     .await?;
     hub.delete(&secret).await?;
-    is_refused(
-        hub,
+    hub.wait_refused(
         &rule,
         "ValueMissing",
         &["there is no secrets/lent/login-one"],

@@ -75,6 +75,29 @@ impl TestCluster {
         .await
     }
 
+    /// Waits until the rule cannot be carried out for this reason, and its message has these words.
+    ///
+    /// # Errors
+    /// At the deadline, with the condition.
+    pub async fn wait_refused(&self, rule: &Id, reason: &str, words: &[&str]) -> Result<()> {
+        let check = |object: &Value| {
+            is_ready(object, "False", reason)?;
+            let message = condition(object, "Ready")?["message"].as_str();
+            for word in words {
+                let has_word = message.is_some_and(|message| message.contains(word));
+                ensure!(has_word, "{word:?} is not in {message:?}");
+            }
+            ensure!(
+                condition(object, "Stalled")?["reason"] == reason,
+                "a person must see to it"
+            );
+            Ok(())
+        };
+        self.sees(&format!("refused, {reason}"), rule, check)
+            .await
+            .map(drop)
+    }
+
     /// Waits until every copy of the rule is applied, and `copies` is how many there are; returns the rule.
     ///
     /// # Errors

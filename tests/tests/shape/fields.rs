@@ -4,7 +4,7 @@ use anyhow::Result;
 use runnel_tests::scene::{Draft, Id, RuleDraft};
 use serde_json::{Value, json};
 
-use super::{holds, is_refused, scene};
+use super::{holds, scene};
 
 #[tokio::test]
 async fn fields_are_removed_filled_and_patched_per_cluster() -> Result<()> {
@@ -52,7 +52,7 @@ async fn fields_are_removed_filled_and_patched_per_cluster() -> Result<()> {
         &of,
         "step 0 (test /data/level) fails: another value is there",
     ];
-    is_refused(hub, &rule, "TransformFailed", &words).await?;
+    hub.wait_refused(&rule, "TransformFailed", &words).await?;
     scene.member(1).is_untouched(&patched).await?;
     hub.wait_for_cluster(&rule, "member-2", "Ready", "AllApplied")
         .await?;
@@ -66,7 +66,7 @@ async fn fields_are_removed_filled_and_patched_per_cluster() -> Result<()> {
         "spec.overrides[0].mergePatch",
         "no field spec",
     ];
-    is_refused(hub, &rule, "TransformFailed", &words).await?;
+    hub.wait_refused(&rule, "TransformFailed", &words).await?;
     scene.member(1).is_untouched(&patched).await?;
 
     hub.change(
