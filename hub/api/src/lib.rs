@@ -74,9 +74,9 @@ pub use view::{
 };
 pub use view_request::{
     BlockedRemoval, ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyExplanationSpec,
-    CopyExplanationStatus, ExplainedObject, ExplainedRule, PlanOptions, PlannedCluster,
-    PlannedCopy, PlannedRule, PlannedSource, RemovalReview, RemovalReviewSpec, RemovalReviewStatus,
-    RulePlan, RulePlanSpec, RulePlanStatus,
+    CopyExplanationStatus, ExplainedField, ExplainedObject, ExplainedRule, PlanOptions,
+    PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RemovalReview, RemovalReviewSpec,
+    RemovalReviewStatus, RulePlan, RulePlanSpec, RulePlanStatus,
 };
 pub use window::Window;
 

@@ -268,6 +268,19 @@ pub struct ExplainedRule {
     /// The revision of the desired content; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub revision: String,
+    /// The fields of the copy that differ from the source by the rule, or are left to other writers; at most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fields: Vec<ExplainedField>,
+}
+
+/// A field of a copy that its rule shapes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedField {
+    /// The field of the copy, as a JSON pointer.
+    pub field: String,
+    /// The field of the rule, such as `spec.overrides[0].mergePatch`.
+    pub by: String,
 }
 
 /// An object in a member cluster, as its agent sees it.

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use runnel_api::{
-    CopyExplanation, CopyExplanationSpec, CopyExplanationStatus, CopyTarget, ExplainedRule,
+    CopyExplanation, CopyExplanationSpec, CopyExplanationStatus, CopyTarget, ExplainedField,
+    ExplainedRule,
 };
 use runnel_proto::closed_list::ExplainedState;
 use runnel_proto::model::{Kind, is_subdomain};
@@ -220,6 +221,9 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplanationStatus, c
     if !rule.message.is_empty() {
         wrapped(out, ("      ", "      "), &rule.message, WIDTH);
     }
+    for ExplainedField { field, by } in &rule.fields {
+        let _ = writeln!(out, "    {field} by {by}");
+    }
 }
 
 fn short(revision: &str) -> &str {
@@ -241,6 +245,7 @@ mod tests {
             state: state.into(),
             message: message.into(),
             revision: "0123456789abcdef0123456789abcdef".into(),
+            fields: vec![],
         }
     }
 
@@ -293,7 +298,18 @@ mod tests {
             applied_at: "2026-01-01T00:00:00Z".parse().ok().map(Time),
             uid: "u".into(),
         };
-        let well = answer(vec![rule("all", "Applied", "")], Some(object.clone()));
+        let mut shaped = rule("all", "Applied", "");
+        shaped.fields = vec![
+            ExplainedField {
+                field: "/data/level".into(),
+                by: "spec.overrides[0].data".into(),
+            },
+            ExplainedField {
+                field: "/metadata/labels/team".into(),
+                by: "spec.ignoreFields".into(),
+            },
+        ];
+        let well = answer(vec![shaped], Some(object.clone()));
         let lost = "all wins this copy: it is older";
         let conflict = "Conflict: an object that is not Runnel's exists here (written by kubectl-client-side-apply); delete it or rename it";
         let failed = answer(

@@ -9,10 +9,12 @@ use runnel_proto::model::{
 };
 
 use runnel_hub_core::index::{Index, RuleEntry};
+use runnel_hub_core::plan::{ShapedField, TemplateContext};
 
-/// The limits of explained sources for one rule, and of explanations for one copy.
+/// The limits of explained sources for one rule, of explanations for one copy, and of fields in one of them.
 const SOURCES: usize = 4;
 const RULES: usize = 64;
+const FIELDS: usize = 64;
 
 /// The explanation of a copy by one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub struct RuleExplanation {
     pub message: String,
     /// The revision of the desired content.
     pub revision: Option<Revision>,
+    /// The fields of the copy that the rule shapes, or leaves to other writers.
+    pub fields: Vec<ShapedField>,
     /// Why there is no copy in an open namespace of the member, if its agent knows of none.
     unless_reported: String,
 }
@@ -100,6 +104,7 @@ fn of_rule(
             state,
             message,
             revision: content.map(|content| content.revision),
+            fields: shaped_fields(index, entry, cluster, &source),
         }
     };
     sources(entry, cluster, copy)
@@ -137,6 +142,26 @@ fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeS
         .chain(plain.filter(|source| !renamed(source)).cloned());
     all.filter(|source| source.resource == copy.resource && own(source))
         .collect()
+}
+
+/// Returns the fields of a copy that the rule shapes in this cluster, or leaves to other writers.
+fn shaped_fields(
+    index: &Index,
+    entry: &RuleEntry,
+    cluster: &ClusterName,
+    source: &SourceRef,
+) -> Vec<ShapedField> {
+    let Some(known) = index.clusters().get(cluster) else {
+        return vec![];
+    };
+    let shaped = entry.rule.shape.shaped_fields(TemplateContext {
+        source: &source.plain(),
+        cluster,
+        labels: &known.labels,
+    });
+    let ignored = entry.rule.terms.terms.ignore_fields.iter();
+    let ignored = ignored.map(|path| ShapedField::new(path.to_string(), "spec.ignoreFields"));
+    shaped.into_iter().chain(ignored).take(FIELDS).collect()
 }
 
 fn obstacle(

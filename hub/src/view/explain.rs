@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
 use k8s_openapi::api::authentication::v1::UserInfo;
-use runnel_api::{CopyExplanationStatus, ExplainedObject, ExplainedRule};
+use runnel_api::{CopyExplanationStatus, ExplainedField, ExplainedObject, ExplainedRule};
 use runnel_proto::model::{
     ClusterName, Inspected, LiveObject, Revision, RuleName, RuleUid, SourceRef,
 };
@@ -211,5 +211,13 @@ fn rule(explanation: RuleExplanation) -> ExplainedRule {
         state: explanation.state.to_string(),
         message: explanation.message,
         revision: explanation.revision.as_ref().map(hex).unwrap_or_default(),
+        fields: explanation
+            .fields
+            .into_iter()
+            .map(|shaped| ExplainedField {
+                field: shaped.field,
+                by: shaped.by,
+            })
+            .collect(),
     }
 }

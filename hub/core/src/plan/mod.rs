@@ -66,7 +66,7 @@ use runnel_proto::model::{
     SetDigest, SourceRef, Terms,
 };
 pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
-pub use shape::{NamedBy, NamedKey, Shape};
+pub use shape::{NamedBy, NamedKey, Shape, ShapedField, TemplateContext};
 pub use watch_scope::{Scope, WatchScope};
 
 /// The content of a source, encoded for the wire. One allocation, shared by every plan and every

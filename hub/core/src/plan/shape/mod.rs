@@ -5,6 +5,7 @@
 //! object.
 mod overrides;
 mod pointers;
+mod shaped_fields;
 mod substitute;
 mod template;
 #[cfg(test)]
@@ -25,6 +26,7 @@ use serde_json::{Map, Value};
 use super::{RenderError, RenderErrorKind, SecretRefs};
 use overrides::Override;
 use pointers::Pointers;
+pub use shaped_fields::ShapedField;
 use substitute::Substitute;
 pub use template::{TemplateContext, TemplateInputs};
 

@@ -797,6 +797,44 @@ fn failure_for_one_cluster_affects_no_other() {
 }
 
 #[test]
+fn fields_that_a_rule_shapes_in_a_cluster_are_named_without_values() {
+    let elsewhere = json!({"clusters": {"names": ["us-1"]}, "data": {"other": "secret"}});
+    let here = json!({
+        "clusters": {"names": ["eu-1"]}, "data": {"level": "secret"}, "remove": ["old"],
+        "mergePatch": {"spec": {"replicas": 5, "template": {"a/b": null}}},
+        "jsonPatch": [{"op": "test", "path": "/spec/x", "value": 1}, {"op": "add", "path": "/spec/y", "value": 1}],
+    });
+    let rule = rule(json!({
+        "transform": {"name": "n", "labels": {"add": {"example.com/a": "secret"}}, "removeFields": ["/spec/z"]},
+        "substitute": {"keys": ["*.yaml"], "fields": ["/spec/template"]},
+        "overrides": [elsewhere, here],
+    }));
+    let source = SourceRef::new("configmaps", "team", "app");
+    let shaped = rule.shape.shaped_fields(TemplateContext {
+        source: &source,
+        cluster: &"eu-1".into(),
+        labels: &BTreeMap::new(),
+    });
+    let shaped: Vec<String> = shaped
+        .iter()
+        .map(|shaped| format!("{} {}", shaped.field, shaped.by))
+        .collect();
+    let expected = [
+        "/metadata/name spec.transform.name",
+        "/metadata/labels/example.com~1a spec.transform.labels.add",
+        "/spec/z spec.transform.removeFields",
+        "/data/*.yaml spec.substitute.keys",
+        "/spec/template spec.substitute.fields",
+        "/data/level spec.overrides[1].data",
+        "/data/old spec.overrides[1].remove",
+        "/spec/replicas spec.overrides[1].mergePatch",
+        "/spec/template/a~1b spec.overrides[1].mergePatch",
+        "/spec/y spec.overrides[1].jsonPatch",
+    ];
+    assert_eq!(shaped, expected);
+}
+
+#[test]
 fn copies_are_named_by_content_with_versioned_names() {
     let versioned =
         rule(json!({"transform": {"name": "${source.name}-v", "versionedName": {"keep": 3}}}));
