@@ -159,7 +159,7 @@ fn shaped_fields(
         cluster,
         labels: &known.labels,
     });
-    let ignored = entry.rule.terms.terms.ignore_fields.iter();
+    let ignored = entry.rule.terms.ignore_fields.iter();
     let ignored = ignored.map(|path| ShapedField::new(path.to_string(), "spec.ignoreFields"));
     shaped.into_iter().chain(ignored).take(FIELDS).collect()
 }

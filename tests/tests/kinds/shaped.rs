@@ -122,10 +122,9 @@ async fn deployment_is_shaped_for_each_cluster() -> Result<()> {
         .wait_refused(&rule, "TransformFailed", &words)
         .await?;
     scene.member(2).is_untouched(&copy).await?;
-    let ready = ("member-1", "Ready", "AllApplied");
     scene
         .hub
-        .wait_for_cluster(&rule, ready.0, ready.1, ready.2)
+        .wait_for_cluster(&rule, "member-1", "Ready", "AllApplied")
         .await?;
 
     // What no API server accepts is reported with its answer; the copy stays.
@@ -249,7 +248,6 @@ async fn what_a_member_adds_to_a_copy_stays() -> Result<()> {
         .source(json!({"namespaces": [namespace], "resources": ["widgets.example.org"], "names": ["*"]}))
         .with("conflictPolicy", json!("AdoptIfEqual"));
     let rule = Id::of(&scene.hub.make(&draft.json()).await?)?;
-    // Each namespace has the account `default` by itself.
     let copy = scene.member(1).sees("copied", &account, |_| Ok(())).await?;
     ensure!(copy["metadata"]["generateName"].is_null(), "{copy}");
     let secrets = json!({"secrets": [{"name": "token-of-the-member"}]});

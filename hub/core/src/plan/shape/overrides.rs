@@ -17,11 +17,11 @@ pub(super) struct Override {
     clusters: ClusterChoice,
     resources: Vec<String>,
     names: Vec<Pattern>,
-    data: BTreeMap<String, String>,
-    secret_data: Vec<runnel_api::SecretValue>,
+    pub(super) data: BTreeMap<String, String>,
+    pub(super) secret_data: Vec<runnel_api::SecretValue>,
     remove: Vec<String>,
-    merge_patch: Map<String, Value>,
-    json_patch: Vec<runnel_api::PatchStep>,
+    pub(super) merge_patch: Map<String, Value>,
+    pub(super) json_patch: Vec<runnel_api::PatchStep>,
 }
 
 /// Why a patch cannot be applied. The text contains no data.
