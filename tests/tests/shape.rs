@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{
-    Change, Draft, Id, Recorder, RuleDraft, SOURCE, Scene, TestCluster, condition,
-};
+use runnel_tests::scene::{Change, Draft, Id, Recorder, RuleDraft, SOURCE, Scene, TestCluster};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
