@@ -213,8 +213,8 @@ fn apply_input<'a>(
         stored: None,
         ignored: &body.ignored,
         version: body.version,
-        // An API server handles the seals of adopted and other objects alike.
-        adopted: false,
+        // Over an object of others the admission policy takes no other seal, and over a copy it takes any.
+        adopted: true,
     }
 }
 
@@ -473,6 +473,7 @@ impl ApplyRun<'_> {
         let applied = match self.compared(&kind, &target, &object, &content, body).await {
             Ok(applied) => applied,
             Err(error) if error.is_race() => return self.reread(Some(&target), &error).await,
+            Err(error) if error.is_foreign_change() => None,
             Err(error) => match self.fail(&error) {
                 // The content does not fit into the object, which is another one then.
                 refused if is_refusal_of_content(refused.reason) => None,
@@ -525,14 +526,16 @@ impl ApplyRun<'_> {
         let applied = match self.compared(&kind, target, &object, &content, body).await {
             Ok(applied) => applied,
             Err(error) if error.is_race() => return self.reread(Some(target), &error).await,
-            Err(error) => match self.fail(&error) {
-                refused if is_refusal_of_content(refused.reason) && !body.dry_run => {
-                    let unread = diff::unread(managers.as_deref());
-                    self.done.compared = Some(Box::new((target.version.clone(), unread)));
-                    return Ok(());
+            Err(error) => {
+                let is_foreign = error.is_foreign_change();
+                let refused = self.fail(&error);
+                if body.dry_run || !(is_foreign || is_refusal_of_content(refused.reason)) {
+                    return Err(refused);
                 }
-                failed => return Err(failed),
-            },
+                let unread = diff::unread(managers.as_deref());
+                self.done.compared = Some(Box::new((target.version.clone(), unread)));
+                return Ok(());
+            }
         };
         let comparison = Comparison {
             kind: &kind,

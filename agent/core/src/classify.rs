@@ -26,6 +26,9 @@ pub enum CallError {
     Unanswered,
 }
 
+/// How the messages of the admission policy of the agent's chart begin that are about an object of others.
+pub const FOREIGN_CHANGE: &str = "the agent of Runnel changes ";
+
 /// Limit of the delay that the server may ask for. A longer delay would stop the agent.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -97,6 +100,11 @@ impl CallError {
         fields.sort();
         fields.dedup();
         fields
+    }
+
+    /// Whether the admission policy of the agent's chart refused a change of an object that Runnel did not create.
+    pub fn is_foreign_change(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.message.contains(FOREIGN_CHANGE))
     }
 
     /// Whether an admission webhook cannot be called for a dry run.
@@ -618,6 +626,23 @@ mod tests {
             CallError::Unanswered.unmerged_fields(),
             Vec::<Vec<&str>>::new()
         );
+    }
+
+    #[test]
+    fn refusal_of_the_own_admission_policy_is_recognized() {
+        let denied = |why: &str| {
+            let by = "ValidatingAdmissionPolicy 'agent-writes' with binding 'agent-writes'";
+            status(422, &format!("{by} denied request: {why}"), json!([]))
+        };
+        let policy =
+            include_str!("../../../deploy/charts/runnel-agent/templates/admissionpolicy.yaml");
+        let messages = policy
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("message: "));
+        let foreign = messages.filter(|message| denied(message).is_foreign_change());
+        assert_eq!(foreign.count(), 2);
+        assert!(!denied("the agent of Runnel adopts nothing").is_foreign_change());
+        assert!(!CallError::Unanswered.is_foreign_change());
     }
 
     #[test]

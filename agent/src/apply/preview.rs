@@ -141,6 +141,8 @@ impl Member {
                         } = answer;
                         Some(live::is_adoptable(kind, object, content, Some(applied)))
                     }
+                    // The admission policy lets the agent change nothing of it.
+                    Some(Err(refused)) if refused.reason == Reason::Conflict => Some(false),
                     Some(Err(_)) | None => None,
                 }
             }
@@ -317,6 +319,11 @@ fn refused(kind: &Kind, error: &CallError) -> CopyError {
         CopyError::new(
             Reason::Conflict,
             "another client changed the object meanwhile: try again",
+        )
+    } else if error.is_foreign_change() {
+        CopyError::new(
+            Reason::Conflict,
+            "an object of others is there, and it is not equal",
         )
     } else {
         kind_error(kind, error)

@@ -280,6 +280,40 @@ async fn what_a_member_adds_to_a_copy_stays() -> Result<()> {
 }
 
 #[tokio::test]
+async fn foreign_deployment_is_adopted_only_when_it_is_equal() -> Result<()> {
+    let namespace = "taken";
+    let scene = scene(namespace).await?;
+    let source = scene.hub.make(&deployment(namespace)).await?;
+    let id = Id::of(&source)?;
+    let mut other = deployment(namespace);
+    other["spec"]["replicas"] = json!(9);
+    let other = scene.member(1).make(&other).await?;
+    let equal = scene.member(2).make(&deployment(namespace)).await?;
+    let draft = rule(namespace, "deployments.apps").with("conflictPolicy", json!("AdoptIfEqual"));
+    let rule = Id::of(&scene.hub.make(&draft.json()).await?)?;
+    scene
+        .hub
+        .wait_for_cluster(&rule, "member-1", "Failed", "Conflict")
+        .await?;
+    scene
+        .hub
+        .wait_for_cluster(&rule, "member-2", "Ready", "AllApplied")
+        .await?;
+    scene.member(1).is_untouched(&other).await?;
+    let adopted = scene.member(2).get(&id).await?;
+    ensure!(adopted["metadata"]["uid"] == equal["metadata"]["uid"]);
+    // The owner changes it: it still belongs to the owner.
+    let edit = json!([{"op": "replace", "path": IMAGE, "value": "registry.example.com/app:9"}]);
+    let edited = scene.member(2).json_patch(&id, edit).await?;
+    scene
+        .hub
+        .wait_for_cluster(&rule, "member-2", "Failed", "Conflict")
+        .await?;
+    ensure!(scene.member(2).get(&id).await?["spec"] == edited["spec"]);
+    Ok(())
+}
+
+#[tokio::test]
 async fn generation_of_a_copy_rises_only_with_its_source() -> Result<()> {
     let namespace = "generation";
     let scene = scene(namespace).await?;
