@@ -312,34 +312,3 @@ async fn foreign_deployment_is_adopted_only_when_it_is_equal() -> Result<()> {
     ensure!(scene.member(2).get(&id).await?["spec"] == edited["spec"]);
     Ok(())
 }
-
-#[tokio::test]
-async fn generation_of_a_copy_rises_only_with_its_source() -> Result<()> {
-    let namespace = "generation";
-    let scene = scene(namespace).await?;
-    let source = scene.hub.make(&deployment(namespace)).await?;
-    let id = Id::of(&source)?;
-    let rule = Id::of(
-        &scene
-            .hub
-            .make(&rule(namespace, "deployments.apps").json())
-            .await?,
-    )?;
-    scene.hub.all_applied(&rule, 2).await?;
-    has(&scene, 1, &id, &[("/metadata/generation", json!(1))]).await?;
-    let label = json!({"metadata": {"labels": {"team": "a"}}});
-    scene.hub.change(&id, label).await?;
-    let same = [
-        ("/metadata/labels/team", json!("a")),
-        ("/metadata/generation", json!(1)),
-    ];
-    has(&scene, 1, &id, &same).await?;
-    let edit = json!([{"op": "replace", "path": "/spec/replicas", "value": 3}]);
-    scene.hub.json_patch(&id, edit).await?;
-    let next = [
-        ("/spec/replicas", json!(3)),
-        ("/metadata/generation", json!(2)),
-    ];
-    has(&scene, 1, &id, &next).await?;
-    Ok(())
-}
