@@ -797,7 +797,7 @@ fn failure_for_one_cluster_affects_no_other() {
 }
 
 #[test]
-fn fields_that_a_rule_shapes_in_a_cluster_are_named_without_values() {
+fn shaped_fields_of_a_cluster_are_named_without_values() {
     let elsewhere = json!({"clusters": {"names": ["us-1"]}, "data": {"other": "secret"}});
     let here = json!({
         "clusters": {"names": ["eu-1"]}, "data": {"level": "secret"}, "remove": ["old"],
