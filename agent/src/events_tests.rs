@@ -71,6 +71,7 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
         number: 0,
         newest: false,
         applied_at: 0,
+        health: None,
     }
 }
 

@@ -287,7 +287,7 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
     let rule = Id::of(&scene.hub.make(&rule.json()).await?)?;
     scene
         .hub
-        .all_applied(&rule, samples.len() * MEMBERS)
+        .all_written(&rule, samples.len() * MEMBERS)
         .await?;
     for sample in &samples {
         is_equal_everywhere(&scene, sample, &sample.source(NAMESPACE)).await?;
@@ -333,7 +333,7 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
     }
     scene
         .hub
-        .all_applied(&rule, samples.len() * MEMBERS)
+        .all_written(&rule, samples.len() * MEMBERS)
         .await?;
 
     for sample in &samples {

@@ -521,6 +521,7 @@ impl World {
                 number: 0,
                 newest: false,
                 applied_at: 0,
+                health: None,
             };
             self.objects.insert(copy.clone(), live.clone());
             self.untold.push_back(Event::Copy(copy.clone(), live));

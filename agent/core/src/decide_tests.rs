@@ -52,6 +52,7 @@ fn lives() -> impl Strategy<Value = Live> {
             number: 0,
             newest: false,
             applied_at: 0,
+            health: None,
         }
     })
 }
@@ -72,6 +73,7 @@ fn conflict_names_object_manager_and_hint() {
         number: 0,
         newest: false,
         applied_at: 0,
+        health: None,
     };
     let text = |ownership, who| conflict(&live(ownership, who)).message.to_string();
     assert_eq!(
@@ -252,6 +254,7 @@ fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Obser
             number: 0,
             newest: false,
             applied_at: 0,
+            health: None,
         })
     };
     match action {

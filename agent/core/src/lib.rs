@@ -21,6 +21,7 @@ pub mod delete_limit;
 pub mod desired;
 pub mod diff;
 pub mod field_set;
+pub mod health;
 pub mod leader_fence;
 pub mod live;
 pub mod managed_fields;

@@ -7,14 +7,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
     Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    NEWEST_LABEL, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION,
-    RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    NEWEST_LABEL, ObservedHealth, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION,
+    RULE_ANNOTATION, RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
     VERSION_ANNOTATION, is_label, is_mark, is_subdomain,
 };
 use serde_json::Value;
 
 use crate::copy::IntentKey;
 use crate::copy::{NewPayload, rule_label};
+use crate::health;
 use crate::managed_fields::{self, FIELD_MANAGER, apply_entry};
 use crate::policy::Facts;
 use crate::seal::{self, Identity, Seal, Sealer};
@@ -74,6 +75,8 @@ pub struct Live {
     pub newest: bool,
     /// The time of our last apply, in seconds since 1970.
     pub applied_at: i64,
+    /// Its health, if it has one.
+    pub health: Option<Box<ObservedHealth>>,
 }
 
 impl Live {
@@ -217,6 +220,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         applied_at: entry
             .and_then(|entry| entry.time.as_ref())
             .map_or(0, |time| time.0.as_second()),
+        health: health::observe(kind, object).map(Box::new),
     };
     Some((copy, live))
 }

@@ -269,6 +269,7 @@ mod tests {
             number: 0,
             newest: false,
             applied_at: 0,
+            health: None,
         })
     }
 

@@ -4,14 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use runnel_proto::model::{
-    Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, RuleUid, SourceRef,
-    WaitingNamespaces, clip,
+    CopyHealth, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, NAMESPACES_LIMIT, ObservedHealth,
+    Reason, RuleUid, SourceRef, WaitingNamespaces, clip,
 };
 
 use crate::copy::{CopyError, CopyStatus};
 
 /// Time for which the report of an unsettled rule waits: it is usually settled by then.
 pub const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Least time between two reports of a rule of which only the health of its copies has changed. It bounds the reports
+/// about objects whose health changes all the time.
+pub const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Delay in which the agent collects found copies before it reports their rules to the hub.
 const RESYNC_DELAY: Duration = Duration::from_secs(1);
@@ -23,19 +27,39 @@ struct RuleReport {
     namespace_prunes: BTreeSet<SourceRef>,
     /// Number of waiting copies by namespace.
     waiting: BTreeMap<Arc<str>, u32>,
-    /// Something changed since the last report.
-    dirty: bool,
+    /// Whether only the health of copies changed since the last report.
+    is_health_only: bool,
+    /// The last report because of health alone.
+    health_reported_at: Option<Instant>,
     /// The time at which the report of the unsettled rule has begun to wait.
     waits_since: Option<Instant>,
     /// Whether the next report does not wait.
     is_urgent: bool,
 }
 
+/// The live object of a copy, as far as the report counts it.
+#[derive(Clone, Copy)]
+pub struct ReportedObject<'a> {
+    /// The rule to which it belongs.
+    pub rule: &'a RuleUid,
+    /// Its health, if it has one.
+    pub health: Option<&'a ObservedHealth>,
+}
+
 /// The outcomes of one copy, one for each rule that distributes or removes it.
 struct CopyReport {
     outcomes: Box<[(RuleUid, CopyStatus)]>,
     /// The outcome of the rule to which the live object belongs.
-    owner: Option<u32>,
+    owner: Option<u16>,
+    /// The health of the live object.
+    health: Option<CopyHealth>,
+}
+
+impl CopyReport {
+    /// Returns the rule to which the live object belongs, and the outcome for it.
+    fn owned(&self) -> Option<&(RuleUid, CopyStatus)> {
+        self.outcomes.get(usize::from(self.owner?))
+    }
 }
 
 /// The outcomes of the copies, and the rules that are still to be reported.
@@ -54,33 +78,91 @@ pub struct Report {
 }
 
 impl Report {
-    /// Replaces the outcomes of one copy, one for each rule that distributes or removes it. `owner`
-    /// is the rule to which the live object belongs, if there is one.
+    /// Replaces the outcomes of one copy, one for each rule that distributes or removes it. `object`
+    /// is the live object, if there is one that belongs to a rule.
     pub fn set(
         &mut self,
         copy: &SourceRef,
         outcomes: Vec<(RuleUid, CopyStatus)>,
-        owner: Option<&RuleUid>,
+        object: Option<ReportedObject<'_>>,
     ) {
         let owner = outcomes
             .iter()
-            .position(|(rule, _)| Some(rule) == owner)
-            .and_then(|index| u32::try_from(index).ok());
+            .position(|(rule, _)| object.is_some_and(|object| object.rule == rule))
+            .and_then(|index| u16::try_from(index).ok());
+        let observed = owner.and(object).and_then(|object| object.health);
+        let health = observed.map(|observed| observed.health);
+        let message = observed.map_or("", |observed| &*observed.message);
         let before = self.copies.get(copy);
         if before.map_or(outcomes.is_empty(), |before| {
             *before.outcomes == *outcomes && before.owner == owner
         }) {
-            return;
+            return self.set_health(copy, health, message);
         }
         if let Some(before) = self.copies.remove(copy) {
-            self.count_all(copy, &before, false);
+            self.count_all(copy, &before, "", false);
         }
         if !outcomes.is_empty() {
             let outcomes = outcomes.into_boxed_slice();
-            let report = CopyReport { outcomes, owner };
-            self.count_all(copy, &report, true);
+            let report = CopyReport {
+                outcomes,
+                owner,
+                health,
+            };
+            self.count_all(copy, &report, message, true);
             self.copies.insert(copy.clone(), report);
         }
+    }
+
+    /// Replaces the health of a copy whose outcomes are the same.
+    fn set_health(&mut self, copy: &SourceRef, health: Option<CopyHealth>, message: &str) {
+        let Some(mut report) = self.copies.remove(copy) else {
+            return;
+        };
+        let shown = report.owned().and_then(|(rule, _)| {
+            let failures = &self.rules.get(rule)?.failures;
+            failures.get(&(Reason::Unhealthy.rank(), copy.clone()))
+        });
+        let is_other_failure = health == Some(CopyHealth::Failed)
+            && shown.is_some_and(|shown| *shown.message != *message);
+        if report.health != health || is_other_failure {
+            self.count_health(copy, &report, "", false);
+            report.health = health;
+            self.count_health(copy, &report, message, true);
+            if let Some((rule, _)) = report.owned() {
+                self.mark(rule, true);
+            }
+        }
+        self.copies.insert(copy.clone(), report);
+    }
+
+    /// Adds the health of a copy to the sums, or takes it off.
+    fn count_health(&mut self, copy: &SourceRef, report: &CopyReport, message: &str, add: bool) {
+        let (Some(health), Some((rule, outcome))) = (report.health, report.owned()) else {
+            return;
+        };
+        if !is_counted(outcome) {
+            return;
+        }
+        let entry = self.rules.entry(rule.clone()).or_default();
+        step_health(&mut entry.counts, health, add);
+        step_health(&mut self.sum, health, add);
+        if health == CopyHealth::Failed {
+            let key = (Reason::Unhealthy.rank(), copy.clone());
+            if add {
+                let error = CopyError::new(Reason::Unhealthy, message);
+                entry.failures.insert(key, error);
+            } else {
+                entry.failures.remove(&key);
+            }
+        }
+    }
+
+    /// Records that a rule has something to report. `is_health`: only the health of copies.
+    fn mark(&mut self, rule: &RuleUid, is_health: bool) {
+        let is_first = self.dirty.insert(rule.clone());
+        let entry = self.rules.entry(rule.clone()).or_default();
+        entry.is_health_only = is_health && (is_first || entry.is_health_only);
     }
 
     /// Returns the outcome of one copy for one rule.
@@ -99,10 +181,11 @@ impl Report {
             .unwrap_or_default()
     }
 
-    fn count_all(&mut self, copy: &SourceRef, report: &CopyReport, add: bool) {
+    fn count_all(&mut self, copy: &SourceRef, report: &CopyReport, message: &str, add: bool) {
         for (index, (rule, outcome)) in (0..).zip(&report.outcomes) {
             self.count(rule, copy, outcome, report.owner == Some(index), add);
         }
+        self.count_health(copy, report, message, add);
     }
 
     fn count(
@@ -146,14 +229,12 @@ impl Report {
                 }
             }
         }
-        entry.dirty = true;
-        self.dirty.insert(rule.clone());
+        self.mark(rule, false);
     }
 
     /// Records that another part of a rule's state changed: its intents, or its terms.
     pub fn touch(&mut self, rule: &RuleUid) {
-        self.rules.entry(rule.clone()).or_default().dirty = true;
-        self.dirty.insert(rule.clone());
+        self.mark(rule, false);
     }
 
     /// Records that the state of rules may have changed.
@@ -234,7 +315,8 @@ impl Report {
     }
 
     /// Returns the changed rules whose report is due, and records them as reported. Settled rules
-    /// are due at once, others [`INTERVAL`] after the first change that is not reported.
+    /// are due at once, others [`INTERVAL`] after the first change that is not reported. Rules of which only the health of
+    /// copies changed are due [`HEALTH_INTERVAL`] after the last such report.
     pub fn take_due(&mut self, now: Instant) -> Vec<RuleUid> {
         for rule in &self.dirty {
             if let Some(entry) = self.rules.get_mut(rule)
@@ -250,6 +332,11 @@ impl Report {
             .cloned()
             .collect();
         for rule in &due {
+            if let Some(entry) = self.rules.get_mut(rule)
+                && entry.is_health_only
+            {
+                entry.health_reported_at = Some(now);
+            }
             self.reported(rule);
         }
         due
@@ -259,7 +346,7 @@ impl Report {
     pub fn reported(&mut self, rule: &RuleUid) {
         self.dirty.remove(rule);
         if let Some(entry) = self.rules.get_mut(rule) {
-            entry.dirty = false;
+            entry.is_health_only = false;
             (entry.waits_since, entry.is_urgent) = (None, false);
         }
     }
@@ -271,7 +358,11 @@ impl Report {
 
     fn due_at(&self, rule: &RuleUid, now: Instant) -> Instant {
         match self.rules.get(rule) {
-            Some(entry) if !entry.counts.is_settled() && !entry.is_urgent => {
+            Some(entry) if entry.is_urgent => now,
+            Some(entry) if entry.is_health_only => entry
+                .health_reported_at
+                .map_or(now, |last| last + HEALTH_INTERVAL),
+            Some(entry) if !entry.counts.is_settled() => {
                 entry.waits_since.unwrap_or(now) + INTERVAL
             }
             _ => now,
@@ -313,24 +404,43 @@ impl Report {
     }
 }
 
-fn step(counts: &mut Counts, outcome: &CopyStatus, exists: bool, add: bool) {
-    let step = |count: &mut u32| {
-        *count = if add {
-            count.saturating_add(1)
-        } else {
-            count.saturating_sub(1)
-        }
-    };
+/// Adds one to a count, or takes one off.
+fn bump(count: &mut u32, add: bool) {
+    *count = if add {
+        count.saturating_add(1)
+    } else {
+        count.saturating_sub(1)
+    }
+}
+
+/// Whether a copy with this outcome is one of those that should exist.
+fn is_counted(outcome: &CopyStatus) -> bool {
     match outcome {
-        CopyStatus::Removing(_) => step(&mut counts.removing),
-        CopyStatus::PruneRequested => {}
-        CopyStatus::Planned(change, _) if change.is_removal() => {}
-        _ => {
-            step(&mut counts.copies);
-            if !exists {
-                step(&mut counts.absent);
-            }
+        CopyStatus::Removing(_) | CopyStatus::PruneRequested => false,
+        CopyStatus::Planned(change, _) => !change.is_removal(),
+        _ => true,
+    }
+}
+
+fn step_health(counts: &mut Counts, health: CopyHealth, add: bool) {
+    bump(&mut counts.with_health, add);
+    match health {
+        CopyHealth::Current => bump(&mut counts.healthy, add),
+        CopyHealth::InProgress => {}
+        CopyHealth::Failed => bump(&mut counts.unhealthy, add),
+    }
+}
+
+fn step(counts: &mut Counts, outcome: &CopyStatus, exists: bool, add: bool) {
+    let step = |count: &mut u32| bump(count, add);
+    if is_counted(outcome) {
+        step(&mut counts.copies);
+        if !exists {
+            step(&mut counts.absent);
         }
+    }
+    if matches!(outcome, CopyStatus::Removing(_)) {
+        step(&mut counts.removing);
     }
     match outcome {
         CopyStatus::Applied => step(&mut counts.applied),
@@ -451,7 +561,7 @@ mod tests {
         let rule: RuleUid = "r".into();
         let refused = || vec![(rule.clone(), failed(Reason::Denied))];
         for (owner, absent) in [(None, 1), (Some(&rule), 0), (Some(&"other".into()), 1)] {
-            report.set(&copy(1), refused(), owner);
+            report.set(&copy(1), refused(), owner.map(object));
             assert_eq!(report.take_due(now), std::slice::from_ref(&rule));
             assert_eq!(report.counts(&rule).absent, absent);
         }
@@ -485,18 +595,100 @@ mod tests {
         ]
     }
 
+    fn healths() -> impl Strategy<Value = Option<CopyHealth>> {
+        proptest::option::of(proptest::sample::select(CopyHealth::ALL.to_vec()))
+    }
+
+    fn object(rule: &RuleUid) -> ReportedObject<'_> {
+        ReportedObject { rule, health: None }
+    }
+
+    fn set_health(report: &mut Report, rule: &RuleUid, health: CopyHealth, message: &str) {
+        let observed = ObservedHealth {
+            health,
+            message: message.into(),
+        };
+        let object = ReportedObject {
+            rule,
+            health: Some(&observed),
+        };
+        let outcomes = vec![(rule.clone(), CopyStatus::Applied)];
+        report.set(&copy(1), outcomes, Some(object));
+    }
+
+    #[test]
+    fn unhealthy_copy_is_a_failure_with_the_newest_message() {
+        let (mut report, now, rule) = (Report::default(), Instant::now(), RuleUid::from("r"));
+        for message in ["one", "two"] {
+            set_health(&mut report, &rule, CopyHealth::Failed, message);
+            assert_eq!(
+                report.take_due(now + HEALTH_INTERVAL),
+                std::slice::from_ref(&rule)
+            );
+            let failures = report.failures(&rule);
+            assert_eq!(failures.len(), 1);
+            assert_eq!(
+                (failures[0].reason, &*failures[0].message),
+                (Reason::Unhealthy, message)
+            );
+        }
+        set_health(&mut report, &rule, CopyHealth::Failed, "two");
+        assert_eq!(report.next_due(now), None, "the same message is no news");
+        let counts = report.counts(&rule);
+        assert_eq!((counts.applied, counts.unhealthy), (1, 1));
+        set_health(&mut report, &rule, CopyHealth::Current, "");
+        assert!(report.failures(&rule).is_empty());
+        report.set(&copy(1), vec![], None);
+        assert_eq!(report.counts(&rule), Counts::default());
+    }
+
+    #[test]
+    fn health_alone_is_reported_once_a_second() {
+        let (mut report, start, rule) = (Report::default(), Instant::now(), RuleUid::from("r"));
+        set_health(&mut report, &rule, CopyHealth::Current, "");
+        assert_eq!(report.take_due(start), std::slice::from_ref(&rule));
+        let mut reports = 0;
+        for step in 1..=100u32 {
+            let health = match step % 2 {
+                0 => CopyHealth::Current,
+                _ => CopyHealth::InProgress,
+            };
+            set_health(&mut report, &rule, health, "");
+            let now = start + Duration::from_millis(50) * step;
+            reports += report.take_due(now).len();
+        }
+        assert!(
+            (4..=6).contains(&reports),
+            "{reports} reports in five seconds"
+        );
+        // The last change is reported, too.
+        let due = report.next_due(start + Duration::from_secs(5));
+        assert!(due.is_none_or(|due| due <= start + Duration::from_secs(6)));
+        // Any other change does not wait.
+        let now = start + Duration::from_secs(7);
+        report.take_due(now);
+        set_health(&mut report, &rule, CopyHealth::InProgress, "");
+        report.take_due(now);
+        set_health(&mut report, &rule, CopyHealth::Current, "");
+        assert!(report.take_due(now).is_empty());
+        report.touch(&rule);
+        assert_eq!(report.take_due(now), [rule]);
+    }
+
     proptest! {
         #[test]
         fn the_sums_are_those_of_the_outcomes(
-            steps in proptest::collection::vec((0u8..6, proptest::collection::btree_map(0u8..3, outcomes(), 0..3), 0u8..4), 0..40),
+            steps in proptest::collection::vec((0u8..6, proptest::collection::btree_map(0u8..3, outcomes(), 0..3), 0u8..4, healths()), 0..40),
         ) {
             let mut report = Report::default();
             let mut owners = BTreeMap::new();
-            for (name, outcomes, owner) in steps {
+            for (name, outcomes, owner, health) in steps {
                 let outcomes = outcomes.into_iter().map(|(rule, o)| (format!("r{rule}").into(), o)).collect();
                 let owner: RuleUid = format!("r{owner}").into();
-                report.set(&copy(name), outcomes, Some(&owner));
-                owners.insert(copy(name), owner);
+                let observed = health.map(|health| ObservedHealth { health, message: "why".into() });
+                let object = ReportedObject { rule: &owner, health: observed.as_ref() };
+                report.set(&copy(name), outcomes, Some(object));
+                owners.insert(copy(name), (owner, health));
             }
             for rule in 0u8..3 {
                 let uid: RuleUid = format!("r{rule}").into();
@@ -521,7 +713,13 @@ mod tests {
                         CopyStatus::UnderWay => {}
                     }
                     expected.copies += 1;
-                    expected.absent += u32::from(owners[copy] != uid);
+                    let (owner, health) = &owners[copy];
+                    expected.absent += u32::from(*owner != uid);
+                    let health = health.filter(|_| *owner == uid);
+                    expected.with_health += u32::from(health.is_some());
+                    expected.healthy += u32::from(health == Some(CopyHealth::Current));
+                    expected.unhealthy += u32::from(health == Some(CopyHealth::Failed));
+                    failures += usize::from(health == Some(CopyHealth::Failed));
                 }
                 prop_assert_eq!(report.counts(&uid), expected);
                 prop_assert_eq!(report.namespace_prunes(&uid).count(), namespace_prunes);

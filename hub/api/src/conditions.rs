@@ -9,13 +9,13 @@ closed_list! {
     /// Every condition type that the hub writes, in the order of a status: the most important one
     /// first.
     pub enum ConditionType {
-        /// Rule: True when every copy is applied in every chosen cluster and all reports are
-        /// current. False when something failed, an exact name of the spec matches nothing, or nothing is selected or
+        /// Rule: True when every copy is applied in every chosen cluster, every copy with a health is healthy, and all
+        /// reports are current. False when something failed, an exact name of the spec matches nothing, or nothing is selected or
         /// chosen. Unknown when the only problem is that clusters are unreachable. Clusters that never connected do not
         /// count. Member: True while its agent is connected and nothing keeps the hub from sending copies for long.
         Ready,
         /// Rule: as Ready, for the connected clusters and the existing copies alone, so that one offline site does not
-        /// hide the rest.
+        /// hide the rest. Health does not count.
         Applied,
         /// Rule: the hub or the agents are at work on it, as in a rollout. Present only while true.
         Reconciling,
@@ -155,6 +155,8 @@ closed_list! {
         AwaitingApproval,
         /// The next clusters of the rollout wait until a window opens.
         AwaitingWindow,
+        /// Every copy is applied, and some are not healthy yet.
+        AwaitingHealth,
         /// `windows` of a rollout or of a member cluster cannot be read, so that no change is sent.
         InvalidWindow,
         /// `spec.rollout.paused` is true: the rollout sends nothing further.

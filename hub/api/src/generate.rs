@@ -182,7 +182,13 @@ fn rule_columns() -> Vec<CustomResourceColumnDefinition> {
             "Applied",
             "string",
             &of_condition("Applied", "status"),
-            "As Ready, for the connected clusters alone.",
+            "Whether every copy is applied in the connected clusters.",
+        )),
+        wide(column(
+            "Healthy",
+            "string",
+            ".status.display.healthy",
+            "Copies that are healthy, of all that have a health.",
         )),
         wide(column(
             "Waiting",

@@ -48,15 +48,17 @@ pub use member::{
     PendingRemoval, RetiredKey, UsedToken,
 };
 pub use rollout::{
-    CountOrPercent, OnFailure, PendingWave, ReachedUpTo, Rollout, RolloutApproval, RolloutPhase,
-    RolloutStatus,
+    CountOrPercent, OnFailure, PendingWave, ReachedUpTo, Rollout, RolloutApproval, RolloutGate,
+    RolloutPhase, RolloutStatus,
 };
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, ConflictPolicy,
     DeletionPolicy, DistributionRule, DistributionRuleSpec, DriftPolicy, Enforcement,
     ImmutablePolicy, OnRuleDelete, RemovalLimit, RuleTerms, Source,
 };
-pub use rule_status::{ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary};
+pub use rule_status::{
+    ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, healthy_of,
+};
 pub use rule_sync::{
     ClusterRuleSync, ClusterRuleSyncSpec, RuleSync, RuleSyncSpec, RuleSyncStatus, UnobservedObject,
 };

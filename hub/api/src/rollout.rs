@@ -21,7 +21,10 @@ pub struct Rollout {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", transform = schema::order_by_label)]
     pub order_by_label: Option<String>,
-    /// How long a wave is observed after all of it is applied, before the next one begins. 0 to 604800.
+    /// When a cluster has the change. Healthy: its copies are applied, and those with a health are healthy; an unhealthy copy
+    /// is a failure of the cluster. Applied: its copies are applied, whatever their health is. Rollbacks do not wait for health.
+    pub gate: RolloutGate,
+    /// How long a wave is observed after all of its clusters have the change, before the next one begins. 0 to 604800.
     #[schemars(transform = schema::in_range(0, 604_800))]
     pub soak_seconds: i64,
     /// How many clusters may fail. With one more the rollout stops: nothing further is sent, and the condition
@@ -49,6 +52,16 @@ pub struct Rollout {
     pub analysis: Option<Analysis>,
 }
 
+/// When a cluster of a wave has the change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum RolloutGate {
+    /// Its copies are applied.
+    Applied,
+    /// Its copies are applied, and those with a health are healthy.
+    #[default]
+    Healthy,
+}
+
 /// Whether waves wait for a person.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum RolloutApproval {
@@ -74,6 +87,7 @@ impl Default for Rollout {
         Self {
             max_concurrency: CountOrPercent::Text("25%".to_owned()),
             order_by_label: None,
+            gate: RolloutGate::Healthy,
             soak_seconds: 0,
             max_failures: 0,
             paused: false,
@@ -121,7 +135,7 @@ pub struct RolloutStatus {
     /// Of these, the clusters that have been reached.
     #[serde(default)]
     pub clusters_reached: i64,
-    /// Number of clusters in which the change is applied.
+    /// Number of clusters that have the change: applied, and healthy if `spec.rollout.gate` is Healthy.
     #[serde(default)]
     pub clusters_applied: i64,
     /// The clusters that were reached and fail now.

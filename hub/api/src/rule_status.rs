@@ -72,6 +72,13 @@ pub struct Summary {
     pub copies_to_update: i64,
     /// Of a dry run: copies that would be deleted, or left without marks.
     pub copies_to_delete: i64,
+    /// Copies whose object in the member cluster has a health: its own status reports how it is. ConfigMaps, Secrets and
+    /// others without such a status have none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub copies_with_health: i64,
+    /// Of these, the copies that are healthy: their controllers have reached what their specs request.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub copies_healthy: i64,
 }
 
 /// A removal above a limit, which waits for approval.
@@ -112,6 +119,10 @@ pub struct Display {
     /// Applied and desired copies, such as `948/960`.
     #[schemars(transform = schema::text(64))]
     pub copies: String,
+    /// Healthy copies and copies that have a health, such as `3/4`; absent if none has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(transform = schema::text(64))]
+    pub healthy: Option<String>,
 }
 
 impl From<&Summary> for Display {
@@ -119,8 +130,14 @@ impl From<&Summary> for Display {
         Self {
             clusters: format!("{}/{}", summary.clusters_ready, summary.clusters),
             copies: format!("{}/{}", summary.copies_applied, summary.copies),
+            healthy: healthy_of(summary.copies_healthy, summary.copies_with_health),
         }
     }
+}
+
+/// Returns the healthy copies of those that have a health, as tables show them; `None` if none has.
+pub fn healthy_of(healthy: i64, with_health: i64) -> Option<String> {
+    (with_health > 0).then(|| format!("{healthy}/{with_health}"))
 }
 
 /// The state of a rule in one cluster.
@@ -130,10 +147,10 @@ pub struct ClusterStatus {
     /// The name of the MemberCluster.
     #[schemars(transform = schema::text(limits::CLUSTER_NAME))]
     pub name: String,
-    /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is not corrected. Unreachable: the
-    /// cluster is not connected, and the counts are the last reported ones. Waiting: a namespace does not exist yet.
-    /// Progressing: copies are being applied. DryRun: the rule is a dry run and would change copies. Ready: every copy
-    /// is applied.
+    /// Failed: a copy failed or is unhealthy. Drifted: a copy was changed or deleted there and is not corrected. Unreachable:
+    /// the cluster is not connected, and the counts are the last reported ones. Waiting: a namespace does not exist yet.
+    /// Progressing: copies are being applied or are not healthy yet. DryRun: the rule is a dry run and would change copies.
+    /// Ready: every copy is applied, and healthy if it has a health.
     pub state: ClusterState,
     /// Copies that equal their source.
     #[serde(default)]
@@ -156,6 +173,12 @@ pub struct ClusterStatus {
     /// Of a dry run: copies that would be deleted, or left without marks.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub to_delete: i64,
+    /// Copies whose object there has a health.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub with_health: i64,
+    /// Of these, the healthy copies.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub healthy: i64,
     /// The worst reason among the copies, or why the cluster is in this state, in CamelCase.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(128))]
@@ -186,7 +209,7 @@ pub struct ClusterStatus {
     JsonSchema,
 )]
 pub enum ClusterState {
-    /// A copy failed.
+    /// A copy failed or is unhealthy.
     Failed,
     /// A copy was changed or deleted there, and is left so.
     Drifted,
@@ -194,12 +217,12 @@ pub enum ClusterState {
     Unreachable,
     /// A namespace does not exist yet.
     Waiting,
-    /// Copies are on their way.
+    /// Copies are on their way, or not healthy yet.
     #[default]
     Progressing,
     /// The rule is a dry run and would change copies here.
     DryRun,
-    /// Every copy is applied.
+    /// Every copy is applied, and healthy if it has a health.
     Ready,
 }
 

@@ -63,10 +63,10 @@ pub struct ClusterDeliverySpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryStatus {
-    /// Failed: a copy failed. Drifted: a copy was changed or deleted there and is not corrected. Unreachable: the
-    /// cluster is not connected, and the counts are the last reported ones. Waiting: a namespace does not exist yet.
-    /// Progressing: copies are being applied. DryRun: the rule is a dry run and would change copies. Ready: every copy
-    /// is applied.
+    /// Failed: a copy failed or is unhealthy. Drifted: a copy was changed or deleted there and is not corrected. Unreachable:
+    /// the cluster is not connected, and the counts are the last reported ones. Waiting: a namespace does not exist yet.
+    /// Progressing: copies are being applied or are not healthy yet. DryRun: the rule is a dry run and would change copies.
+    /// Ready: every copy is applied, and healthy if it has a health.
     pub state: ClusterState,
     /// Copies that should exist in the cluster.
     #[serde(default)]
@@ -92,6 +92,12 @@ pub struct DeliveryStatus {
     /// Of a dry run: copies that would be deleted, or left without marks.
     #[serde(default)]
     pub to_delete: i64,
+    /// Copies whose object in the cluster has a health: its own status reports how it is.
+    #[serde(default)]
+    pub with_health: i64,
+    /// Of these, the healthy copies.
+    #[serde(default)]
+    pub healthy: i64,
     /// The worst reason among the copies, or why the delivery is in this state, in CamelCase.
     #[serde(default)]
     pub reason: String,
@@ -106,7 +112,7 @@ pub struct DeliveryStatus {
     /// NotCompared: there is nothing to compare yet.
     #[serde(default)]
     pub proof: String,
-    /// The copies that failed, the worst first; at most five.
+    /// The copies that failed or are unhealthy, the worst first; at most five.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<DeliveryFailure>,
     /// Ready: whether the state is Ready and the revision is the newest one.
@@ -224,6 +230,13 @@ pub struct CopyStatus {
     /// When the agent last applied the copy for this rule; absent if it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applied_at: Option<Time>,
+    /// What the object in the cluster reports of itself, by the rules of kstatus. Current: its controller has reached what
+    /// its spec requests. InProgress: its controller is at work. Failed: its controller has failed. Empty: it has no health.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub health: String,
+    /// The message of the object about its health; empty if it is current.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub health_message: String,
 }
 
 /// A member cluster to which the DistributionRules of the namespace may send.

@@ -306,6 +306,12 @@ pub struct ExplainedObject {
     /// Its uid.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
+    /// What it reports of itself: Current, InProgress or Failed; empty if it has no health.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub health: String,
+    /// Its message about its health; empty if it is current.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub health_message: String,
 }
 
 /// The rule whose blocked removals are listed.

@@ -4,10 +4,13 @@ use std::fmt::Write;
 use super::table::{Cell, Table, Tone};
 use super::views::DeliveryRow;
 use super::wrap::wrapped;
-use runnel_api::DeliveryStatus;
+use runnel_api::{DeliveryStatus, healthy_of};
 
 /// All lines of a sentence but the first are indented.
 const INDENT: (&str, &str) = ("", "    ");
+
+/// The place of the column with the healthy copies.
+const HEALTHY: usize = 5;
 
 /// Returns the word for a cluster that has not proved the newest revision of every source; `None`
 /// if it has.
@@ -79,13 +82,23 @@ pub fn outdated(rows: &[DeliveryRow], width: usize, colors: bool) -> String {
     output
 }
 
-/// All clusters as a table.
+/// All clusters as a table. It has a column for the health of copies if any copy has one.
 pub fn table(rows: &[DeliveryRow]) -> Table {
-    let mut table = Table::new(&[
+    let has_health = rows.iter().any(|row| row.status.with_health > 0);
+    let mut header = vec![
         "CLUSTER", "STATE", "APPLIED", "FAILED", "WAITING", "REASON", "MESSAGE",
-    ]);
+    ];
+    if has_health {
+        header.insert(HEALTHY, "HEALTHY");
+    }
+    let mut table = Table::new(&header);
     for row in rows {
         let mut cells = state_cells(row);
+        if has_health {
+            let status = &row.status;
+            let healthy = healthy_of(status.healthy, status.with_health);
+            cells.insert(HEALTHY, healthy.unwrap_or_default().into());
+        }
         cells.push(row.status.message.as_str().into());
         table.row(cells);
     }

@@ -196,6 +196,13 @@ fn write_live_object(out: &mut String, answer: &CopyExplanationStatus, now: Time
         (false, _) => "an object that is not this agent's copy exists there",
     };
     let _ = writeln!(out, "  now        {words}");
+    if !live.health.is_empty() {
+        let health = match live.health_message.as_str() {
+            "" => live.health.clone(),
+            message => format!("{}: {message}", live.health),
+        };
+        wrapped(out, ("  health     ", "             "), &health, WIDTH);
+    }
 }
 
 fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplanationStatus, colors: bool) {
@@ -297,6 +304,7 @@ mod tests {
             revision: "0123456789abcdef0123456789abcdef".into(),
             applied_at: "2026-01-01T00:00:00Z".parse().ok().map(Time),
             uid: "u".into(),
+            ..ExplainedObject::default()
         };
         let mut shaped = rule("all", "Applied", "");
         shaped.fields = vec![
@@ -332,6 +340,8 @@ mod tests {
         let stale = ExplainedObject {
             revision: "ffff".into(),
             intact: false,
+            health: "Failed".into(),
+            health_message: "NoQuota: no room".into(),
             ..object
         };
         let back = "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \

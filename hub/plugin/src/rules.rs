@@ -20,7 +20,7 @@ pub fn rules(objects: &[Rule], namespaces: bool, wide: bool, now: Timestamp) -> 
         header.insert(0, "NAMESPACE");
     }
     if wide {
-        header.extend(["SOURCES", "WAITING", "MESSAGE"]);
+        header.extend(["SOURCES", "WAITING", "HEALTHY", "MESSAGE"]);
     }
     let mut table = Table::new(&header);
     for object in objects {
@@ -53,6 +53,7 @@ pub fn rules(objects: &[Rule], namespaces: bool, wide: bool, now: Timestamp) -> 
         if wide {
             row.push(summary.sources.to_string().into());
             row.push(summary.copies_waiting.to_string().into());
+            row.push(display.healthy.unwrap_or_default().into());
             row.push(ready.message.into());
         }
         table.row(row);
@@ -121,7 +122,7 @@ pub fn heading(object: &Rule, now: Timestamp, colors: bool) -> String {
     line(
         "Copies",
         &format!(
-            "{} of {} applied, {} failed, {} waiting{}",
+            "{} of {} applied, {} failed, {} waiting{}{}",
             summary.copies_applied,
             summary.copies,
             summary.copies_failed,
@@ -129,6 +130,10 @@ pub fn heading(object: &Rule, now: Timestamp, colors: bool) -> String {
             match summary.copies_drifted {
                 0 => String::new(),
                 drifted => format!(", {drifted} drifted"),
+            },
+            match summary.copies_with_health {
+                0 => String::new(),
+                all => format!(", {} of {all} healthy", summary.copies_healthy),
             },
         ),
     );
@@ -389,7 +394,7 @@ ns-codis-test   rule-codis-test   False     1/2        7/8      1        Conflic
         let wide = rules(&[failing()], false, true, NOW.parse().unwrap()).text(false);
         assert!(
             wide.starts_with("NAME ")
-                && wide.contains("2         0         1 copy failed in member-2"),
+                && wide.contains("2         0         <none>    1 copy failed in member-2"),
             "{wide}"
         );
     }

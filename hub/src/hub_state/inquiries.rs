@@ -312,6 +312,7 @@ mod tests {
             outcome: runnel_proto::model::CopyOutcome::Applied,
             copy_error: None,
             applied_at: 0,
+            health: None,
         };
         let part = |last: bool| CopyList {
             question: 1,

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 
 use super::delivery::{Reader, Scope, labels_of};
 use super::error::ViewError;
+use super::explain::health_texts;
 use super::list::ListFormat;
 use super::request::{Fields, Position, Query, Selection, object_name};
 use super::table::{Column, ViewObject};
@@ -67,6 +68,7 @@ impl CopyRow {
             ..ObjectMeta::default()
         };
         let (reason, message) = listed.copy_error.unzip();
+        let (health, health_message) = health_texts(listed.health.as_ref());
         Self {
             rule: rule.clone(),
             cluster: cluster.clone(),
@@ -86,6 +88,8 @@ impl CopyRow {
                     .map(|source| source.to_string())
                     .unwrap_or_default(),
                 applied_at: reported_time(listed.applied_at),
+                health,
+                health_message,
             },
         }
     }
@@ -123,6 +127,12 @@ impl ViewObject for CopyRow {
         ("Name", "string", 1, "The name of the object in this list."),
         ("Source", "string", 1, "The source on the hub."),
         ("Message", "string", 1, "A sentence for a person."),
+        (
+            "Health",
+            "string",
+            1,
+            "What the object in the cluster reports of itself.",
+        ),
     ];
 
     fn metadata(&self) -> &ObjectMeta {
@@ -147,6 +157,7 @@ impl ViewObject for CopyRow {
             self.metadata.name,
             status.source,
             status.message,
+            status.health,
         ])
     }
 
@@ -561,6 +572,7 @@ mod tests {
             outcome: CopyOutcome::Applied,
             copy_error: None,
             applied_at: 0,
+            health: None,
         }
     }
 

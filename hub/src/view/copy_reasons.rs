@@ -628,6 +628,7 @@ mod tests {
                 is_settled: true,
                 wakes_at: None,
                 back_to,
+                healthy: Default::default(),
             },
         );
         assert_eq!(

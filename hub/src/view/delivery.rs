@@ -9,7 +9,7 @@ use kube::api::ObjectMeta;
 use runnel_api::conditions::{ConditionStatus, ConditionType};
 use runnel_api::{
     CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, ClusterState, Delivery, DeliveryCondition,
-    DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL,
+    DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL, healthy_of,
 };
 use runnel_hub_core::index::Index;
 use runnel_hub_core::now::age;
@@ -138,6 +138,12 @@ impl ViewObject for Row {
             "Whether the agent has proved its copies.",
         ),
         ("Message", "string", 1, "A sentence for a person."),
+        (
+            "Healthy",
+            "string",
+            1,
+            "Copies that are healthy, of all that have a health.",
+        ),
     ];
 
     fn metadata(&self) -> &ObjectMeta {
@@ -165,6 +171,7 @@ impl ViewObject for Row {
             status.newest,
             status.proof,
             status.message,
+            healthy_of(status.healthy, status.with_health),
         ])
     }
 
@@ -452,6 +459,8 @@ fn status(detail: ClusterDetail) -> DeliveryStatus {
         to_create: detail.to_create,
         to_update: detail.to_update,
         to_delete: detail.to_delete,
+        with_health: detail.with_health,
+        healthy: detail.healthy,
         conditions: vec![DeliveryCondition {
             type_: ConditionType::Ready.as_str().to_owned(),
             status: ready.as_str().to_owned(),

@@ -7,7 +7,7 @@ use data_encoding::HEXLOWER;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use runnel_api::{CopyExplanationStatus, ExplainedField, ExplainedObject, ExplainedRule};
 use runnel_proto::model::{
-    ClusterName, Inspected, LiveObject, Revision, RuleName, RuleUid, SourceRef,
+    ClusterName, Inspected, LiveObject, ObservedHealth, Revision, RuleName, RuleUid, SourceRef,
 };
 
 use super::copy_reasons::{self, RuleExplanation};
@@ -182,6 +182,7 @@ impl ViewServer {
             Some(entry) => entry.rule.terms.rule.to_string(),
             None => format!("{uid} (not known to the hub)"),
         };
+        let (health, health_message) = health_texts(live.health.as_ref());
         ExplainedObject {
             ours: live.ours,
             intact: live.intact,
@@ -194,8 +195,17 @@ impl ViewServer {
                 .unwrap_or_default(),
             applied_at: reported_time(live.applied_at),
             uid: live.uid.clone(),
+            health,
+            health_message,
         }
     }
+}
+
+/// Returns the word of a health and its message; empty without one.
+pub(super) fn health_texts(observed: Option<&ObservedHealth>) -> (String, String) {
+    let texts =
+        observed.map(|observed| (observed.health.to_string(), observed.message.to_string()));
+    texts.unwrap_or_default()
 }
 
 fn hex(revision: &Revision) -> String {

@@ -1,5 +1,5 @@
 //! The question about the copies of a rule, and its answer.
-use super::inspect::{copy_outcome, copy_outcome_to_wire};
+use super::inspect::{copy_outcome, copy_outcome_to_wire, health, health_to_wire};
 use super::parts::{Unreadable, message, reason, reason_to_wire, rule_uid, source, source_to_wire};
 use crate::model::{COPIES_LIMIT, CopyList, ListCopies, ListedCopy, SourceRef};
 use crate::wire;
@@ -49,12 +49,14 @@ pub(super) fn copy_list(wire: wire::CopyList, refused: &mut usize) -> CopyList {
 fn listed_copy(wire: wire::ListedCopy) -> Result<ListedCopy, Unreadable> {
     let outcome = copy_outcome(wire.outcome());
     let copy_error = (wire.reason != 0).then(|| (reason(wire.reason), message(&wire.message)));
+    let health = health(wire.health(), &wire.health_message);
     Ok(ListedCopy {
         copy: source(wire.copy)?.plain(),
         source: copy(wire.source)?,
         outcome,
         copy_error,
         applied_at: wire.applied_at,
+        health,
     })
 }
 
@@ -69,6 +71,7 @@ pub(super) fn copy_list_to_wire(list: &CopyList) -> wire::CopyList {
 
 pub(super) fn listed_copy_to_wire(listed: &ListedCopy) -> wire::ListedCopy {
     let copy_error = listed.copy_error.as_ref();
+    let (health, health_message) = health_to_wire(listed.health.as_ref());
     wire::ListedCopy {
         copy: Some(source_to_wire(&listed.copy)),
         source: listed.source.as_ref().map(source_to_wire),
@@ -78,5 +81,7 @@ pub(super) fn listed_copy_to_wire(listed: &ListedCopy) -> wire::ListedCopy {
             .map(|(_, text)| message(text))
             .unwrap_or_default(),
         applied_at: listed.applied_at,
+        health,
+        health_message,
     }
 }

@@ -352,6 +352,9 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
             to_update: counts.to_update,
             to_delete: counts.to_delete,
             absent: counts.absent,
+            with_health: counts.with_health,
+            healthy: counts.healthy,
+            unhealthy: counts.unhealthy,
         },
         failures: wire
             .failures
@@ -561,6 +564,9 @@ fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
             to_update: counts.to_update,
             to_delete: counts.to_delete,
             absent: counts.absent,
+            with_health: counts.with_health,
+            healthy: counts.healthy,
+            unhealthy: counts.unhealthy,
         }),
         failures: state
             .failures

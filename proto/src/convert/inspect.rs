@@ -4,8 +4,8 @@ use super::parts::{
     Unreadable, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire,
 };
 use crate::model::{
-    CopyOutcome, CopyState, Inspect, Inspected, LiveObject, NamespaceState, STATES_LIMIT,
-    plain_text,
+    CopyHealth, CopyOutcome, CopyState, HEALTH_MESSAGE_LIMIT, Inspect, Inspected, LiveObject,
+    NamespaceState, ObservedHealth, STATES_LIMIT, plain_text,
 };
 use crate::wire;
 
@@ -69,7 +69,33 @@ pub(super) fn copy_outcome(wire: wire::CopyOutcome) -> CopyOutcome {
     }
 }
 
+/// Returns the health of a live object; `None` without one.
+pub(super) fn health(wire: wire::CopyHealth, text: &str) -> Option<ObservedHealth> {
+    let health = match wire {
+        wire::CopyHealth::Unspecified => return None,
+        wire::CopyHealth::Current => CopyHealth::Current,
+        wire::CopyHealth::InProgress => CopyHealth::InProgress,
+        wire::CopyHealth::Failed => CopyHealth::Failed,
+    };
+    let message = plain_text(text, HEALTH_MESSAGE_LIMIT).into();
+    Some(ObservedHealth { health, message })
+}
+
+/// Returns the health and its message.
+pub(super) fn health_to_wire(observed: Option<&ObservedHealth>) -> (i32, String) {
+    let Some(ObservedHealth { health, message }) = observed else {
+        return Default::default();
+    };
+    let health = match health {
+        CopyHealth::Current => wire::CopyHealth::Current,
+        CopyHealth::InProgress => wire::CopyHealth::InProgress,
+        CopyHealth::Failed => wire::CopyHealth::Failed,
+    };
+    (health.into(), plain_text(message, HEALTH_MESSAGE_LIMIT))
+}
+
 fn live(wire: wire::LiveObject) -> Result<LiveObject, Unreadable> {
+    let health = health(wire.health(), &wire.health_message);
     let sealed = if wire.rule_uid.is_empty() {
         None
     } else {
@@ -85,6 +111,7 @@ fn live(wire: wire::LiveObject) -> Result<LiveObject, Unreadable> {
         sealed,
         applied_at: wire.applied_at,
         uid: plain_text(&wire.uid, NAME_LIMIT),
+        health,
     })
 }
 
@@ -138,6 +165,7 @@ pub(super) fn copy_outcome_to_wire(outcome: CopyOutcome) -> wire::CopyOutcome {
 
 fn live_to_wire(live: &LiveObject) -> wire::LiveObject {
     let sealed = live.sealed.as_ref();
+    let (health, health_message) = health_to_wire(live.health.as_ref());
     wire::LiveObject {
         ours: live.ours,
         intact: live.intact,
@@ -150,5 +178,7 @@ fn live_to_wire(live: &LiveObject) -> wire::LiveObject {
             .unwrap_or_default(),
         applied_at: live.applied_at,
         uid: live.uid.clone(),
+        health,
+        health_message,
     }
 }

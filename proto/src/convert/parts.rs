@@ -174,6 +174,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::DeleteLimit) => Reason::DeleteLimit,
         Ok(wire::Reason::DryRun) => Reason::DryRun,
         Ok(wire::Reason::KindNotServed) => Reason::KindNotServed,
+        Ok(wire::Reason::Unhealthy) => Reason::Unhealthy,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -197,6 +198,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::DeleteLimit => wire::Reason::DeleteLimit,
         Reason::DryRun => wire::Reason::DryRun,
         Reason::KindNotServed => wire::Reason::KindNotServed,
+        Reason::Unhealthy => wire::Reason::Unhealthy,
     };
     wire as i32
 }

@@ -85,7 +85,7 @@ fn state() -> impl Strategy<Value = RuleState> {
     );
     (
         head,
-        any::<[u32; 10]>(),
+        any::<[u32; 13]>(),
         vec(failure, 0..=FAILURES_LIMIT),
         rest,
     )
@@ -108,6 +108,9 @@ fn state() -> impl Strategy<Value = RuleState> {
                     to_update: n[7],
                     to_delete: n[8],
                     absent: n[9],
+                    with_health: n[10],
+                    healthy: n[11],
+                    unhealthy: n[12],
                 },
                 failures,
                 gone,
@@ -577,6 +580,9 @@ fn the_largest_possible_item_fits_a_frame() {
             to_update: u32::MAX,
             to_delete: u32::MAX,
             absent: u32::MAX,
+            with_health: u32::MAX,
+            healthy: u32::MAX,
+            unhealthy: u32::MAX,
         },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
@@ -691,14 +697,23 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         copy_error,
     });
     let sealed = prop::option::of((uid(), source(), any::<[u8; 16]>().prop_map(Revision)));
-    let live = (any::<[bool; 2]>(), sealed, any::<i64>(), name());
-    let live = live.prop_map(|([ours, intact], sealed, applied_at, uid)| LiveObject {
-        ours,
-        intact,
+    let live = (
+        any::<[bool; 2]>(),
         sealed,
-        applied_at,
-        uid,
-    });
+        any::<i64>(),
+        name(),
+        observed_health(),
+    );
+    let live = live.prop_map(
+        |([ours, intact], sealed, applied_at, uid, health)| LiveObject {
+            ours,
+            intact,
+            sealed,
+            applied_at,
+            uid,
+            health,
+        },
+    );
     (
         any::<u64>(),
         namespace,
@@ -726,6 +741,14 @@ proptest! {
     }
 }
 
+fn observed_health() -> impl Strategy<Value = Option<ObservedHealth>> {
+    let health = prop::sample::select(CopyHealth::ALL.to_vec());
+    prop::option::of((health, "[ a-zö]{0,100}").prop_map(|(health, message)| {
+        let message = message.into();
+        ObservedHealth { health, message }
+    }))
+}
+
 fn copy_list() -> impl Strategy<Value = CopyList> {
     let outcome = prop::sample::select(vec![
         CopyOutcome::UnderWay,
@@ -744,16 +767,19 @@ fn copy_list() -> impl Strategy<Value = CopyList> {
         outcome,
         copy_error,
         any::<i64>(),
+        observed_health(),
     );
-    let copy = copy.prop_map(
-        |(copy, source, outcome, copy_error, applied_at)| ListedCopy {
-            copy,
-            source,
-            outcome,
-            copy_error,
-            applied_at,
-        },
-    );
+    let copy =
+        copy.prop_map(
+            |(copy, source, outcome, copy_error, applied_at, health)| ListedCopy {
+                copy,
+                source,
+                outcome,
+                copy_error,
+                applied_at,
+                health,
+            },
+        );
     (any::<u64>(), vec(copy, 0..40), any::<[bool; 2]>()).prop_map(
         |(question, copies, [more, last])| CopyList {
             question,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{
-    DeletionPolicy, Intent, PreviewRequest, PreviewResult, ProofKey, PruneDigest, Reason, Revision,
-    RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Tombstone,
+    DeletionPolicy, Intent, ObservedHealth, PreviewRequest, PreviewResult, ProofKey, PruneDigest,
+    Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Tombstone,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -238,6 +238,8 @@ pub struct ListedCopy {
     pub copy_error: Option<(Reason, String)>,
     /// When it was last applied for this rule, in seconds since 1970; 0: unknown.
     pub applied_at: i64,
+    /// The health of the live object, if it belongs to this rule and has one.
+    pub health: Option<ObservedHealth>,
 }
 
 /// The most rules in one answer.
@@ -324,4 +326,6 @@ pub struct LiveObject {
     pub applied_at: i64,
     /// Its uid.
     pub uid: String,
+    /// Its health, if it has one.
+    pub health: Option<ObservedHealth>,
 }

@@ -36,9 +36,9 @@ pub use preview::{
     PreviewedCopy, short_value,
 };
 pub use rule_state::{
-    CHANGES_LIMIT, ChangeOrigin, CopyAction, CopyChange, Counts, FAILURES_LIMIT, Failure, Intent,
-    MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes, PruneRequest, Reason, RuleState, Tombstone,
-    WaitingNamespaces,
+    CHANGES_LIMIT, ChangeOrigin, CopyAction, CopyChange, CopyHealth, Counts, FAILURES_LIMIT,
+    Failure, HEALTH_MESSAGE_LIMIT, Intent, MESSAGE_LIMIT, NAMESPACES_LIMIT, NamespacePrunes,
+    ObservedHealth, PruneRequest, Reason, RuleState, Tombstone, WaitingNamespaces,
 };
 pub use selector::{
     NamespaceChoice, Operator, Pattern, Requirement, Selector, is_closed_namespace, matches_any,

@@ -110,6 +110,8 @@ closed_list! {
         AmbiguousSource,
         /// Another rule with precedence selects the same copy.
         Superseded,
+        /// The copy is applied, and the live object reports that it has failed.
+        Unhealthy,
         /// Another client changed or deleted the copy, and the rule tolerates that.
         Drifted,
         /// The target namespace is being deleted.
@@ -121,6 +123,30 @@ closed_list! {
         /// The rule is a dry run: the message names the change that would be made.
         DryRun,
     }
+}
+
+closed_list! {
+    /// The health of a live object, as it reports it itself. The words are those of kstatus.
+    pub enum CopyHealth {
+        /// Its controller has reached what its spec requests.
+        Current,
+        /// Its controller is at work.
+        InProgress,
+        /// Its controller has failed.
+        Failed,
+    }
+}
+
+/// The longest message about the health of a copy, in bytes.
+pub const HEALTH_MESSAGE_LIMIT: usize = 256;
+
+/// The health of a live object, and what it reports about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedHealth {
+    /// The health.
+    pub health: CopyHealth,
+    /// The message, one line of at most [`HEALTH_MESSAGE_LIMIT`] bytes; empty if it is current.
+    pub message: Box<str>,
 }
 
 impl Reason {
@@ -153,6 +179,12 @@ pub struct Counts {
     pub to_delete: u32,
     /// Of `copies`: those for which the member has no object that belongs to this rule.
     pub absent: u32,
+    /// Of `copies`: those whose live object belongs to this rule and has a health.
+    pub with_health: u32,
+    /// Of `with_health`: those that are [`CopyHealth::Current`].
+    pub healthy: u32,
+    /// Of `with_health`: those that are [`CopyHealth::Failed`].
+    pub unhealthy: u32,
 }
 
 impl Counts {
@@ -164,6 +196,12 @@ impl Counts {
     /// The copies that exist in the member and belong to the rule.
     pub fn existing(&self) -> u32 {
         self.copies.saturating_sub(self.absent)
+    }
+
+    /// The copies whose live objects are [`CopyHealth::InProgress`].
+    pub fn awaiting_health(&self) -> u32 {
+        self.with_health
+            .saturating_sub(self.healthy.saturating_add(self.unhealthy))
     }
 
     /// The copies about which something is being done.

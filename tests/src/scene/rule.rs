@@ -103,16 +103,28 @@ impl TestCluster {
     /// # Errors
     /// When it is not so in time, with the status as it is.
     pub async fn all_applied(&self, rule: &Id, copies: usize) -> Result<Value> {
-        self.sees(&format!("ready with {copies} copies"), rule, |object| {
+        self.has_all(rule, copies, "Ready").await
+    }
+
+    /// As [`TestCluster::all_applied`], whatever the health of the copies is.
+    ///
+    /// # Errors
+    /// When it is not so in time, with the status as it is.
+    pub async fn all_written(&self, rule: &Id, copies: usize) -> Result<Value> {
+        self.has_all(rule, copies, "Applied").await
+    }
+
+    async fn has_all(&self, rule: &Id, copies: usize, kind: &str) -> Result<Value> {
+        self.sees(&format!("{kind} with {copies} copies"), rule, |object| {
             let summary = &object["status"]["summary"];
             ensure!(
                 object["status"]["observedGeneration"] == object["metadata"]["generation"],
                 "not looked at"
             );
-            let ready = condition(object, "Ready")?;
+            let applied = condition(object, kind)?;
             ensure!(
-                ready["status"] == "True" && ready["reason"] == "AllApplied",
-                "it is {ready}, {summary}"
+                applied["status"] == "True" && applied["reason"] == "AllApplied",
+                "it is {applied}, {summary}"
             );
             let all = summary["copies"] == copies && summary["copiesApplied"] == copies;
             ensure!(

@@ -174,6 +174,7 @@ pub fn targets() -> Vec<Case> {
         ("a window of more than a week", windows(json!({"schedule": "0 22 * * *", "durationSeconds": 604_801})), &["spec.rollout.windows[0].durationSeconds", "604800"]),
         ("a time zone with a space", windows(json!({"schedule": "0 22 * * *", "durationSeconds": 60, "timeZone": "Central Time"})), &["spec.rollout.windows[0].timeZone", "IANA"]),
         ("too many windows", json!({"rollout": {"windows": vec![json!({"schedule": "0 22 * * *", "durationSeconds": 60}); 9]}}), &["spec.rollout.windows", "at most 8"]),
+        ("an unknown gate of waves", json!({"rollout": {"gate": "Ready"}}), &["spec.rollout.gate", "\"Applied\"", "\"Healthy\""]),
         ("an unknown approval of waves", json!({"rollout": {"approval": "Always"}}), &["spec.rollout.approval", "\"None\"", "\"PerWave\""]),
         ("an unknown onRuleDelete", json!({"removalLimit": {"onRuleDelete": "Keep"}}), &["spec.removalLimit.onRuleDelete", "\"Allow\"", "\"Hold\""]),
         ("an unknown deletionPolicy", json!({"deletionPolicy": "Keep"}), &["spec.deletionPolicy", "\"Keep\"", "\"Delete\", \"Retain\""]),

@@ -56,6 +56,8 @@ fn rule_status(now: Timestamp) -> RuleStatus {
         copies_failed: 12,
         copies_waiting: 0,
         copies_drifted: 0,
+        copies_with_health: 4,
+        copies_healthy: 3,
     };
     let mut status = RuleStatus {
         observed_generation: Some(1),
@@ -79,6 +81,8 @@ fn rule_status(now: Timestamp) -> RuleStatus {
             to_create: 0,
             to_update: 0,
             to_delete: 0,
+            with_health: 0,
+            healthy: 0,
             reason: "NamespaceTerminating".to_owned(),
             message: "ns-a is being deleted".to_owned(),
             since: Some(Time(now)),

@@ -100,6 +100,7 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::RollingOut
         | Reason::AwaitingApproval
         | Reason::AwaitingWindow
+        | Reason::AwaitingHealth
         | Reason::Copy(model::Reason::KindNotServed) => ("Progressing", "inProgress"),
         // No cluster of the rule is connected, or the API of none answers: nothing is known.
         Reason::ClustersUnreachable | Reason::MemberAPIUnavailable => ("Degraded", "none"),

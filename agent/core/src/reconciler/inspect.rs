@@ -69,6 +69,7 @@ impl Decider<'_> {
             outcome,
             copy_error,
             applied_at: live.map_or(0, |live| live.applied_at),
+            health: live.and_then(|live| live.health.as_deref().cloned()),
         })
     }
 
@@ -121,5 +122,6 @@ fn live_object(live: &Live) -> LiveObject {
         sealed: sealed.map(|sealed| (sealed.rule.clone(), sealed.source.clone(), sealed.revision)),
         applied_at: live.applied_at,
         uid: live.uid.to_string(),
+        health: live.health.as_deref().cloned(),
     }
 }

@@ -25,7 +25,7 @@ use crate::desired::Desired;
 use crate::diff;
 use crate::policy::{OnRevoke, Policy};
 use crate::records::{Observed, Records};
-use crate::report::Report;
+use crate::report::{Report, ReportedObject};
 
 /// The copies of this cluster.
 pub(super) struct Member {
@@ -513,7 +513,12 @@ impl Member {
             (DesiredCopy::Nothing, _) | (_, None) => {}
         }
         let owner = self.decider().owner(copy, want);
-        self.report.set(copy, outcomes, owner.as_ref());
+        let live = self.records.live(copy);
+        let object = owner.as_ref().map(|rule| ReportedObject {
+            rule,
+            health: live.and_then(|live| live.health.as_deref()),
+        });
+        self.report.set(copy, outcomes, object);
     }
 }
 

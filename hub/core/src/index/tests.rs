@@ -765,6 +765,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         max_failures: 0,
         paused: false,
         reverts: true,
+        waits_for_health: false,
         needs_approval: false,
         windows: Default::default(),
         analysis: None,
@@ -784,6 +785,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
             is_settled: false,
             wakes_at: None,
             back_to: back_to.map(ToOwned::to_owned),
+            healthy: Default::default(),
         }
     };
     assert!(matches!(

@@ -277,6 +277,7 @@ fn clusters_behind_in_a_rollout_are_named() {
                 is_settled: false,
                 wakes_at: None,
                 back_to: None,
+                healthy: Default::default(),
             },
         );
     };

@@ -5,7 +5,8 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_api::conditions::whole_seconds;
 use runnel_api::{
-    AnalysisStatus, CountOrPercent, OnFailure, ReachedUpTo, RolloutApproval, RolloutStatus,
+    AnalysisStatus, CountOrPercent, OnFailure, ReachedUpTo, RolloutApproval, RolloutGate,
+    RolloutStatus,
 };
 
 use super::{Checks, PendingWave, Portion, Progress, Rollout, RolloutPosition, Windows};
@@ -32,6 +33,7 @@ impl From<&runnel_api::Rollout> for Rollout {
             max_failures: u64::try_from(spec.max_failures).unwrap_or_default(),
             paused: spec.paused,
             reverts: spec.on_failure == OnFailure::Revert,
+            waits_for_health: spec.gate == RolloutGate::Healthy,
             needs_approval: spec.approval == RolloutApproval::PerWave,
             analysis: spec.analysis.as_ref().map(Into::into),
             windows: Windows::read(&spec.windows, "spec.rollout.windows"),

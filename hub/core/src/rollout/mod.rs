@@ -30,6 +30,9 @@
 //!   once when a network returns. The same applies after the rollout was completed without them.
 //! - No cluster is admitted while more than `maxFailures` of the reached clusters fail: a completed
 //!   rollout stops when returning clusters fail.
+//! - With `gate: Healthy` a cluster is done when its copies have been healthy once with the target. Copies that are in
+//!   progress later, as in a restart of pods, hold no wave; copies that fail later are a failure. A new leader waits
+//!   again. A rollback waits for no health.
 //! - With `approval: PerWave` a wave after the first one begins only when its digest is approved
 //!   ([`Observation::approval`]). The digest names the target, the begin of its rollout, the number of
 //!   the wave, and all its clusters. A cluster that disconnects or returns does not change it.
@@ -69,7 +72,7 @@ mod tests;
 mod wave;
 mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -129,6 +132,8 @@ pub struct Rollout {
     pub paused: bool,
     /// Whether, with one more, clusters get the state of the last completed rollout again.
     pub reverts: bool,
+    /// Whether a cluster has the target only when its copies with a health are healthy.
+    pub waits_for_health: bool,
     /// Whether each wave after the first one waits for approval.
     pub needs_approval: bool,
     /// The windows in which clusters are admitted.
@@ -169,6 +174,8 @@ pub struct Gate {
     pub wakes_at: Option<Timestamp>,
     /// The completed target whose state the clusters get during a rollback.
     pub back_to: Option<String>,
+    /// The admitted clusters that have had the target with healthy copies. A wave waits for no others.
+    pub healthy: BTreeSet<ClusterName>,
 }
 
 impl Gate {
@@ -194,6 +201,16 @@ impl Gate {
     /// Whether every cluster may have this target.
     pub fn is_open(&self, target: &str) -> bool {
         self.revision == target && self.reach == AdmittedClusters::All
+    }
+
+    /// The admitted clusters that have had this target with healthy copies. None of a rollback.
+    fn healthy_with(&self, target: &str) -> &BTreeSet<ClusterName> {
+        static NONE: BTreeSet<ClusterName> = BTreeSet::new();
+        if self.revision == target && !self.is_rolling_back() {
+            &self.healthy
+        } else {
+            &NONE
+        }
     }
 
     /// The clusters that apply this target or return from it, with the start of that.

@@ -11,13 +11,15 @@ use super::{
 /// The health of a cluster with respect to the target, or to the former state during a rollback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// The target is applied without failures.
+    /// The target is applied without failures, and copies are healthy if the rollout waits for that.
     Applied,
     /// No work is in progress and nothing failed, but the state cannot be compared with the target,
     /// such as when the guard blocks a removal.
     Quiet,
-    /// It has it, and copies failed.
+    /// It has it, and copies failed or are unhealthy.
     Failed,
+    /// It has it, and copies are not healthy yet.
+    Unready,
     /// It is connected and does not have it, or is at work on it.
     Pending,
     /// The cluster is disconnected, cordoned or waits for a confirmation.
@@ -57,13 +59,16 @@ pub(super) struct ReachedClusters {
     pub(super) in_flight: Vec<ClusterName>,
     /// The clusters that are not admitted, in order.
     pub(super) waiting: Vec<ClusterName>,
+    /// The admitted clusters that have had the target with healthy copies.
+    pub(super) healthy: BTreeSet<ClusterName>,
     pub(super) failed: u64,
 }
 
-/// Determines which clusters were reached.
+/// Determines which clusters were reached. `healthy`: the clusters that have had the target with healthy copies.
 pub(super) fn reached_clusters(
     progress: &Progress,
     under_way: &BTreeMap<ClusterName, Instant>,
+    healthy: &BTreeSet<ClusterName>,
     observation: &Observation<'_>,
     now: Instant,
 ) -> ReachedClusters {
@@ -81,13 +86,18 @@ pub(super) fn reached_clusters(
         let mut keep = |at| {
             reached.admitted.insert(turn.cluster.clone(), at);
         };
+        let was_healthy = admitted.is_some() && healthy.contains(&turn.cluster);
+        if was_healthy || *health == Health::Applied {
+            reached.healthy.insert(turn.cluster.clone());
+        }
         match (health, admitted) {
             (Health::Applied, _) => keep(admitted.unwrap_or(now)),
+            (Health::Unready, Some(at)) if was_healthy => keep(at),
             (Health::Failed, _) => {
                 keep(admitted.unwrap_or(now));
                 reached.failed += 1;
             }
-            (Health::Pending, Some(at)) => {
+            (Health::Pending | Health::Unready, Some(at)) => {
                 keep(at);
                 if !for_long(STUCK_LIMIT) {
                     reached.in_flight.push(turn.cluster.clone());
@@ -106,7 +116,9 @@ pub(super) fn reached_clusters(
                     reached.in_flight.push(turn.cluster.clone());
                 }
             }
-            (Health::Pending | Health::Quiet, None) => reached.waiting.push(turn.cluster.clone()),
+            (Health::Pending | Health::Quiet | Health::Unready, None) => {
+                reached.waiting.push(turn.cluster.clone());
+            }
             // A cluster that reconnects later needs a new slot.
             (Health::Unavailable, Some(at)) if !for_long(DISCONNECTED_TIMEOUT) => {
                 keep(at);
@@ -115,6 +127,10 @@ pub(super) fn reached_clusters(
             (Health::Unavailable, _) => {}
         }
     }
+    let admitted = &reached.admitted;
+    reached
+        .healthy
+        .retain(|cluster| admitted.contains_key(cluster));
     reached
 }
 

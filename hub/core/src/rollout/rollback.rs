@@ -1,5 +1,5 @@
 //! Rollback: clusters get the state of the last completed rollout again.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use runnel_proto::model::ClusterName;
@@ -50,6 +50,7 @@ pub(super) fn step(
             is_settled,
             wakes_at: None,
             back_to: None,
+            healthy: BTreeSet::new(),
         }
     };
     if rollout.paused && before.phase == Phase::Reverted {
@@ -78,8 +79,13 @@ pub(super) fn step(
     let under_way = gate
         .map(|gate| gate.clusters_in_progress(observation.target, true))
         .unwrap_or_default();
-    let mut reached: ReachedClusters =
-        reached_clusters(before, &under_way, observation, now.instant);
+    let mut reached: ReachedClusters = reached_clusters(
+        before,
+        &under_way,
+        &BTreeSet::new(),
+        observation,
+        now.instant,
+    );
     progress.failing = at_least(reached.failed, before.failing, observation);
     if !rollout.paused {
         reached.admit(
@@ -133,5 +139,6 @@ fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, is_settle
         is_settled,
         wakes_at: None,
         back_to: Some(back_to),
+        healthy: BTreeSet::new(),
     }
 }

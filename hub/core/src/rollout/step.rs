@@ -1,4 +1,5 @@
 //! The state machine of a rollout.
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -31,23 +32,27 @@ pub fn step(
     };
     let fresh = || Progress::begin(observation.target, rollout, before, now.wall);
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
-    let gate_to = |reach, is_settled, wakes_at| Gate {
+    let gate_to = |reach, is_settled, wakes_at, healthy| Gate {
         revision: observation.target.to_owned(),
         reach,
         is_settled,
         wakes_at,
         back_to: None,
+        healthy,
     };
     let completed = progress.is_completed();
     if progress.phase == Phase::Completed
         && gate.is_some_and(|gate| gate.is_open(observation.target))
     {
-        return (progress, gate_to(AdmittedClusters::All, true, None));
+        let none = BTreeSet::new();
+        return (progress, gate_to(AdmittedClusters::All, true, None, none));
     }
     let under_way = gate
         .map(|gate| gate.clusters_in_progress(observation.target, false))
         .unwrap_or_default();
-    let mut reached = reached_clusters(&progress, &under_way, observation, now.instant);
+    let none = BTreeSet::new();
+    let healthy = gate.map_or(&none, |gate| gate.healthy_with(observation.target));
+    let mut reached = reached_clusters(&progress, &under_way, healthy, observation, now.instant);
     progress.failing = at_least(reached.failed, progress.failing, observation);
     progress.failed = match progress.phase {
         Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
@@ -140,13 +145,13 @@ pub fn step(
     let has_all_clusters = progress.phase == Phase::Completed
         && !observation.settling
         && reached.has_all_clusters(observation);
-    let reach = if has_all_clusters {
-        AdmittedClusters::All
+    let (reach, healthy) = if has_all_clusters {
+        (AdmittedClusters::All, BTreeSet::new())
     } else {
-        AdmittedClusters::Only(reached.admitted)
+        (AdmittedClusters::Only(reached.admitted), reached.healthy)
     };
     let wakes_at = opening.map(|opening| opening.wakes_at);
-    (progress, gate_to(reach, is_settled, wakes_at))
+    (progress, gate_to(reach, is_settled, wakes_at, healthy))
 }
 
 /// Begins the next wave, or ends.
@@ -182,8 +187,11 @@ fn advance(
         return Phase::AwaitingWindow;
     }
     progress.pending_wave = None;
-    for (turn, _) in next.those_with(&[Health::Applied, Health::Failed]) {
+    for (turn, health) in next.those_with(&[Health::Applied, Health::Failed]) {
         reached.admitted.insert(turn.cluster.clone(), now.instant);
+        if *health == Health::Applied {
+            reached.healthy.insert(turn.cluster.clone());
+        }
     }
     let is_over = next.ends_the_rollout();
     progress.cursor = next.end().cloned().or(progress.cursor.take());
@@ -195,7 +203,7 @@ fn advance(
     (progress.wave, progress.wave_at, progress.applied_at) =
         (progress.wave + 1, Some(now.wall), None);
     progress.checks = None;
-    let pending = next.those_with(&[Health::Pending, Health::Quiet]);
+    let pending = next.those_with(&[Health::Pending, Health::Quiet, Health::Unready]);
     reached
         .waiting
         .extend(pending.map(|(turn, _)| turn.cluster.clone()));

@@ -9,6 +9,7 @@ use crate::now::Now;
 
 mod analysis;
 mod approval;
+mod health;
 mod schedules;
 mod windows;
 
@@ -46,6 +47,7 @@ fn rollout() -> Rollout {
         max_failures: 0,
         paused: false,
         reverts: false,
+        waits_for_health: true,
         needs_approval: false,
         windows: Windows::default(),
         analysis: None,

@@ -67,7 +67,7 @@ impl<'a> NextWave<'a> {
         self.is_last && !self.has_work()
     }
 
-    /// Whether a connected cluster has not applied the target.
+    /// Whether a connected cluster has not applied the target, or is not healthy with it.
     fn has_work(&self) -> bool {
         self.clusters
             .iter()
@@ -90,7 +90,7 @@ impl<'a> NextWave<'a> {
         let brings_nothing = self
             .clusters
             .iter()
-            .all(|(_, health)| *health == Health::Applied);
+            .all(|(_, health)| matches!(health, Health::Applied | Health::Unready));
         progress.wave == 0
             || brings_nothing
             || approves(observation.approval, &self.digest(progress))
@@ -139,5 +139,8 @@ impl<'a> NextWave<'a> {
 
 /// Whether a cluster counts towards the size of a wave.
 fn occupies_slot(health: Health) -> bool {
-    matches!(health, Health::Pending | Health::Quiet | Health::Failed)
+    matches!(
+        health,
+        Health::Pending | Health::Quiet | Health::Failed | Health::Unready
+    )
 }

@@ -32,11 +32,15 @@ pub struct ClusterDetail {
     pub to_update: i64,
     /// Of a dry run: copies that would be deleted, or left without marks.
     pub to_delete: i64,
+    /// Copies whose object there has a health.
+    pub with_health: i64,
+    /// Of these, the healthy copies.
+    pub healthy: i64,
     /// The reason, as in the rule's status.
     pub reason: Reason,
     /// The message.
     pub message: String,
-    /// The agent's reports of failed copies, the worst first.
+    /// The agent's reports of copies that failed or are unhealthy, the worst first.
     pub failures: Vec<Failure>,
     /// Whether it has the newest revision of every source, as far as that is known.
     pub newest: bool,
@@ -68,6 +72,8 @@ fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cluste
         to_create: cluster_state.to_create,
         to_update: cluster_state.to_update,
         to_delete: cluster_state.to_delete,
+        with_health: cluster_state.with_health,
+        healthy: cluster_state.healthy,
         reason: cluster_state.reason,
         message: cluster_state.message,
         failures: rule_report

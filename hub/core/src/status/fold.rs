@@ -11,9 +11,10 @@ use super::rollout_view::{
     rollout_stopped,
 };
 use super::rule_cluster_state::{
-    RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, state_of,
+    RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, not_healthy_yet,
+    state_of,
 };
-use super::unmatched::{no_clusters, no_namespaces, no_sources, unmatched};
+use super::unmatched::{kind_not_served, no_clusters, no_namespaces, no_sources, unmatched};
 use super::view::{ConditionValue, View, approve_command, counted};
 use super::{Now, ReportStore, SETTLING};
 use crate::plan::{Rule, RulePlan, UnsupportedSource};
@@ -75,6 +76,8 @@ fn summarize(view: &View<'_>, states: &[(&ClusterName, RuleClusterState)]) -> Su
         copies_to_update: sum(|cluster_state| cluster_state.to_update),
         copies_to_delete: sum(|cluster_state| cluster_state.to_delete)
             .saturating_add(removals_elsewhere(view)),
+        copies_with_health: sum(|cluster_state| cluster_state.with_health),
+        copies_healthy: sum(|cluster_state| cluster_state.healthy),
     }
 }
 
@@ -142,6 +145,24 @@ fn revision(view: &View<'_>) -> String {
     data_encoding::HEXLOWER.encode(&context.finish().as_ref()[..8])
 }
 
+/// What a condition is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Judged {
+    /// The copies equal their sources.
+    Applied,
+    /// They are healthy, too, if they have a health.
+    Healthy,
+}
+
+impl Judged {
+    fn state_of(self, cluster_state: &RuleClusterState) -> ClusterState {
+        match self {
+            Self::Applied => cluster_state.applied_state,
+            Self::Healthy => cluster_state.state,
+        }
+    }
+}
+
 /// Returns whether every copy is applied in every chosen cluster.
 fn set_conditions(
     status: &mut RuleStatus,
@@ -171,12 +192,13 @@ fn set_conditions(
         .filter(|(_, cluster_state)| cluster_state.fresh)
         .collect();
     let all: Vec<_> = states.iter().collect();
-    let applied = verdict(view, &all, None);
+    let applied = verdict(view, &all, None, Judged::Applied);
     // Names that match nothing need no other content.
-    let is_ready = applied.status == ConditionStatus::True;
+    let is_everywhere = applied.status == ConditionStatus::True;
+    let has_health = all.iter().any(|(_, state)| state.with_health > 0);
     let ready = match unmatched(view) {
-        Some(unmatched) => verdict(view, &all, Some(unmatched)),
-        None => applied,
+        None if !has_health => applied,
+        unmatched => verdict(view, &all, unmatched, Judged::Healthy),
     };
     set(ConditionType::Ready, ready);
     set(
@@ -184,13 +206,26 @@ fn set_conditions(
         if fresh.is_empty() && !all.is_empty() {
             unreachable(&all)
         } else {
-            verdict(view, &fresh, None)
+            verdict(view, &fresh, None, Judged::Applied)
         },
     );
-    let progressing = is_reading(view)
-        || all
-            .iter()
-            .any(|(_, cluster_state)| cluster_state.state == ClusterState::Progressing);
+    let in_progress = |judged: Judged| {
+        let mut states = all.iter();
+        states.any(|(_, state)| judged.state_of(state) == ClusterState::Progressing)
+    };
+    let progressing = if is_reading(view) || in_progress(Judged::Applied) {
+        Some((
+            Reason::Progressing,
+            "changes are being sent to the clusters",
+        ))
+    } else if in_progress(Judged::Healthy) {
+        Some((
+            Reason::AwaitingHealth,
+            "copies are applied and not healthy yet",
+        ))
+    } else {
+        None
+    };
     let text: [(ConditionType, Option<ConditionValue>); 8] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
@@ -221,10 +256,14 @@ fn set_conditions(
             None => remove_condition(&mut status.conditions, condition_type),
         }
     }
-    is_ready
+    is_everywhere
 }
 
-fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
+/// Returns the condition Reconciling. `progressing`: the reason and message if clusters are in progress.
+fn reconciling(
+    view: &View<'_>,
+    progressing: Option<(Reason, &'static str)>,
+) -> Option<ConditionValue> {
     let at_work =
         |reason, message: String| Some(ConditionValue::new(ConditionStatus::True, reason, message));
     if view.rule.deleting {
@@ -247,13 +286,8 @@ fn reconciling(view: &View<'_>, progressing: bool) -> Option<ConditionValue> {
     {
         return at_work(rollout.reason, rollout.message);
     }
-    (view.overdue && progressing).then(|| {
-        ConditionValue::new(
-            ConditionStatus::True,
-            Reason::Progressing,
-            "changes are being sent to the clusters",
-        )
-    })
+    let (reason, message) = progressing.filter(|_| view.overdue)?;
+    at_work(reason, message.to_owned())
 }
 
 fn suspended(view: &View<'_>) -> Option<ConditionValue> {
@@ -337,31 +371,6 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
     ))
 }
 
-/// Kinds that the rule names and that the API server of the hub does not serve.
-fn kind_not_served(view: &View<'_>) -> Option<ConditionValue> {
-    let first = view.not_served.first()?;
-    let more = match view.not_served.len() {
-        1 => String::new(),
-        all => format!(
-            " and {}",
-            counted(
-                i64::try_from(all - 1).unwrap_or(i64::MAX),
-                "other kind",
-                "other kinds"
-            )
-        ),
-    };
-    let message = format!(
-        "the API server of the hub does not serve {first}{more}: install the CustomResourceDefinition and its objects, or \
-         correct spec.sources; existing copies of that kind are left unchanged"
-    );
-    Some(ConditionValue::new(
-        ConditionStatus::True,
-        model::Reason::KindNotServed,
-        message,
-    ))
-}
-
 /// Selected sources that cannot be sent, which a user has to correct.
 fn render_errors(view: &View<'_>) -> Option<ConditionValue> {
     let (reason, message) = from_any(view)?;
@@ -398,6 +407,7 @@ fn verdict(
     view: &View<'_>,
     states: &[&(&ClusterName, RuleClusterState)],
     unmatched: Option<ConditionValue>,
+    judged: Judged,
 ) -> ConditionValue {
     use ConditionStatus::{False, True};
     if let Some(hint) = approval_hint(view).filter(|_| view.rule.deleting) {
@@ -441,7 +451,7 @@ fn verdict(
     let in_state = |state| {
         states
             .iter()
-            .filter(move |(_, cluster_state)| cluster_state.state == state)
+            .filter(move |(_, cluster_state)| judged.state_of(cluster_state) == state)
     };
     let count = |state| i64::try_from(in_state(state).count()).unwrap_or(i64::MAX);
     if let Some((cluster, worst)) =
@@ -453,6 +463,10 @@ fn verdict(
             .sum();
         let clusters = count(ClusterState::Failed);
         let what = match copies {
+            0 if worst.reason == Reason::Copy(model::Reason::Unhealthy) => {
+                let unhealthy: i64 = states.iter().map(|(_, state)| state.unhealthy).sum();
+                format!("{} unhealthy", counted(unhealthy, "copy is", "copies are"))
+            }
             0 if worst.reason == Reason::RuleLimit => "the rule is not sent".to_owned(),
             0 if worst.reason == Reason::DigestMismatch => {
                 "copies are not as they should be".to_owned()
@@ -470,12 +484,29 @@ fn verdict(
     if let Some(under_way) = rolling_out(view) {
         return under_way;
     }
-    if count(ClusterState::Progressing) > 0 {
-        let message = format!(
-            "copies are being sent to {}",
-            counted(count(ClusterState::Progressing), "cluster", "clusters")
-        );
+    let (unhealthy, sent): (Vec<_>, Vec<_>) = in_state(ClusterState::Progressing)
+        .copied()
+        .partition(|(_, state)| state.reason == Reason::AwaitingHealth);
+    let clusters = |number: usize| {
+        let number = i64::try_from(number).unwrap_or(i64::MAX);
+        counted(number, "cluster", "clusters")
+    };
+    if !sent.is_empty() {
+        let message = format!("copies are being sent to {}", clusters(sent.len()));
         return ConditionValue::new(False, Reason::Progressing, message);
+    }
+    if !unhealthy.is_empty() {
+        let awaited = |state: &RuleClusterState| {
+            let known = state.healthy.saturating_add(state.unhealthy);
+            state.with_health.saturating_sub(known)
+        };
+        let copies: i64 = unhealthy.iter().map(|(_, state)| awaited(state)).sum();
+        let message = format!(
+            "{} in {}",
+            not_healthy_yet(copies),
+            clusters(unhealthy.len())
+        );
+        return ConditionValue::new(False, Reason::AwaitingHealth, message);
     }
     if let Some((cluster, worst)) = in_state(ClusterState::Drifted).next() {
         let copies: i64 = in_state(ClusterState::Drifted)
@@ -586,11 +617,17 @@ fn verdict(
         };
         return ConditionValue::new(False, Reason::NoNamespaces, message);
     }
+    let has_health = states.iter().any(|(_, state)| state.with_health > 0);
+    let all = if has_health && judged == Judged::Healthy {
+        "every copy is applied and healthy"
+    } else {
+        "every copy is applied"
+    };
     let message = match absent.as_slice() {
-        [] => "every copy is applied".to_owned(),
-        [(one, _)] => format!("every copy is applied; {one} has never connected"),
+        [] => all.to_owned(),
+        [(one, _)] => format!("{all}; {one} has never connected"),
         [(one, _), ..] => format!(
-            "every copy is applied; {} clusters have never connected, among them {one}",
+            "{all}; {} clusters have never connected, among them {one}",
             absent.len()
         ),
     };
@@ -716,6 +753,8 @@ fn list_clusters(
             to_create: cluster_state.to_create,
             to_update: cluster_state.to_update,
             to_delete: cluster_state.to_delete,
+            with_health: cluster_state.with_health,
+            healthy: cluster_state.healthy,
             reason: cluster_state.reason.as_str().to_owned(),
             message: shortened(&cluster_state.message),
             since: Some(since(cluster, cluster_state.state)),

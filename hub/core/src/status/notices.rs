@@ -141,6 +141,7 @@ fn readiness(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
         // Ordinary edits. A lost cluster is an Event on its MemberCluster, and the others are
         // conditions of their own.
         Reason::Progressing
+        | Reason::AwaitingHealth
         | Reason::ClustersUnreachable
         | Reason::MemberAPIUnavailable
         | Reason::RemovalLimit
@@ -153,7 +154,10 @@ fn readiness(previous: &RuleStatus, next: &RuleStatus) -> Option<Notice> {
         Reason::AllApplied => matches!(
             before,
             None | Some(
-                Reason::Progressing | Reason::ClustersUnreachable | Reason::MemberAPIUnavailable
+                Reason::Progressing
+                    | Reason::AwaitingHealth
+                    | Reason::ClustersUnreachable
+                    | Reason::MemberAPIUnavailable
             )
         ),
         _ => false,

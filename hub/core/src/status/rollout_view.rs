@@ -7,8 +7,8 @@ use runnel_proto::model::{ClusterName, Reason as CopyFailure};
 use super::report_store::RuleReport;
 use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{
-    ProofState, has_applied_plan, is_awaited, is_comparable, is_failure, is_pruning, is_reading,
-    proved, state_of,
+    ProofState, has_applied_plan, health_state, is_awaited, is_comparable, is_failure, is_pruning,
+    is_reading, proved, state_of,
 };
 use super::view::{ConditionValue, Rolling, View, approve_command, counted};
 use super::{Now, ReportStore};
@@ -17,7 +17,7 @@ use crate::rollout::{
     Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, Windows, step,
 };
 use runnel_api::conditions::{ConditionStatus, Reason, shortened};
-use runnel_api::limits;
+use runnel_api::{ClusterState, limits};
 
 impl View<'_> {
     /// Whether a cluster's turn has not come.
@@ -96,8 +96,11 @@ impl View<'_> {
         };
         let has_former = rolling.former.is_of(base).is_ok();
         let target = rolling.target.to_owned();
-        let health =
-            |turn: &RolloutPosition| health(self, &self.cluster(report_store, &turn.cluster), now);
+        let waits_for_health = rolling.rollout.waits_for_health && !back;
+        let health = |turn: &RolloutPosition| {
+            let cluster = self.cluster(report_store, &turn.cluster);
+            health(self, &cluster, waits_for_health, now)
+        };
         let clusters: Vec<_> = turns
             .into_iter()
             .map(|turn| (health(&turn), turn))
@@ -206,7 +209,7 @@ fn is_silent(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> bool {
 }
 
 /// Returns the health of a cluster with respect to the current target or the rollback.
-fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
+fn health(view: &View<'_>, cluster: &ClusterView<'_>, waits_for_health: bool, now: Now) -> Health {
     if is_silent(view, cluster, now) {
         return Health::Unavailable;
     }
@@ -233,10 +236,21 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, now: Now) -> Health {
         Health::Pending
     } else if proved(view, cluster, rule_report) == ProofState::No {
         Health::Failed
+    } else if waits_for_health && let Some(health) = unhealthy(rule_report) {
+        health
     } else if is_comparable(view, cluster) {
         Health::Applied
     } else {
         Health::Quiet
+    }
+}
+
+/// Returns the health of a cluster whose applied copies are not all healthy.
+fn unhealthy(rule_report: &RuleReport) -> Option<Health> {
+    match health_state(Some(rule_report)) {
+        ClusterState::Failed => Some(Health::Failed),
+        ClusterState::Progressing => Some(Health::Unready),
+        _ => None,
     }
 }
 

@@ -35,6 +35,8 @@ pub enum ProofState {
 /// The state of one rule in one cluster.
 pub(super) struct RuleClusterState {
     pub(super) state: ClusterState,
+    /// The state without the health of copies.
+    pub(super) applied_state: ClusterState,
     pub(super) copies: i64,
     pub(super) applied: i64,
     pub(super) failed: i64,
@@ -43,6 +45,9 @@ pub(super) struct RuleClusterState {
     pub(super) to_create: i64,
     pub(super) to_update: i64,
     pub(super) to_delete: i64,
+    pub(super) with_health: i64,
+    pub(super) healthy: i64,
+    pub(super) unhealthy: i64,
     pub(super) reason: Reason,
     pub(super) message: String,
     /// The namespaces for which copies wait.
@@ -80,8 +85,27 @@ fn is_absent(view: &View<'_>, cluster: &ClusterView<'_>) -> bool {
     member.is_some_and(|member| !member.was_connected)
 }
 
-/// The state alone, which is read far more often than the whole entry.
+/// The state alone, which is read far more often than the whole entry. The health of copies decides only where everything
+/// else is as it should be.
 fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterState {
+    match applied_state(view, cluster, now) {
+        ClusterState::Ready => health_state(cluster.rule_report),
+        other => other,
+    }
+}
+
+/// The state of a cluster that has every copy applied.
+pub(super) fn health_state(rule_report: Option<&RuleReport>) -> ClusterState {
+    let counts = rule_report.map(|rule_report| rule_report.counts);
+    match counts {
+        Some(counts) if counts.unhealthy > 0 => ClusterState::Failed,
+        Some(counts) if counts.awaiting_health() > 0 => ClusterState::Progressing,
+        _ => ClusterState::Ready,
+    }
+}
+
+/// The state without the health of copies.
+fn applied_state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterState {
     if is_awaited(view, cluster, now) {
         return ClusterState::Progressing;
     }
@@ -178,7 +202,12 @@ pub(super) fn state_of(
     now: Instant,
 ) -> RuleClusterState {
     let (rule_report, name) = (cluster.rule_report, cluster.name);
-    let state = state(view, cluster, now);
+    let applied_state = applied_state(view, cluster, now);
+    let state = match applied_state {
+        ClusterState::Ready => health_state(rule_report),
+        other => other,
+    };
+    let is_by_health = state != applied_state;
     // For an unreachable cluster only.
     let before = || {
         view.previous
@@ -190,6 +219,11 @@ pub(super) fn state_of(
         .map(|rule_report| rule_report.counts)
         .unwrap_or_default();
     let (reason, message) = match state {
+        ClusterState::Failed if is_by_health => unhealthy(rule_report),
+        ClusterState::Progressing if is_by_health => (
+            Reason::AwaitingHealth,
+            not_healthy_yet(counts.awaiting_health().into()),
+        ),
         ClusterState::Failed if cluster.is_over_limit(view) => (Reason::RuleLimit, over_limit_message(cluster)),
         ClusterState::Failed
             if rule_report.is_some_and(|all| proved(view, cluster, all) == ProofState::No) =>
@@ -272,6 +306,7 @@ pub(super) fn state_of(
     let fresh = cluster.is_connected(now) && reason != Reason::MemberAPIUnavailable;
     let cluster_state = RuleClusterState {
         state,
+        applied_state,
         copies: counts.copies.into(),
         applied: counts.applied.into(),
         failed: rule_report
@@ -282,6 +317,9 @@ pub(super) fn state_of(
         to_create: counts.to_create.into(),
         to_update: counts.to_update.into(),
         to_delete: rule_report.map_or(0, |rule_report| to_delete(view, cluster, rule_report)),
+        with_health: counts.with_health.into(),
+        healthy: counts.healthy.into(),
+        unhealthy: counts.unhealthy.into(),
         reason,
         message,
         absent: rule_report
@@ -310,6 +348,8 @@ pub(super) fn state_of(
             to_create: before.to_create,
             to_update: before.to_update,
             to_delete: before.to_delete,
+            with_health: before.with_health,
+            healthy: before.healthy,
             ..cluster_state
         },
         None => cluster_state,
@@ -350,11 +390,11 @@ pub(super) fn absent_namespaces<'a>(
     }
 }
 
-/// Tolerated drift is no failure.
+/// Tolerated drift is no failure of a write, and neither is the health of a copy.
 pub(super) fn is_failure(failure: &Failure) -> bool {
     !matches!(
         failure.reason,
-        model::Reason::Drifted | model::Reason::DryRun
+        model::Reason::Drifted | model::Reason::DryRun | model::Reason::Unhealthy
     )
 }
 
@@ -379,11 +419,35 @@ fn silent(was_connected: bool) -> (Reason, String) {
 /// Quotes the text of an agent, which any member can choose, so that it is not mistaken for a text
 /// of the hub.
 fn worst(rule_report: Option<&RuleReport>) -> Option<(Reason, String)> {
-    let worst = rule_report?.failures.first()?;
+    let mut failures = rule_report?.failures.iter();
+    let worst = failures.find(|failure| failure.reason != model::Reason::Unhealthy)?;
     Some((
         worst.reason.into(),
         format!("{}: its agent reports: {}", worst.copy, worst.message),
     ))
+}
+
+/// Returns the reason and message of a cluster whose only failures are unhealthy copies. The message of an object is
+/// quoted like that of an agent.
+fn unhealthy(rule_report: Option<&RuleReport>) -> (Reason, String) {
+    let failures = rule_report.map_or(&[][..], |rule_report| &rule_report.failures);
+    let first = failures
+        .iter()
+        .find(|failure| failure.reason == model::Reason::Unhealthy);
+    let message = match first {
+        Some(first) if first.message.is_empty() => format!("{} has failed there", first.copy),
+        Some(first) => format!("{} reports: {}", first.copy, first.message),
+        None => "copies have failed there".to_owned(),
+    };
+    (model::Reason::Unhealthy.into(), message)
+}
+
+/// Returns the message about copies that are in progress.
+pub(super) fn not_healthy_yet(copies: i64) -> String {
+    match copies {
+        1 => "1 copy is applied and not healthy yet".to_owned(),
+        more => format!("{more} copies are applied and not healthy yet"),
+    }
 }
 
 /// Returns the message about a rule over the limit of a cluster.

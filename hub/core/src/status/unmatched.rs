@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, Kind, Pattern, SourceRef, matches_any};
+use runnel_proto::model::{self, ClusterName, Kind, Pattern, SourceRef, matches_any};
 
 use super::view::{ConditionValue, View, counted};
 use crate::plan::{ClusterChoice, NamedBy, NamedKey, SourceChoice};
@@ -270,4 +270,29 @@ fn listed(names: &[impl ToString], separator: &str) -> String {
         0 => first,
         more => format!("{first} and {}", counted(more, "other", "others")),
     }
+}
+
+/// Kinds that the rule names and that the API server of the hub does not serve.
+pub(super) fn kind_not_served(view: &View<'_>) -> Option<ConditionValue> {
+    let first = view.not_served.first()?;
+    let more = match view.not_served.len() {
+        1 => String::new(),
+        all => format!(
+            " and {}",
+            counted(
+                i64::try_from(all - 1).unwrap_or(i64::MAX),
+                "other kind",
+                "other kinds"
+            )
+        ),
+    };
+    let message = format!(
+        "the API server of the hub does not serve {first}{more}: install the CustomResourceDefinition and its objects, or \
+         correct spec.sources; existing copies of that kind are left unchanged"
+    );
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        model::Reason::KindNotServed,
+        message,
+    ))
 }

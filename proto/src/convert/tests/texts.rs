@@ -114,6 +114,8 @@ impl Texts {
                     source: Some(self.source()),
                     revision: vec![1; 16].into(),
                     uid: self.next(),
+                    health: wire::CopyHealth::Failed.into(),
+                    health_message: self.next(),
                     ..wire::LiveObject::default()
                 }),
                 ..wire::Inspected::default()

@@ -624,6 +624,7 @@ impl World {
             number: 0,
             newest: false,
             applied_at: 0,
+            health: None,
         };
         self.objects.insert(
             copy.clone(),
@@ -906,6 +907,7 @@ impl World {
             number: body.version.unwrap_or_default(),
             newest: body.version.is_some(),
             applied_at: i64::try_from(self.version).unwrap(),
+            health: None,
         };
         let object = match self.objects.remove(copy).filter(|_| adopted) {
             Some(object) => Object {

@@ -45,6 +45,8 @@ enum Event {
     ClusterWindows(usize, bool),
     /// A check of the analysis that is due ends like this.
     Checked(bool),
+    /// Whether the copies of a cluster are healthy.
+    Healthy(usize, bool),
 }
 
 fn happens() -> impl Strategy<Value = Event> {
@@ -70,6 +72,7 @@ fn happens() -> impl Strategy<Value = Event> {
         1 => any::<bool>().prop_map(Event::RuleWindows),
         3 => prop::bool::weighted(0.7).prop_map(Event::Checked),
         1 => (cluster(), any::<bool>()).prop_map(|(number, has)| Event::ClusterWindows(number, has)),
+        4 => (cluster(), any::<bool>()).prop_map(|(number, is)| Event::Healthy(number, is)),
     ]
 }
 
@@ -81,6 +84,8 @@ struct Cluster {
     /// The newest target that was sent to it, and how it did.
     sent: Option<(String, Option<bool>)>,
     there: bool,
+    /// Whether its copies are not healthy yet, whatever they are.
+    unready: bool,
 }
 
 impl Cluster {
@@ -158,7 +163,14 @@ impl Simulated {
             .map(|(number, cluster)| {
                 let health = match &cluster.sent {
                     _ if !cluster.connected => Health::Unavailable,
-                    Some((sent, Some(true))) if *sent == wanted => Health::Applied,
+                    Some((sent, Some(true))) if *sent == wanted => {
+                        let waits = self.hub.rollout.waits_for_health && !is_rollback;
+                        if waits && cluster.unready {
+                            Health::Unready
+                        } else {
+                            Health::Applied
+                        }
+                    }
                     Some((sent, Some(false))) if *sent == wanted => Health::Failed,
                     _ => Health::Pending,
                 };
@@ -201,7 +213,7 @@ impl Simulated {
             return Ok(());
         }
         let reported_progress = self.hub.reported_progress().clone();
-        let gate_now = self.hub.gate.as_ref().unwrap();
+        let gate_now = &self.hub.gate.clone().unwrap();
         if gate_now.is_settled && gate_now.wakes_at.is_none() {
             // Time alone changes neither the status nor the admissions, except where the budget
             // ended the rollout.
@@ -282,6 +294,7 @@ impl Simulated {
             }
             AdmittedClusters::All => Duration::ZERO,
         };
+        let was_healthy = |name: &str| gate_now.healthy.contains(&ClusterName::from(name));
         let in_flight = self
             .hub
             .admitted()
@@ -289,6 +302,7 @@ impl Simulated {
             .filter(|name| match health(name) {
                 Health::Pending => since(name) < STUCK_LIMIT,
                 Health::Unavailable => true,
+                Health::Unready => !was_healthy(name) && since(name) < STUCK_LIMIT,
                 Health::Applied | Health::Quiet | Health::Failed => false,
             });
         let (in_flight, room) = (
@@ -390,6 +404,19 @@ impl Simulated {
             });
             let values: BTreeSet<_> = wave.map(|(turn, _)| turn.value.clone()).collect();
             prop_assert!(values.len() <= 1, "a wave of {values:?}");
+            // The clusters of the waves before have been healthy, or have failed to become so.
+            let unready = self.hub.clusters.iter().filter(|(turn, how)| {
+                let name = turn.cluster.as_str();
+                **how == Health::Unready
+                    && had_reached(turn)
+                    && !was_healthy(name)
+                    && (!were_in.contains(name) || since(name) < STUCK_LIMIT)
+            });
+            let unready: Vec<_> = unready.collect();
+            prop_assert!(
+                unready.is_empty(),
+                "a wave began before {unready:?} were healthy"
+            );
         }
         for name in self.hub.admitted() {
             let number: usize = name[1..].parse().unwrap();
@@ -521,6 +548,7 @@ impl Simulated {
             Event::NeedsApproval(needs) => self.hub.rollout.needs_approval = *needs,
             Event::Approves => self.hub.approve(),
             Event::Checked(holds) => self.check(*holds),
+            Event::Healthy(number, is) => self.clusters[*number].unready = !is,
             Event::RuleWindows(has) => self.hub.rollout.windows = minutes("*/3", *has),
             Event::ClusterWindows(number, has) => {
                 let name = ClusterName::from(format!("c{number}").as_str());
@@ -570,6 +598,8 @@ impl Simulated {
             self.hub.seconds += 5;
             self.uptime += 5;
             for (number, cluster) in self.clusters.iter_mut().enumerate() {
+                // One never becomes healthy.
+                cluster.unready &= number == 5;
                 // Some never answer.
                 if let Some((_, how @ None)) = &mut cluster.sent {
                     *how = (number != 7).then_some(number % 3 != 0);
@@ -616,13 +646,19 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
         (1u64..5).prop_map(Portion::Count),
         (1u64..60).prop_map(Portion::Percent)
     ];
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let flags = any::<[bool; 5]>();
     (portion, 0u64..200, 0u64..4, flags).prop_map(
         |(
             max_concurrency,
             soak,
             max_failures,
-            (reverts, needs_approval, has_windows, is_checked),
+            [
+                reverts,
+                needs_approval,
+                has_windows,
+                is_checked,
+                waits_for_health,
+            ],
         )| Rollout {
             max_concurrency,
             order_by: Some("tier".to_owned()),
@@ -630,6 +666,7 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
             max_failures,
             paused: false,
             reverts,
+            waits_for_health,
             needs_approval,
             windows: minutes("*/3", has_windows),
             analysis: is_checked.then(|| Analysis {

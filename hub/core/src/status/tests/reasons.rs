@@ -55,6 +55,21 @@ fn copies(of: impl FnOnce(&mut Counts), failures: Vec<Failure>) -> World {
     reported(counts, failures)
 }
 
+/// Every copy is applied, and two have a health.
+fn with_health(healthy: u32, unhealthy: u32) -> World {
+    let counts = Counts {
+        copies: 3,
+        applied: 3,
+        with_health: 2,
+        healthy,
+        unhealthy,
+        ..Counts::default()
+    };
+    let why = "ProgressDeadlineExceeded: api-1 has timed out progressing.";
+    let failures = vec![failure(Reason::Unhealthy, why); usize::from(unhealthy > 0)];
+    reported(counts, failures)
+}
+
 /// Returns a rule whose condition Ready has this reason; `None` if no rule can have it.
 fn with_ready(reason: ConditionReason) -> Option<World> {
     use ConditionReason as R;
@@ -200,6 +215,11 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
             |counts| counts.drifted = 1,
             vec![failure(Reason::Drifted, "/data/k was changed")],
         ),
+        R::AwaitingHealth => World {
+            overdue: true,
+            ..with_health(0, 0)
+        },
+        R::Copy(Reason::Unhealthy) => with_health(0, 1),
         R::Copy(reason) => copies(|counts| counts.failed = 1, vec![failure(reason, "why")]),
         // Of other conditions of rules, and of clusters in their statuses.
         R::PartiallyGranted | R::RollingBack | R::Reverted => return None,
@@ -241,6 +261,57 @@ fn rule_of_each_ready_reason_is_recorded() {
     insta::assert_snapshot!(format!("{:#}\n", Value::Object(rules)));
 }
 
+#[test]
+fn health_decides_ready_and_not_applied() {
+    let holds = |world: &World| {
+        let word = |condition_type| world.condition(condition_type).0;
+        (word(ConditionType::Ready), word(ConditionType::Applied))
+    };
+    let pair = |ready: &str, applied: &str| (ready.to_owned(), applied.to_owned());
+    for (healthy, unhealthy, ready) in [
+        (2, 0, "True"),
+        (1, 0, "False"),
+        (0, 0, "False"),
+        (1, 1, "False"),
+    ] {
+        let mut world = with_health(healthy, unhealthy);
+        world.fold();
+        assert_eq!(holds(&world), pair(ready, "True"), "{healthy} {unhealthy}");
+        let summary = world.status.summary.unwrap();
+        assert_eq!(
+            (summary.copies_with_health, summary.copies_healthy),
+            (2, healthy.into())
+        );
+        let display = world.status.display.clone().unwrap();
+        assert_eq!(display.healthy, Some(format!("{healthy}/2")));
+        // The newest content is everywhere, whatever its health is.
+        assert!(world.status.revision.is_some());
+        assert_eq!(summary.clusters_ready, i64::from(ready == "True"));
+    }
+    // A copy that is not applied comes first, and an unhealthy one of another cluster before copies in progress.
+    let mut world = with_health(0, 0);
+    world.fold();
+    assert_eq!(world.ready().1, "AwaitingHealth");
+    let mut world = with_health(1, 1);
+    world.report(
+        ONE,
+        Counts {
+            copies: 3,
+            applied: 2,
+            failed: 1,
+            with_health: 2,
+            unhealthy: 1,
+            ..Counts::default()
+        },
+        vec![
+            failure(Reason::Forbidden, "no right"),
+            failure(Reason::Unhealthy, "down"),
+        ],
+    );
+    world.fold();
+    assert_eq!(world.ready().1, "Forbidden");
+}
+
 /// The notices of a rule that was ready, when it has another reason; the kind of `Ready` decides.
 #[test]
 fn each_lasting_ready_reason_is_an_event() {
@@ -250,6 +321,7 @@ fn each_lasting_ready_reason_is_an_event() {
     let quiet = [
         ConditionReason::AllApplied,
         ConditionReason::Progressing,
+        ConditionReason::AwaitingHealth,
         ConditionReason::ClustersUnreachable,
         ConditionReason::MemberAPIUnavailable,
     ];

@@ -74,6 +74,7 @@ pub(super) fn world(phase: Phase) -> World {
         max_failures: 0,
         paused: phase == Phase::Paused,
         reverts: false,
+        waits_for_health: true,
         needs_approval: phase == Phase::AwaitingApproval,
         windows: Windows::default(),
         analysis: None,
@@ -102,6 +103,7 @@ pub(super) fn world(phase: Phase) -> World {
         is_settled: false,
         wakes_at: None,
         back_to: None,
+        healthy: BTreeSet::new(),
     };
     world.rolling = Some(Under {
         rollout,
@@ -213,6 +215,9 @@ const ALL_APPLIED: Counts = Counts {
     to_update: 0,
     to_delete: 0,
     absent: 0,
+    with_health: 0,
+    healthy: 0,
+    unhealthy: 0,
 };
 
 fn progress(world: &mut World) -> &mut Progress {
@@ -422,6 +427,45 @@ fn admitted(world: &World, just_begun: bool) -> (Vec<&'static str>, Gate) {
             .collect(),
         gate,
     )
+}
+
+#[test]
+fn gate_decides_whether_unhealthy_copies_fail_a_wave() {
+    let healths = [
+        (2, 0, Phase::Soaking, Phase::Soaking),
+        (1, 0, Phase::Progressing, Phase::Soaking),
+        (1, 1, Phase::Stopped, Phase::Soaking),
+    ];
+    for (healthy, unhealthy, with_health, without) in healths {
+        for (waits_for_health, expected) in [(true, with_health), (false, without)] {
+            let mut world = world(Phase::Progressing);
+            world.rolling.as_mut().unwrap().rollout.waits_for_health = waits_for_health;
+            let counts = Counts {
+                with_health: 2,
+                healthy,
+                unhealthy,
+                ..ALL_APPLIED
+            };
+            let why = vec![failure(Reason::Unhealthy, "it has failed"); usize::from(unhealthy > 0)];
+            world.report("canary-1", counts, why);
+            let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
+            let mut view = world.view(&world.status);
+            view.take_step(turns, &world.report_store, world.now());
+            let rolling = view.rolling.as_ref().unwrap();
+            assert_eq!(
+                view.progress().unwrap().phase,
+                expected,
+                "{healthy} {unhealthy}"
+            );
+            let message = rolling
+                .failing
+                .as_ref()
+                .map(|(_, message)| message.as_str());
+            let is_named =
+                message.is_some_and(|message| message.ends_with("reports: it has failed"));
+            assert_eq!(is_named, expected == Phase::Stopped, "{message:?}");
+        }
+    }
 }
 
 #[test]

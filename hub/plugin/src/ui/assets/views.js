@@ -216,6 +216,7 @@ export function ruleView(model, key, now) {
         figure("Clusters ready", `${summary.clustersReady ?? 0}/${summary.clusters ?? 0}`),
         figure("Copies applied", `${summary.copiesApplied ?? 0}/${summary.copies ?? 0}`),
         figure("Copies failed", summary.copiesFailed ?? 0),
+        summary.copiesWithHealth > 0 && figure("Copies healthy", `${summary.copiesHealthy ?? 0}/${summary.copiesWithHealth}`),
         figure("Outdated clusters", counts.older()),
       ]),
     ),
@@ -307,6 +308,7 @@ export function deliveryView(model, rule, cluster, detail) {
         h("dl", { class: "facts", id: "delivery" }, [
           figure("Applied", `${status.applied}/${status.copies}`, "copies"),
           figure("Failed", status.failed),
+          status.withHealth > 0 && figure("Healthy", `${status.healthy}/${status.withHealth}`, "copies"),
           figure("Waiting", status.waiting),
           figure("Drifted", status.drifted),
           figure("Revision", status.newest ? "newest" : "older"),
@@ -333,14 +335,15 @@ function copiesTable({ copies, copiesError, warning, more, loading }) {
       h("th", { scope: "row" }, spec.target.name),
       h("td", {}, copyMark(status.state)),
       h("td", {}, status.reason ?? ""),
+      h("td", {}, status.health ?? ""),
       h("td", {}, status.source ?? ""),
       h("td", {}, time(Date.parse(status.appliedAt))),
-      h("td", { class: "message" }, status.message ?? ""),
+      h("td", { class: "message" }, status.message ?? status.healthMessage ?? ""),
     ),
   );
   return [
     warning && h("p", { class: "banner warn" }, warning),
-    rows.length > 0 && table(["Kind", "Namespace", "Copy", "State", "Reason", "Source", "Applied", "Message"], rows, "copies"),
+    rows.length > 0 && table(["Kind", "Namespace", "Copy", "State", "Reason", "Health", "Source", "Applied", "Message"], rows, "copies"),
     rows.length === 0 && quiet(loading || !copies ? "Asking the agent …" : "The agent reports no copies."),
     more && h("button", { type: "button", "data-action": "more" }, loading ? "Loading …" : "More copies"),
   ];
