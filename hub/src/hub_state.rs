@@ -336,13 +336,17 @@ impl HubState {
         is_released
     }
 
-    /// Sets the kinds that the API server serves.
+    /// Sets the kinds that the API server serves. Bundles with manifests of unknown kinds are read again.
     pub fn set_kinds(&self, kinds: Kinds) {
-        self.kinds.send_if_modified(|known| {
+        let is_changed = self.kinds.send_if_modified(|known| {
             let changed = *known != kinds;
             *known = kinds;
             changed
         });
+        if is_changed {
+            let bundles = self.index.read().sources().with_unknown_kinds();
+            self.queues.to_read.add(bundles);
+        }
     }
 
     /// Returns a kind in the version in which the hub reads it; `None` if it is not served.

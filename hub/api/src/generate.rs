@@ -6,8 +6,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube_core::CustomResourceExt;
 
 use super::{
-    ClusterDistributionRule, DistributionGrant, DistributionRule, FLEET, Fleet, MemberCluster,
-    limits,
+    ClusterDistributionRule, DistributionGrant, DistributionRule, FLEET, Fleet, ManifestBundle,
+    MemberCluster, limits,
 };
 
 /// What precedes the default of a field in its description.
@@ -21,6 +21,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         DistributionGrant::crd(),
         MemberCluster::crd(),
         Fleet::crd(),
+        ManifestBundle::crd(),
     ];
     for crd in &mut crds {
         let is_member = crd.spec.names.kind == "MemberCluster";
@@ -30,6 +31,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
                 "MemberCluster" => member_columns(),
                 "DistributionGrant" => grant_columns(),
                 "Fleet" => fleet_columns(),
+                "ManifestBundle" => bundle_columns(),
                 _ => rule_columns(),
             });
             let Some(root) = version
@@ -249,6 +251,24 @@ fn grant_columns() -> Vec<CustomResourceColumnDefinition> {
             "date",
             ".metadata.creationTimestamp",
             "How long the grant has existed.",
+        ),
+    ]
+}
+
+/// Columns of `kubectl get` for a bundle.
+fn bundle_columns() -> Vec<CustomResourceColumnDefinition> {
+    vec![
+        column(
+            "Kinds",
+            "string",
+            ".spec.manifests[*].kind",
+            "The kinds of the manifests.",
+        ),
+        column(
+            "Age",
+            "date",
+            ".metadata.creationTimestamp",
+            "How long the bundle has existed.",
         ),
     ]
 }
@@ -494,7 +514,7 @@ mod tests {
             yaml()
                 .matches("---\napiVersion: apiextensions.k8s.io/v1\n")
                 .count(),
-            5
+            6
         );
     }
 
@@ -532,6 +552,10 @@ mod tests {
         each_node(|path, schema| match schema["type"].as_str() {
             // The API server bounds the whole rule, and the hub what the values are used for.
             None if is_any(schema) => assert!(path.ends_with(".jsonPatch[].value"), "{path}"),
+            // The API server bounds the whole bundle.
+            Some("object") if schema["x-kubernetes-embedded-resource"] == true => {
+                assert!(path.ends_with(".manifests[]"), "{path}");
+            }
             Some("object") if is_any(schema) => {
                 assert!(schema["maxProperties"].is_number(), "{path}");
             }

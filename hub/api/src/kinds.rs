@@ -1,6 +1,9 @@
 //! The kinds whose objects belong to one cluster: they are never distributed.
 use super::GROUP;
 
+/// The kind of bundles.
+pub const BUNDLE_KIND: &str = "manifestbundles.runnel.dev";
+
 /// Kinds whose objects describe one cluster, or are credentials of one.
 pub(super) const LOCAL_KINDS: &[&str] = &[
     "certificatesigningrequests.certificates.k8s.io",
@@ -33,8 +36,11 @@ pub(super) const LOCAL_GROUPS: &[&str] = &[
 ];
 
 /// Whether objects of a kind, by its `plural[.group]`, belong to one cluster: none of them is ever distributed. The kinds
-/// of Runnel are among them.
+/// of Runnel are among them, but bundles are not: their manifests are distributed.
 pub fn is_local_kind(resource: &str) -> bool {
+    if resource == BUNDLE_KIND {
+        return false;
+    }
     let group = resource.split_once('.').map_or("", |(_, group)| group);
     let is_own = group == GROUP
         || group
@@ -61,6 +67,7 @@ mod tests {
         }
         for portable in [
             "configmaps",
+            "manifestbundles.runnel.dev",
             "services",
             "events.example.org",
             "widgets.notrunnel.dev",

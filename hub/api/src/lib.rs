@@ -14,6 +14,7 @@
 )]
 
 mod analysis;
+mod bundle;
 mod check;
 pub mod conditions;
 mod fleet;
@@ -33,6 +34,7 @@ mod view_request;
 mod window;
 
 pub use analysis::{Analysis, AnalysisStatus, HttpCheck, PrometheusCheck};
+pub use bundle::{BundleKind, BundleKindScope, ManifestBundle, ManifestBundleSpec};
 pub use check::{SpecError, check_spec};
 pub use fleet::{
     Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit,
@@ -42,7 +44,7 @@ pub use generate::{DEFAULT, chart_files, crds, files, yaml};
 pub use grant::{
     DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };
-pub use kinds::is_local_kind;
+pub use kinds::{BUNDLE_KIND, is_local_kind};
 pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus,
     PendingRemoval, RetiredKey, UsedToken,
@@ -121,6 +123,8 @@ pub mod limits {
     pub const MARKS_ADDED: usize = 32;
     /// Entries in a rule's `overrides`.
     pub const OVERRIDES: usize = 16;
+    /// Manifests in one bundle.
+    pub const MANIFESTS: usize = 100;
     /// Windows of a rollout, or of a cluster.
     pub const WINDOWS: usize = 8;
     /// Clusters that a rule's status lists, the worst first.

@@ -4,7 +4,7 @@ use runnel_proto::model::POINTER_LIMIT;
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
-use super::kinds::{LOCAL_GROUPS, LOCAL_KINDS};
+use super::kinds::{BUNDLE_KIND, LOCAL_GROUPS, LOCAL_KINDS};
 use super::{GROUP, limits};
 
 /// A DNS-1123 subdomain in which `*` counts as a letter. A glob that this refuses could not match any valid name.
@@ -165,7 +165,9 @@ fn is_portable() -> String {
     // Without a dot the index is -1, and the group is the plural, which is in no list of groups.
     let group = "self.substring(self.indexOf('.') + 1)";
     let (groups, kinds) = (list(LOCAL_GROUPS), list(LOCAL_KINDS));
-    format!("!self.endsWith('.{GROUP}') && !({group} in [{groups}]) && !(self in [{kinds}])")
+    format!(
+        "self == '{BUNDLE_KIND}' || (!self.endsWith('.{GROUP}') && !({group} in [{groups}]) && !(self in [{kinds}]))"
+    )
 }
 
 /// Refuses fields that no rule names, and items of lists by their index. Each key of `maps` is allowed.
@@ -363,8 +365,8 @@ pub(super) fn name_template(schema: &mut Schema) {
     schema.insert("maxLength".into(), json!(512));
     schema.insert("minLength".into(), json!(1));
     rule(
-        r"self.matches('^([^$]|[$][{](source[.]name|source[.]namespace|cluster[.]name|cluster[.]labels[.][^}]+)[}])*$')",
-        "transform.name: of variables there are ${source.name}, ${source.namespace}, ${cluster.name} and \
+        r"self.matches('^([^$]|[$][{](source[.]name|source[.]namespace|bundle[.]name|cluster[.]name|cluster[.]labels[.][^}]+)[}])*$')",
+        "transform.name: of variables there are ${source.name}, ${source.namespace}, ${bundle.name}, ${cluster.name} and \
          ${cluster.labels.KEY:-default}; write one of these",
     )(schema);
 }
@@ -456,6 +458,21 @@ pub(super) fn any_object(schema: &mut Schema) {
     schema.remove("additionalProperties");
     schema.insert("maxProperties".into(), json!(limits::KEYS_NAMED));
     schema.insert("x-kubernetes-preserve-unknown-fields".into(), json!(true));
+}
+
+/// A list of whole objects, each with apiVersion, kind and metadata.
+pub(super) fn manifests(schema: &mut Schema) {
+    schema.insert("x-kubernetes-list-type".into(), json!("atomic"));
+    schema.insert("minItems".into(), json!(1));
+    schema.insert("maxItems".into(), json!(limits::MANIFESTS));
+    schema.insert(
+        "items".into(),
+        json!({
+            "type": "object",
+            "x-kubernetes-embedded-resource": true,
+            "x-kubernetes-preserve-unknown-fields": true,
+        }),
+    );
 }
 
 /// A number, or a part in percent.

@@ -98,8 +98,8 @@ pub struct Marks {
     pub allow: Vec<String>,
 }
 
-/// Fills `${cluster.name}`, `${cluster.labels.KEY:-default}`, `${source.namespace}` and `${source.name}` in texts of
-/// copies. `$${` means `${`. An unknown variable, and a label that the cluster lacks and that has no default, is an error
+/// Fills `${cluster.name}`, `${cluster.labels.KEY:-default}`, `${source.namespace}`, `${source.name}` and `${bundle.name}` in
+/// texts of copies. `$${` means `${`. An unknown variable, and a label that the cluster lacks and that has no default, is an error
 /// in the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]

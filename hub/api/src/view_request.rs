@@ -257,6 +257,9 @@ pub struct ExplainedRule {
     pub name: String,
     /// The source, as resource/namespace/name.
     pub source: String,
+    /// The bundle with the manifest that the source is; empty for other sources.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub bundle: String,
     /// Applied, UnderWay, Failed, Waiting, Drifted, Removing or PruneRequested, as the agent reports. Otherwise why the
     /// hub does not send the copy: ClusterNotChosen, ClusterNotGranted, NamespaceNotChosen, NotGranted, Suspended, DryRun,
     /// Cordoned, RollingOut, RenderError, Refused, Unread, Deleted, or NotReported if only the agent has its state. Reverted:

@@ -179,6 +179,9 @@ pub enum Command {
     /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, block or refuse.
     #[command(arg = rule_namespace())]
     Plan(Plan),
+    /// Put manifests into one ManifestBundle, and print it for kubectl apply. Reads no cluster.
+    #[command(arg = namespace("Namespace of the bundle; else kubectl decides"))]
+    Bundle(BundleArgs),
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
     #[command(arg = namespace("Namespace of the sources; else all namespaces"), arg = member_context())]
     Import(ImportArgs),
@@ -547,6 +550,32 @@ pub struct Plan {
     /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<Output>,
+}
+
+/// Make a bundle.
+#[derive(Debug, Args)]
+pub struct BundleArgs {
+    /// A file or directory with manifests, YAML or JSON; - is standard input. May be given several times.
+    #[arg(short = 'f', long = "filename", value_name = "FILE", required = true)]
+    pub files: Vec<String>,
+    /// Search subdirectories too.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
+    /// The name of the bundle; by default that of the only file or directory.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Output format.
+    #[arg(short = 'o', long, value_enum, default_value_t = BundleOutput::Yaml)]
+    pub output: BundleOutput,
+}
+
+/// The format of a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BundleOutput {
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
 }
 
 /// Convert the configuration of other copiers into rules: kubernetes-replicator,

@@ -218,6 +218,9 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplanationStatus, c
         _ => Tone::Warning,
     };
     let _ = writeln!(out, "  {name} ({}), {}", rule.kind, rule.source);
+    if !rule.bundle.is_empty() {
+        let _ = writeln!(out, "    a manifest of {}", rule.bundle);
+    }
     let state = if known == Some(ExplainedState::NotReported) && !answer.answered {
         "Unknown"
     } else {
@@ -249,6 +252,7 @@ mod tests {
             namespace: "team".into(),
             name: name.into(),
             source: "secrets/team/login".into(),
+            bundle: String::new(),
             state: state.into(),
             message: message.into(),
             revision: "0123456789abcdef0123456789abcdef".into(),
@@ -292,6 +296,19 @@ mod tests {
         ] {
             assert!(question(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn manifest_is_explained_with_its_bundle() {
+        let mut manifest = rule("all", "Applied", "");
+        let plain = shown(&answer(vec![manifest.clone()], None));
+        assert!(!plain.contains("a manifest of"), "{plain}");
+        manifest.bundle = "manifestbundles.runnel.dev/team/web".into();
+        let shown = shown(&answer(vec![manifest], None));
+        assert!(
+            shown.contains("    a manifest of manifestbundles.runnel.dev/team/web\n"),
+            "{shown}"
+        );
     }
 
     #[test]

@@ -4,6 +4,7 @@
 mod access;
 mod approve;
 pub mod args;
+mod bundle;
 mod checks;
 mod clusters_output;
 mod complete;
@@ -145,6 +146,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::History(options) => history::run(&session, &options).await,
         Command::Plan(options) => plan::run(&session, &options).await,
         Command::Wait(options) => wait::run(&session, &options).await,
+        Command::Bundle(options) => bundle::run(&session, &options),
         Command::Import(options) => import::run(&session, &options).await,
         Command::Ui(options) => ui::run(&session, &options).await,
         Command::Version(options) => version::run(&session, &options).await,

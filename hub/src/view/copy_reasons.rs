@@ -25,6 +25,8 @@ pub struct RuleExplanation {
     pub rule: RuleName,
     /// The source.
     pub source: SourceRef,
+    /// The bundle with the manifest that the source is.
+    pub bundle: Option<SourceRef>,
     /// The state that the agent reports, or the reason why no copy is sent.
     pub state: ExplainedState,
     /// A sentence for users.
@@ -101,6 +103,7 @@ fn of_rule(
             uid: uid.clone(),
             rule: entry.rule.terms.rule.clone(),
             source: source.plain(),
+            bundle: entry.plan.bundle_of(&source).cloned(),
             state,
             message,
             revision: content.map(|content| content.revision),
@@ -156,6 +159,7 @@ fn shaped_fields(
     };
     let shaped = entry.rule.shape.shaped_fields(TemplateContext {
         source: &source.plain(),
+        bundle: entry.plan.bundle_of(source),
         cluster,
         labels: &known.labels,
     });

@@ -218,6 +218,9 @@ fn rule(explanation: RuleExplanation) -> ExplainedRule {
         namespace: explanation.rule.namespace,
         name: explanation.rule.name,
         source: explanation.source.to_string(),
+        bundle: explanation
+            .bundle
+            .map_or_else(String::new, |bundle| bundle.to_string()),
         state: explanation.state.to_string(),
         message: explanation.message,
         revision: explanation.revision.as_ref().map(hex).unwrap_or_default(),

@@ -335,7 +335,7 @@ impl ViewServer {
         let mut bytes = 0usize;
         let fits = move |(body, _): &(SourceState, SourceRef)| {
             if let SourceState::Read(content) | SourceState::Stale(content) = body {
-                bytes = bytes.saturating_add(content.payload.bytes().len());
+                bytes = bytes.saturating_add(content.size_bytes());
             }
             std::future::ready(bytes <= READ_BYTES)
         };

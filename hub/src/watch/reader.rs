@@ -8,6 +8,7 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use kube::api::{DynamicObject, Request};
 use kube::{Api, Client, Resource, ResourceExt};
+use runnel_api::BUNDLE_KIND;
 use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
 use runnel_transport::pages::{PageSize, parse_page};
 use runnel_transport::readable::Readable;
@@ -21,8 +22,9 @@ use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{Index, version_number};
 use runnel_hub_core::plan::{
     SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_controlled_source,
-    is_never_a_source,
+    is_never_a_source, read_bundle,
 };
+use serde_json::Value;
 
 /// Reads at a time.
 const READS: usize = 8;
@@ -268,6 +270,12 @@ fn observe(hub_state: &HubState, kind: &Kind, source: &SourceRef, object: Dynami
     }
     let version = version_number(object.metadata.resource_version.as_deref());
     let body = body_of(hub_state, kind, &object);
+    if let SourceState::Read(content) = &body
+        && content.has_unknown_kind()
+    {
+        // The kind may be new on the hub.
+        hub_state.kind_missing.notify_one();
+    }
     let is_edited = hub_state.edits.lock().contains_key(source);
     let read = |index: &mut Index| {
         let effect = index.read(source, version, labels, body);
@@ -290,6 +298,19 @@ pub fn body_of(hub_state: &HubState, kind: &Kind, object: &DynamicObject) -> Sou
     };
     match content_of(kind, &object) {
         Err(refused) => SourceState::Refused(refused),
+        Ok(_) if *kind.resource == *BUNDLE_KIND => {
+            let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+            let of = |pointer: &str| text(pointer).unwrap_or_default();
+            let source =
+                SourceRef::new(BUNDLE_KIND, of("/metadata/namespace"), of("/metadata/name"));
+            let kinds = hub_state.kinds.borrow().clone();
+            let key = &hub_state.settings.revision_key;
+            let Some(mut bundle) = read_bundle(&source, &object, &kinds, key) else {
+                return SourceState::Unreadable;
+            };
+            bundle.controlled = is_controlled_source(kind, &object);
+            SourceState::Read(Arc::new(bundle))
+        }
         Ok(content) => {
             let canonical = content.to_bytes();
             if canonical.len() > PAYLOAD_LIMIT {

@@ -172,6 +172,9 @@ fn reference_of_grants_and_members_equals_the_crds() -> Result<()> {
         "members.md",
         &(text + "\n## Status\n\n" + &part(&rows, "status")),
     )?;
+    let about = "`ManifestBundle`, short name `mbundle`, namespaced. See [Bundles](../bundles.md).";
+    let bundle = heading("Bundles", about) + "\n" + &part(&crd("manifestbundles")?, "spec");
+    check("bundles.md", &bundle)?;
     let rows = crd("fleets")?;
     let about = "`Fleet`, cluster-scoped, for administrators; there is one, named `default`. See [Removal guard](../removal-guard.md).";
     let text = heading("Fleet", about) + "\n## Spec\n\n" + &part(&rows, "spec");

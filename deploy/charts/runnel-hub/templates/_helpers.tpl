@@ -64,7 +64,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* The right to read the kinds of `sources.kinds`, by API group. */}}
 {{- define "runnel-hub.sourceRules" -}}
 {{- $groups := dict -}}
-{{- range uniq .Values.sources.kinds -}}
+{{- range uniq (append .Values.sources.kinds "manifestbundles.runnel.dev") -}}
 {{- $kind := splitn "." 2 . -}}
 {{- $group := default "" $kind._1 -}}
 {{- $_ := set $groups $group (append (default list (get $groups $group)) $kind._0) -}}

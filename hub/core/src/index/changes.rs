@@ -1,11 +1,12 @@
 //! Reports to the removal guard which items a rule no longer selects, and which it selects again.
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
 
 use super::RuleEntry;
 use crate::guard::{Cause, CauseKind, Item};
-use crate::plan::{NamedTerms, RulePlan, TargetClusters};
+use crate::plan::{NamedTerms, RulePlan, TargetClusters, is_bundle};
 
 impl RuleEntry {
     /// Whether the rule selects the item.
@@ -40,6 +41,28 @@ impl RuleEntry {
         let mut guard = std::mem::take(&mut self.guard);
         guard.keep_selected(|item| self.selects(item));
         self.guard = guard;
+    }
+
+    /// Reports the intents of an object that the rule does not select any more. A manifest that leaves a selected bundle is
+    /// deleted on purpose. While a bundle is not known, nothing has left it.
+    pub(super) fn record_left(
+        &mut self,
+        intents: Vec<SourceRef>,
+        object: &SourceRef,
+        cause: &Cause,
+    ) {
+        for intent in intents {
+            let is_manifest = intent != *object;
+            if self.plan.selects(&intent) || (is_manifest && self.plan.is_unknown(&intent)) {
+                continue;
+            }
+            let cause = if is_manifest && self.plan.selects(object) {
+                CauseKind::Deleted.of("")
+            } else {
+                cause.clone()
+            };
+            self.guard.remove(Item::Source(intent), cause);
+        }
     }
 
     /// The item to remove if a cluster has an intent that it should not have; `None` if it should
@@ -102,14 +125,17 @@ pub(super) fn record_changes(
     let name: Arc<str> = entry.rule.terms.rule.to_string().into();
     let edited = CauseKind::RuleEdited.of(name.clone());
     let named = CauseKind::NameRemoved.of(name);
-    for source in former
-        .plan
-        .all_selected()
-        .filter(|source| !entry.plan.selects(source))
-    {
-        let cause = if entry.plan.refused.contains_key(source) {
+    let (before, now) = (&former.plan, entry.plan.clone());
+    for source in before.all_selected().filter(|source| !now.selects(source)) {
+        let bundle = before.bundle_of(source);
+        // A bundle has no copies itself.
+        if is_bundle(source) || (bundle.is_some() && now.is_unknown(source)) {
+            continue;
+        }
+        let object = bundle.unwrap_or(source);
+        let cause = if entry.plan.refused.contains_key(object) {
             CauseKind::Deleted.of("")
-        } else if entry.rule.has_dropped_source(&former.rule, source) {
+        } else if entry.rule.has_dropped_source(&former.rule, object) {
             named.clone()
         } else {
             edited.clone()
@@ -174,7 +200,10 @@ fn record_kinds(
     cause: &Cause,
 ) {
     let lost = |kind: &&str| before.grants_kind(kind) && !now.grants_kind(kind);
-    let kinds: Vec<Arc<str>> = entry.rule.resources().filter(lost).map(Arc::from).collect();
+    // The manifests of bundles have kinds that the rule does not name.
+    let sent = entry.plan.digests.keys().map(|kind| &**kind);
+    let kinds: BTreeSet<&str> = entry.rule.resources().chain(sent).filter(lost).collect();
+    let kinds: Vec<Arc<str>> = kinds.into_iter().map(Arc::from).collect();
     for kind in kinds {
         entry
             .guard

@@ -1,4 +1,5 @@
 //! Mishaps that the removal guard blocks, and removals that it lets pass.
+mod bundles;
 mod causes;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -119,8 +119,8 @@ impl Planner {
             }
             return;
         }
-        let wanted = entry.plan.selects(source);
-        Arc::make_mut(&mut entry.plan).set(source, selected);
+        let wanted = entry.plan.selected_intents(source);
+        let touched = Arc::make_mut(&mut entry.plan).set(source, selected);
         if entry.cluster_plans.exceeds() && self.rendering.defers_rendering() {
             // Nothing of it is sent or removed until it is rendered again completely.
             entry.unrendered.mark_all();
@@ -129,14 +129,12 @@ impl Planner {
             entry.cluster_plans.update(
                 &entry.rule,
                 &entry.plan,
-                source,
+                &touched,
                 &self.rendering.revision_hasher,
             );
         }
         entry.keep_selected();
-        if wanted && !entry.plan.selects(source) {
-            entry.guard.remove(Item::Source(source.clone()), cause);
-        }
+        entry.record_left(wanted, source, &cause);
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());
         }
@@ -509,14 +507,9 @@ impl RuleEntry {
     }
 }
 
-/// Returns every source whose content the rule needs.
+/// Returns every object whose content the rule needs.
 fn all_sources(plan: &RulePlan) -> impl Iterator<Item = &SourceRef> {
-    plan.intents
-        .keys()
-        .chain(&plan.unread)
-        .chain(&plan.unreadable)
-        .chain(plan.refused.keys())
-        .chain(plan.secret_refs.keys())
+    plan.objects().chain(plan.secret_refs.keys())
 }
 
 impl Index {

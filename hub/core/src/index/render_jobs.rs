@@ -14,7 +14,8 @@ use super::sources::Sources;
 use super::targets::Targets;
 use super::watch_scopes::WatchScopes;
 use super::{Effect, Index, RuleEntry};
-use crate::plan::{NamedTerms, Rule, RulePlan};
+use crate::guard::CauseKind;
+use crate::plan::{NamedTerms, Rule, RulePlan, is_bundle};
 pub use job::{RenderJob, RenderResult};
 use job::{RenderedPart, Work};
 
@@ -176,16 +177,16 @@ impl Planner {
         );
         let mut unrendered = RenderBacklog::default();
         for source in now.changed_since(&plan) {
-            let body = now.body(&source);
+            let body = now.object_state(&source);
             if has_content(body.as_ref()) {
                 unrendered.sources.insert(source);
             } else {
                 let plan = Arc::make_mut(&mut plan);
-                plan.set(&source, body.as_ref());
+                let touched = plan.set(&source, body.as_ref());
                 if cluster_plans.exceeds() {
                     unrendered.rerender = true;
                 } else {
-                    cluster_plans.update(&rule, plan, &source, hasher);
+                    cluster_plans.update(&rule, plan, &touched, hasher);
                 }
             }
         }
@@ -253,15 +254,20 @@ impl Planner {
         );
         for source in &since {
             let known = Arc::make_mut(&mut plan);
-            let body = entry.plan.body(source);
-            known.set(source, body.as_ref());
+            let body = entry.plan.object_state(source);
+            let touched = known.set(source, body.as_ref());
             if has_content(body.as_ref()) {
                 // The source lost its content at once, and has it again.
                 entry.unrendered.sources.insert(source.clone());
             } else if cluster_plans.exceeds() {
                 entry.unrendered.rerender = true;
             } else {
-                cluster_plans.update(&entry.rule, known, source, &self.rendering.revision_hasher);
+                cluster_plans.update(
+                    &entry.rule,
+                    known,
+                    &touched,
+                    &self.rendering.revision_hasher,
+                );
             }
             if entry.rule.reads_secret(source) {
                 let body = entry.plan.secret_refs.get(source);
@@ -285,6 +291,10 @@ impl Planner {
         let former = std::mem::replace(&mut entry.cluster_plans, cluster_plans);
         let former_plan = std::mem::replace(&mut entry.plan, plan);
         for source in sources.iter().chain(&since) {
+            if is_bundle(source) {
+                let wanted = former_plan.selected_intents(source);
+                entry.record_left(wanted, source, &CauseKind::Deleted.of(""));
+            }
             if entry.plan.names(source) || entry.unrendered.sources.contains(source) {
                 self.selection.select(source, &uid);
             } else {

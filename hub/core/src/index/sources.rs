@@ -10,7 +10,8 @@ use runnel_proto::model::SourceRef;
 use super::planner::Planner;
 use super::watch_scopes::WatchScopes;
 use super::{Effect, Index};
-use crate::plan::{Rule, RulePlan, Source, SourceState, WatchScope, plan};
+use crate::plan::{Rule, RulePlan, Source, SourceState, WatchScope, is_bundle, plan};
+use runnel_api::BUNDLE_KIND;
 
 /// The last version of an existing object that a watch delivered.
 struct ObservedVersion {
@@ -146,6 +147,23 @@ impl Sources {
         plan(rule, self.candidates(rule), scopes.watched(), |scope| {
             scopes.is_known(scope)
         })
+    }
+
+    /// Returns the bundles with manifests of kinds that were not known when they were read.
+    pub fn with_unknown_kinds(&self) -> BTreeSet<SourceRef> {
+        let from = SourceRef::new(BUNDLE_KIND, "", "");
+        let bundles = self
+            .sources
+            .range(from..)
+            .take_while(|(source, _)| is_bundle(source));
+        let is_incomplete = |(_, known): &(&SourceRef, &Source)| match &known.body {
+            SourceState::Read(content) | SourceState::Stale(content) => content.has_unknown_kind(),
+            _ => false,
+        };
+        bundles
+            .filter(is_incomplete)
+            .map(|(source, _)| source.clone())
+            .collect()
     }
 
     /// The number of the sources of a kind in a namespace, selected or not.

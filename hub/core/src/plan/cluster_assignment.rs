@@ -9,7 +9,7 @@ use runnel_proto::model::{
     ClusterName, Proof, ProofKey, PruneDigest, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
-use super::{RulePlan, SourceContent};
+use super::{RulePlan, SourceContent, is_bundle};
 use crate::guard::GuardDecision;
 
 /// Terms and their digest. Clusters with equal terms share them.
@@ -133,7 +133,8 @@ impl ClusterAssignment {
 
     /// Whether content is still being read for the first time, so that there will be more intents.
     pub fn is_growing(&self) -> bool {
-        self.plan.unread.iter().any(|source| self.sends(source))
+        let mut unread = self.plan.unread.iter();
+        unread.any(|source| is_bundle(source) || self.sends(source))
     }
 
     /// Whether a source must not be removed: its state is unknown, or the guard blocks its removal.

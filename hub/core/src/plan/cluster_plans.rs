@@ -103,7 +103,7 @@ impl ClusterPlans {
         } else {
             cluster_plans.variation = Variation::Uniform(nothing.into());
         }
-        for source in selection.selected() {
+        for source in selection.all_rendered() {
             if !cluster_plans.set(rule, selection, source, revision_hasher) {
                 return cluster_plans;
             }
@@ -146,12 +146,12 @@ impl ClusterPlans {
         !matches!(self.variation, Variation::Unchanged)
     }
 
-    /// A source has become something else to the rule.
+    /// Sources have become something else to the rule: those that [`RulePlan::set`] returned.
     pub fn update(
         &mut self,
         rule: &Rule,
         selection: &RulePlan,
-        source: &SourceRef,
+        sources: &BTreeSet<SourceRef>,
         revision_hasher: &RevisionHasher,
     ) {
         if self.exceeds {
@@ -160,9 +160,12 @@ impl ClusterPlans {
         if !self.is_rendered() {
             return;
         }
-        if self.set(rule, selection, source, revision_hasher) {
-            self.share_equal_plans();
+        for source in sources {
+            if !self.set(rule, selection, source, revision_hasher) {
+                return;
+            }
         }
+        self.share_equal_plans();
     }
 
     /// Updates a referenced Secret, and the Secrets that use its values.
@@ -339,7 +342,7 @@ impl ClusterPlans {
             });
         }
         let mut rendered_plan = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
-        for source in selection.selected() {
+        for source in selection.all_rendered() {
             let body = selection.body(source);
             let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
             rendered_plan.set(

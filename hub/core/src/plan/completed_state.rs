@@ -573,12 +573,12 @@ mod tests {
             .is_ok()
         };
         assert!(of(&|_| ()));
-        assert!(!of(
-            &|plan| plan.set(&source("three"), Some(&SourceState::Unread))
-        ));
-        assert!(!of(
-            &|plan| plan.set(&source("one"), Some(&SourceState::Unreadable))
-        ));
+        assert!(!of(&|plan| drop(
+            plan.set(&source("three"), Some(&SourceState::Unread))
+        )));
+        assert!(!of(&|plan| drop(
+            plan.set(&source("one"), Some(&SourceState::Unreadable))
+        )));
         assert!(!of(&|plan| plan.unknown =
             BTreeSet::from([crate::plan::WatchScope::everywhere(
                 "secrets"

@@ -348,8 +348,10 @@ impl<'a> TermsResolver<'a> {
 /// Applies the grants to a rule.
 fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> EffectiveTerms {
     let sent: Vec<_> = rule.resources().collect();
+    // The manifests of a bundle may have any kind, and each needs a grant for its own.
+    let any = rule.selects_bundles();
     let mut counting: Vec<_> = grants
-        .filter(|grant| sent.iter().any(|resource| grant.is_of_kind(resource)))
+        .filter(|grant| any || sent.iter().any(|resource| grant.is_of_kind(resource)))
         .collect();
     counting.sort();
     counting.dedup();
@@ -358,9 +360,10 @@ fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> 
         return EffectiveTerms::NotGranted;
     }
     let whole = || counting.iter().filter(|grant| grant.is_unlimited());
-    if sent
-        .iter()
-        .all(|resource| whole().any(|grant| grant.is_of_kind(resource)))
+    if !any
+        && sent
+            .iter()
+            .all(|resource| whole().any(|grant| grant.is_of_kind(resource)))
     {
         return EffectiveTerms::Terms(rule.terms.clone());
     }

@@ -12,6 +12,7 @@
 //! What cannot be computed is neither sent nor removed: see [`RulePlan::is_unknown`].
 //!
 //! # Files
+//! - `bundle`: the manifests of one bundle.
 //! - `cluster_assignment`: what one cluster should have of one rule.
 //! - `cluster_choice`: the choice of clusters by a rule, a grant or an override.
 //! - `cluster_plans`: the rendered selection of a rule, per cluster or once for all.
@@ -19,6 +20,7 @@
 //! - `content`: which part of an object is distributed.
 //! - `cow_sorted_map`: a sorted map with cheap clones.
 //! - `grants`: what is granted to a rule in each cluster.
+//! - `manifests`: the manifests of all bundles that a rule selects.
 //! - `portable`: which fields another cluster can have.
 //! - `render`: renders the contents of copies.
 //! - `rendered_plan`: the rendered sources of a rule, by the names of the copies.
@@ -26,6 +28,7 @@
 //! - `secret_refs`: Secrets from which a rule takes single values.
 //! - `shape`: transform, substitute and overrides.
 //! - `watch_scope`: the scopes of the watches.
+mod bundle;
 mod cluster_assignment;
 mod cluster_choice;
 mod cluster_plans;
@@ -33,6 +36,7 @@ mod completed_state;
 mod content;
 mod cow_sorted_map;
 mod grants;
+mod manifests;
 mod portable;
 mod render;
 mod rendered_plan;
@@ -45,6 +49,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 
+use bundle::Bundle;
+pub use bundle::{is_bundle, read_bundle};
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_choice::ClusterChoice;
 pub use cluster_plans::{ClusterPlans, Labels};
@@ -57,6 +63,7 @@ pub use cow_sorted_map::CowSortedMap;
 pub use grants::{
     EffectiveTerms, GrantChange, Grants, RuleGrant, RuleGrants, TargetClusters, TermsResolver,
 };
+use manifests::Manifests;
 use parking_lot::Mutex;
 pub use render::{RENDER_BUDGET, RevisionHasher};
 pub use rendered_plan::{RenderError, RenderErrorKind};
@@ -83,6 +90,8 @@ pub struct SourceContent {
     pub digest: Option<ContentDigest>,
     /// Whether a controller made the object from another one.
     pub controlled: bool,
+    /// The manifests, if the source is a bundle. A bundle itself is never sent.
+    pub(crate) bundle: Option<Box<Bundle>>,
     /// The digests without ignored fields, by rules.
     pub(crate) without: IgnoredFieldDigests,
 }
@@ -99,6 +108,7 @@ impl SourceContent {
             payload,
             denied: None,
             controlled: false,
+            bundle: None,
             digest,
             without: IgnoredFieldDigests::default(),
         }
@@ -112,6 +122,7 @@ impl SourceContent {
             payload: Payload::encode(canonical),
             denied: None,
             controlled: false,
+            bundle: None,
             digest,
             without: IgnoredFieldDigests::default(),
         }
@@ -192,6 +203,8 @@ pub struct RulePlan {
     pub render_errors: BTreeMap<SourceRef, RenderError>,
     /// Known Secrets whose values are used in copies of other sources.
     pub secret_refs: BTreeMap<SourceRef, SourceState>,
+    /// The manifests of the selected bundles.
+    manifests: Manifests,
     /// The scopes of the rule's sources that are not listed now.
     pub unknown: BTreeSet<WatchScope>,
     /// The scope of the hub's watches.
@@ -205,8 +218,10 @@ impl RulePlan {
     /// A plan without any source.
     pub fn empty(rule: &Rule) -> Self {
         let shown = Expected::with_ignored(&rule.terms.ignore_fields);
+        let manifests = Manifests::of(rule);
         Self {
             shown,
+            manifests,
             ..Self::of(&rule.uid, &Scope::default())
         }
     }
@@ -223,6 +238,7 @@ impl RulePlan {
             refused: BTreeMap::new(),
             render_errors: BTreeMap::new(),
             secret_refs: BTreeMap::new(),
+            manifests: Manifests::default(),
             unknown: BTreeSet::new(),
             scope: scope.clone(),
             edits: Edits::default(),
@@ -237,6 +253,7 @@ impl RulePlan {
             || self.unreadable.contains(source)
             || self.render_errors.contains_key(source)
             || self.is_unseen(source)
+            || self.has_unknown_bundle(&source.namespace)
     }
 
     /// Whether it is unknown if this object exists.
@@ -257,6 +274,7 @@ impl RulePlan {
     /// Whether the source is selected, with known or unknown content.
     pub fn selects(&self, source: &SourceRef) -> bool {
         self.intents.contains_key(source)
+            || self.manifests.has(source)
             || self.unread.contains(source)
             || self.unreadable.contains(source)
     }
@@ -267,19 +285,26 @@ impl RulePlan {
             .unreadable
             .iter()
             .filter(|source| !self.intents.contains_key(*source));
-        self.intents.len() + self.unread.len() + never_read.count()
+        let sent = self.intents.len() + self.manifests.refused();
+        sent + self.unread.len() + never_read.count()
     }
 
-    /// Sets the state of a source in the rule (`None`: not selected). The cost hardly depends on
-    /// the number of sources, also while sessions share the plan as it was.
-    pub fn set(&mut self, source: &SourceRef, selected: Option<&SourceState>) {
+    /// Sets the state of a source in the rule (`None`: not selected). Returns the source, and the intents of a bundle that
+    /// may have changed. The cost hardly depends on the number of sources, also while sessions share the plan as it was.
+    pub fn set(
+        &mut self,
+        source: &SourceRef,
+        selected: Option<&SourceState>,
+    ) -> BTreeSet<SourceRef> {
         let before = self.digest;
-        self.remove_content(source);
         self.note(source, selected);
-        if let Some(SourceState::Read(content) | SourceState::Stale(content)) = selected {
-            self.put_in(source.clone(), content.clone());
-        }
-        self.edits.note(before, BTreeSet::from([source.clone()]));
+        let content = match selected {
+            Some(SourceState::Read(content) | SourceState::Stale(content)) => Some(content),
+            _ => None,
+        };
+        let touched = self.set_content(source, content);
+        self.edits.note(before, touched.clone());
+        touched
     }
 
     /// Records the state of the content of a source.
@@ -312,10 +337,12 @@ impl RulePlan {
     fn remove_content(&mut self, intent: &SourceRef) {
         if let Some(content) = self.intents.remove(intent) {
             self.digest.remove(intent, &content.revision);
-            self.digests
-                .entry(intent.resource.clone())
-                .or_default()
-                .remove(intent, &content.revision);
+            if let Some(digest) = self.digests.get_mut(&intent.resource) {
+                digest.remove(intent, &content.revision);
+                if *digest == SetDigest::default() {
+                    self.digests.remove(&intent.resource);
+                }
+            }
             self.shown.remove(intent, &content);
         }
     }
@@ -333,22 +360,35 @@ impl RulePlan {
             || matches!(self.secret_refs.get(source), Some(SourceState::Unread))
     }
 
-    /// The selected sources that differ from a former plan, with those that are deleted.
+    /// The selected objects that differ from a former plan, with those that are deleted.
     pub fn changed_since(&self, former: &RulePlan) -> Vec<SourceRef> {
-        let both: BTreeSet<&SourceRef> = self.selected().chain(former.selected()).collect();
+        let both: BTreeSet<&SourceRef> = self.objects().chain(former.objects()).collect();
         let changed = both
             .into_iter()
-            .filter(|source| !former.is_unchanged_by(source, self.body(source).as_ref()));
+            .filter(|source| !former.is_unchanged_by(source, self.object_state(source).as_ref()));
         changed.cloned().collect()
     }
 
-    /// Returns the known state of a selected source's content.
+    /// Returns the known state of the content of a selected object. That of an intent is [`RulePlan::body`]: a bundle is an
+    /// object, and its manifests are intents.
+    pub fn object_state(&self, object: &SourceRef) -> Option<SourceState> {
+        let content = self.object_content(object).cloned();
+        self.state_with(object, content)
+    }
+
+    /// Returns the known state of an intent's content.
     pub fn body(&self, source: &SourceRef) -> Option<SourceState> {
-        match self.intents.get(source) {
-            Some(content) if self.unreadable.contains(source) => {
-                Some(SourceState::Stale(content.clone()))
-            }
-            Some(content) => Some(SourceState::Read(content.clone())),
+        self.state_with(source, self.intents.get(source).cloned())
+    }
+
+    fn state_with(
+        &self,
+        source: &SourceRef,
+        content: Option<Arc<SourceContent>>,
+    ) -> Option<SourceState> {
+        match content {
+            Some(content) if self.unreadable.contains(source) => Some(SourceState::Stale(content)),
+            Some(content) => Some(SourceState::Read(content)),
             None if self.unread.contains(source) => Some(SourceState::Unread),
             None if self.unreadable.contains(source) => Some(SourceState::Unreadable),
             None => self
@@ -358,7 +398,7 @@ impl RulePlan {
         }
     }
 
-    /// Every selected source.
+    /// Every selected source, each manifest of a bundle included.
     pub fn selected(&self) -> impl Iterator<Item = &SourceRef> {
         let never_read = self
             .unreadable
@@ -371,9 +411,22 @@ impl RulePlan {
             .chain(self.refused.keys())
     }
 
+    /// Every selected source, and the manifests that cannot be sent.
+    fn all_rendered(&self) -> impl Iterator<Item = &SourceRef> {
+        self.selected().chain(self.render_errors.keys())
+    }
+
+    /// Every selected object, and not the manifests of bundles.
+    pub fn objects(&self) -> impl Iterator<Item = &SourceRef> {
+        self.objects_with_content()
+            .chain(&self.unread)
+            .chain(&self.unreadable)
+            .chain(self.refused.keys())
+    }
+
     /// Whether [`RulePlan::set`] with this would change nothing.
     pub fn is_unchanged_by(&self, source: &SourceRef, selected: Option<&SourceState>) -> bool {
-        let intent = self.intents.get(source);
+        let intent = self.object_content(source);
         let flags = (
             self.unread.contains(source),
             self.unreadable.contains(source),
@@ -401,6 +454,7 @@ impl RulePlan {
             && self.render_errors == other.render_errors
             && self.unknown == other.unknown
             && self.has_same_references(other)
+            && self.manifests.has_equal_content(&other.manifests)
             && self.scope == other.scope
             && self.intents.len() == other.intents.len()
             && self.shown.is_like(&other.shown)

@@ -8,7 +8,7 @@ use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef
 
 use super::rendered_plan::RenderOutcome;
 use super::shape::{ShapeError, TemplateContext, TemplateInputs};
-use super::{RenderError, Rule, RulePlan, SecretRefs, SourceContent, SourceState};
+use super::{RenderError, Rule, RulePlan, SecretRefs, SourceContent, SourceState, is_bundle};
 
 /// The default limit of rendered content of one rule, in bytes.
 pub const RENDER_BUDGET: u64 = 128 * 1024 * 1024;
@@ -65,6 +65,8 @@ pub(super) struct Contents {
 /// The rendered contents of one source in one version.
 struct SourceContents {
     of: Arc<SourceContent>,
+    /// The bundle with the manifest that the source is.
+    bundle: Option<SourceRef>,
     /// The cluster properties that the rule uses.
     reads: TemplateInputs,
     /// The positions of the named keys that it has.
@@ -162,6 +164,10 @@ pub(super) struct Renderer<'a> {
     rule: &'a Rule,
     source: &'a SourceRef,
     body: Option<&'a SourceState>,
+    /// The bundle with the manifest that the source is.
+    bundle: Option<&'a SourceRef>,
+    /// Why the source is not sent, whatever the cluster.
+    refused: Option<&'a RenderError>,
     secret_refs: SecretRefs<'a>,
     revision_hasher: &'a RevisionHasher,
     /// The decoded content and the labels and annotations that need permission, shared by all
@@ -181,6 +187,8 @@ impl<'a> Renderer<'a> {
             rule,
             source,
             body,
+            bundle: selection.bundle_of(source),
+            refused: selection.render_errors.get(source),
             secret_refs: SecretRefs::of(selection),
             revision_hasher,
             decoded: OnceCell::new(),
@@ -194,19 +202,30 @@ impl<'a> Renderer<'a> {
         cluster: &ClusterName,
         labels: &BTreeMap<String, String>,
     ) -> Option<RenderOutcome> {
-        if matches!(self.body?, SourceState::Refused(_)) {
+        if let Some(why) = self.refused {
+            return Some(RenderOutcome::Failed(None, why.clone()));
+        }
+        // A bundle itself has no copies.
+        if matches!(self.body?, SourceState::Refused(_)) || is_bundle(self.source) {
             return None;
         }
-        Some(
-            match self.rule.shape.name(TemplateContext {
-                source: self.source,
-                cluster,
-                labels,
-            }) {
-                Ok(name) => RenderOutcome::Copy(name, None),
-                Err(why) => RenderOutcome::Failed(None, why),
-            },
-        )
+        Some(match self.rule.shape.name(self.about(cluster, labels)) {
+            Ok(name) => RenderOutcome::Copy(name, None),
+            Err(why) => RenderOutcome::Failed(None, why),
+        })
+    }
+
+    fn about<'c>(
+        &'c self,
+        cluster: &'c ClusterName,
+        labels: &'c BTreeMap<String, String>,
+    ) -> TemplateContext<'c> {
+        TemplateContext {
+            source: self.source,
+            bundle: self.bundle,
+            cluster,
+            labels,
+        }
     }
 
     pub(super) fn outcome(
@@ -216,7 +235,7 @@ impl<'a> Renderer<'a> {
         contents: &mut Contents,
     ) -> Option<RenderOutcome> {
         let awaited = self.awaited(cluster, labels)?;
-        let (SourceState::Read(content) | SourceState::Stale(content)) = self.body? else {
+        let Some(SourceState::Read(content) | SourceState::Stale(content)) = self.body else {
             return Some(awaited);
         };
         let RenderOutcome::Copy(name, _) = awaited else {
@@ -225,11 +244,7 @@ impl<'a> Renderer<'a> {
         if self.rule.shape.leaves_content() {
             return Some(self.copy(name, content.clone()));
         }
-        let about = TemplateContext {
-            source: self.source,
-            cluster,
-            labels,
-        };
+        let about = self.about(cluster, labels);
         let Some((of, bytes)) = self.of_source(content, contents) else {
             return Some(RenderOutcome::Copy(name, None));
         };
@@ -271,11 +286,12 @@ impl<'a> Renderer<'a> {
         if contents
             .sources
             .get(self.source)
-            .is_none_or(|known| !known.of.is(content))
+            .is_none_or(|known| !known.of.is(content) || known.bundle.as_ref() != self.bundle)
         {
             let (plain, _) = self.decoded(content)?;
             let fresh = SourceContents {
                 of: content.clone(),
+                bundle: self.bundle.cloned(),
                 reads: self.rule.shape.reads(self.source, plain),
                 keys: self.rule.shape.found_keys(plain),
                 rendered: BTreeMap::new(),

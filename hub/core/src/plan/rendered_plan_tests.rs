@@ -49,7 +49,12 @@ fn two_sources_for_one_copy_block_each_other() {
     );
     let mut say = |source: &SourceRef, body: Option<SourceState>| {
         selection.set(source, body.as_ref());
-        cluster_plans.update(&rule, &selection, source, &RevisionHasher::default());
+        cluster_plans.update(
+            &rule,
+            &selection,
+            &[source.clone()].into(),
+            &RevisionHasher::default(),
+        );
         let sent = cluster_plans.plan_of(&"any".into()).unwrap().clone();
         (sent.intents.keys().cloned().collect::<Vec<_>>(), sent)
     };
@@ -83,7 +88,7 @@ proptest! {
             let source = source(namespace, name);
             let body = kind.map(body);
             selection.set(&source, body.as_ref());
-            cluster_plans.update(&rule, &selection, &source, &RevisionHasher::default());
+            cluster_plans.update(&rule, &selection, &[source.clone()].into(), &RevisionHasher::default());
             match body {
                 Some(body) => drop(sources.insert(source, Source { labels: BTreeMap::new(), body })),
                 None => drop(sources.remove(&source)),

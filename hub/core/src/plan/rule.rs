@@ -13,7 +13,7 @@ use super::secret_refs::REFERENCED_KIND;
 use super::{ClusterChoice, NamedTerms, Scope, Shape, SourceState, UnsupportedSource, WatchScope};
 use crate::guard::{Limit, RemovalGuard};
 use crate::rollout::Rollout;
-use runnel_api::PendingApproval;
+use runnel_api::{BUNDLE_KIND, PendingApproval};
 
 /// One entry of a rule's `sources`.
 #[derive(Clone, Debug)]
@@ -160,6 +160,11 @@ impl Rule {
                 move |kind: &&Arc<str>| !before.clone().any(|entry| entry.resources.contains(kind));
             entry.resources.iter().filter(is_new).map(|kind| &**kind)
         })
+    }
+
+    /// Whether it may select bundles, whose manifests are of any kind.
+    pub fn selects_bundles(&self) -> bool {
+        self.resources().any(|resource| resource == BUNDLE_KIND)
     }
 
     /// The scopes of its sources. A namespace that it names exactly is among them even outside of

@@ -193,7 +193,7 @@ impl PreviewIndex {
         {
             notes.push("spec.clusters chooses no accepted cluster".to_owned());
         }
-        if entry.plan.selected().next().is_none() {
+        if entry.plan.objects().next().is_none() {
             notes.push("spec.sources selects nothing that is there".to_owned());
         }
         notes

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{ClusterName, ConflictPolicy, Grant, Terms};
 
 use super::view::{ConditionValue, View};
+use runnel_api::BUNDLE_KIND;
 use runnel_api::conditions::{ConditionStatus, Reason};
 
 /// The number of names that a sentence lists.
@@ -103,10 +104,8 @@ fn collect_missing<'a>(
     missing: &mut Missing<'a>,
 ) {
     let grants = terms.grants.as_deref().unwrap_or_default();
-    let (granted, denied): (Vec<_>, Vec<_>) = view
-        .rule
-        .resources()
-        .partition(|resource| terms.grants_kind(resource));
+    let (granted, denied): (Vec<_>, Vec<_>) =
+        sent_kinds(view).partition(|resource| terms.grants_kind(resource));
     for resource in denied {
         missing.kinds.entry(resource).or_default().extend(clusters);
     }
@@ -156,6 +155,21 @@ fn collect_missing<'a>(
     missing.limited |= broad && grants.iter().any(|grant| grant.namespaces.is_some());
 }
 
+/// Returns the kinds that the rule names, and those of the manifests of its bundles. A bundle itself is not sent.
+fn sent_kinds<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a str> {
+    let named = view.rule.resources();
+    let is_other = |kind: &&str| !view.rule.resources().any(|named| named == *kind);
+    let of_manifests = view
+        .plan
+        .digests
+        .keys()
+        .map(|kind| &**kind)
+        .filter(is_other);
+    named
+        .filter(|kind| *kind != BUNDLE_KIND)
+        .chain(of_manifests)
+}
+
 /// Returns the target namespaces that the rule names, by kind: literal ones, or those of its
 /// sources.
 fn target_namespaces<'a>(view: &'a View<'_>) -> BTreeSet<(&'a str, String)> {
@@ -166,12 +180,11 @@ fn target_namespaces<'a>(view: &'a View<'_>) -> BTreeSet<(&'a str, String)> {
                     .wanted_literals()
                     .map(move |name| (resource, name.to_owned()))
             };
-            view.rule.resources().flat_map(of_kind).collect()
+            sent_kinds(view).flat_map(of_kind).collect()
         }
         None => {
             let of_source = |resource: &str, namespace: &str| {
-                view.rule
-                    .resources()
+                sent_kinds(view)
                     .find(|known| *known == resource)
                     .map(|known| (known, namespace.to_owned()))
             };

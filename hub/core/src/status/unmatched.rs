@@ -193,7 +193,7 @@ fn missing_in<'v>(view: &'v View<'_>, entry: &'v SourceChoice) -> Vec<&'v str> {
         return names.filter(|name| !exists(name)).collect();
     }
     let mut missing: BTreeSet<&str> = names.collect();
-    for source in view.plan.selected() {
+    for source in view.plan.objects() {
         if missing.is_empty() {
             break;
         }

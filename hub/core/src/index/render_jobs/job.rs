@@ -84,9 +84,9 @@ impl RenderJob {
                 for (source, selected, secret_refs) in sources {
                     let known = Arc::make_mut(&mut plan);
                     if !known.is_unchanged_by(&source, selected.as_ref()) {
-                        known.set(&source, selected.as_ref());
+                        let touched = known.set(&source, selected.as_ref());
                         if !cluster_plans.exceeds() {
-                            cluster_plans.update(&rule, known, &source, &revision_hasher);
+                            cluster_plans.update(&rule, known, &touched, &revision_hasher);
                         }
                     }
                     if rule.reads_secret(&source)

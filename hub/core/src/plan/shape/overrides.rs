@@ -100,6 +100,7 @@ impl Override {
             source,
             cluster,
             labels,
+            ..
         } = about;
         let is_of_kind = |resource: &String| **resource == *source.resource;
         (self.resources.is_empty() || self.resources.iter().any(is_of_kind))

@@ -1,5 +1,5 @@
 //! Texts with variables: `${cluster.name}`, `${cluster.labels.KEY}`, `${cluster.labels.KEY:-default}`,
-//! `${source.namespace}` and `${source.name}`. `$${` stands for `${`; any other `$` for itself.
+//! `${source.namespace}`, `${source.name}` and `${bundle.name}`. `$${` stands for `${`; any other `$` for itself.
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, SourceRef};
@@ -9,6 +9,8 @@ use runnel_proto::model::{ClusterName, SourceRef};
 pub struct TemplateContext<'a> {
     /// The source.
     pub source: &'a SourceRef,
+    /// The bundle with the manifest that the source is.
+    pub bundle: Option<&'a SourceRef>,
     /// The cluster.
     pub cluster: &'a ClusterName,
     /// The labels of the cluster.
@@ -24,6 +26,8 @@ pub enum TemplateError<'t> {
     Unknown(&'t str),
     /// The cluster does not have the label, and the text has no default.
     NoLabel(&'t str),
+    /// The source is no manifest of a bundle.
+    NoBundle,
     /// With its variables filled it is longer than any object may be.
     TooLong,
 }
@@ -34,14 +38,17 @@ impl TemplateError<'_> {
         match self {
             TemplateError::Open => "it has a ${ without a }; write $${ for the characters themselves".to_owned(),
             TemplateError::Unknown(name) if quote => format!(
-                "${{{name}}} is unknown; there are cluster.name, cluster.labels.KEY, source.namespace and source.name, \
-                 and $${{ stands for the characters themselves"
+                "${{{name}}} is unknown; there are cluster.name, cluster.labels.KEY, source.namespace, source.name \
+                 and bundle.name, and $${{ stands for the characters themselves"
             ),
             TemplateError::Unknown(_) => "it has an unknown variable; there are cluster.name, cluster.labels.KEY, \
-                 source.namespace and source.name, and $${ stands for the characters themselves"
+                 source.namespace, source.name and bundle.name, and $${ stands for the characters themselves"
                 .to_owned(),
             TemplateError::NoLabel(key) if quote => {
                 format!("the cluster has no label {key}; add it, or write ${{cluster.labels.{key}:-default}}")
+            }
+            TemplateError::NoBundle => {
+                "${bundle.name} is set only for a manifest of a ManifestBundle; write ${source.name}".to_owned()
             }
             TemplateError::TooLong => {
                 "with its variables filled it is longer than an object may be; use fewer variables, or shorter texts"
@@ -167,6 +174,7 @@ fn value<'v, 't: 'v>(
         "cluster.name" => about.cluster.as_str(),
         "source.namespace" => &about.source.namespace,
         "source.name" => &about.source.name,
+        "bundle.name" => &about.bundle.ok_or(TemplateError::NoBundle)?.name,
         _ => {
             let label = variable
                 .strip_prefix("cluster.labels.")
@@ -204,6 +212,7 @@ mod tests {
         );
         run(TemplateContext {
             source: &source,
+            bundle: None,
             cluster: &cluster,
             labels: &labels,
         })

@@ -56,6 +56,7 @@ fn shape(
         .collect();
     let about = TemplateContext {
         source: &source,
+        bundle: None,
         cluster: &cluster,
         labels: &labels,
     };
@@ -767,7 +768,12 @@ fn clusters_with_equal_outcome_share_a_plan() {
     ));
     // Where nothing varies any more, all share one plan.
     selection.set(&varying, Some(&body("the same")));
-    cluster_plans.update(&rule, &selection, &varying, &RevisionHasher::default());
+    cluster_plans.update(
+        &rule,
+        &selection,
+        &[varying.clone()].into(),
+        &RevisionHasher::default(),
+    );
     assert_eq!(cluster_plans.outcomes(), 1);
 }
 
@@ -812,6 +818,7 @@ fn shaped_fields_of_a_cluster_are_named_without_values() {
     let source = SourceRef::new("configmaps", "team", "app");
     let shaped = rule.shape.shaped_fields(TemplateContext {
         source: &source,
+        bundle: None,
         cluster: &"eu-1".into(),
         labels: &BTreeMap::new(),
     });
@@ -855,7 +862,12 @@ fn copies_are_named_by_content_with_versioned_names() {
     );
     let mut becomes = |text: &str| {
         selection.set(&source, Some(&body(text)));
-        cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
+        cluster_plans.update(
+            &versioned,
+            &selection,
+            &[source.clone()].into(),
+            &RevisionHasher::default(),
+        );
         named(&cluster_plans)
     };
     let second = becomes("two");
@@ -865,13 +877,19 @@ fn copies_are_named_by_content_with_versioned_names() {
     );
     // An unreadable source has no new name, and existing copies stay.
     selection.set(&source, Some(&SourceState::Unreadable));
-    cluster_plans.update(&versioned, &selection, &source, &RevisionHasher::default());
+    cluster_plans.update(
+        &versioned,
+        &selection,
+        &[source.clone()].into(),
+        &RevisionHasher::default(),
+    );
     let plan = cluster_plans.plan_of(&"c0".into()).unwrap();
     assert!(plan.intents.is_empty() && plan.is_unknown(&source.as_copy(&first)));
 
     let long = SourceRef::new("configmaps", "team", &"x".repeat(250));
     let about = TemplateContext {
         source: &long,
+        bundle: None,
         cluster: &"c".into(),
         labels: &BTreeMap::new(),
     };
@@ -904,7 +922,7 @@ proptest! {
                 let source = SourceRef::new("configmaps", "team", &format!("s{at}"));
                 let body = texts.get(what).map(|text| body(text));
                 selection.set(&source, body.as_ref());
-                dealt.update(&rule, &selection, &source, &RevisionHasher::default());
+                dealt.update(&rule, &selection, &[source.clone()].into(), &RevisionHasher::default());
             } else {
                 let labels = tiers[what].map(|tier| ("tier".to_owned(), tier.to_owned()));
                 fleet[at].1 = labels.into_iter().collect();

@@ -1,0 +1,177 @@
+//! Removals of the manifests of bundles.
+use runnel_api::BUNDLE_KIND;
+use runnel_proto::model::{Kind, RevisionKey};
+
+use super::*;
+use crate::plan::read_bundle;
+
+fn bundle(name: &str) -> SourceRef {
+    SourceRef::new(BUNDLE_KIND, "team", name)
+}
+
+/// A bundle of so many ConfigMaps, from this number on.
+fn maps(from: usize, count: usize) -> SourceState {
+    let manifests: Vec<_> = (from..from + count)
+        .map(|number| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": format!("m{number}")}}))
+        .collect();
+    let kinds = Kind::supported().iter().cloned().collect();
+    let object = json!({"spec": {"manifests": manifests}});
+    SourceState::Read(
+        read_bundle(&bundle("all"), &object, &kinds, &RevisionKey::new(&[]))
+            .unwrap()
+            .into(),
+    )
+}
+
+fn bundle_rule(spec: &Value) -> Rule {
+    let mut all = json!({"sources": [{"resources": [BUNDLE_KIND], "selector": {"matchLabels": {"on": "yes"}}}]});
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        all[key] = value.clone();
+    }
+    rule("r", "team", &all)
+}
+
+fn on(value: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("on".to_owned(), value.to_owned())])
+}
+
+/// A rule with a bundle of 40 ConfigMaps, each with a copy in every member.
+fn world(spec: &Value) -> World {
+    let mut world = World::new();
+    world
+        .index
+        .set_scope(WatchScope::everywhere(BUNDLE_KIND), ScopeState::Known);
+    world.index.set_rule(bundle_rule(spec));
+    world
+        .index
+        .set_source(bundle("all"), on("yes"), Some(maps(0, 40)));
+    MEMBERS
+        .iter()
+        .for_each(|member| world.set_reported_copies("r", member, 40));
+    world.index.reset_removal_guards();
+    world
+}
+
+impl World {
+    fn set_bundle(&mut self, labels: &str, body: Option<SourceState>) {
+        let labels = on(labels);
+        self.change(|index| index.set_source(bundle("all"), labels, body));
+    }
+
+    /// Whether the first and the last manifest may be removed.
+    fn goes(&self) -> [bool; 2] {
+        ["m0", "m39"].map(|name| self.passes_source("r", name))
+    }
+}
+
+/// Rules whose copies are as selected, rendered once, and rendered by cluster.
+fn shapes() -> [Value; 3] {
+    [
+        json!({}),
+        json!({"transform": {"labels": {"add": {"a": "b"}}}}),
+        json!({"substitute": {"keys": ["k"]}}),
+    ]
+}
+
+#[test]
+fn manifest_that_leaves_a_bundle_is_deleted_on_purpose() {
+    for shape in shapes() {
+        let mut world = world(&shape);
+        world.set_bundle("yes", Some(maps(1, 38)));
+        assert_eq!(
+            (world.goes(), world.pending()),
+            ([true, true], vec![]),
+            "{shape}"
+        );
+        // It comes back, and nothing may be removed any more.
+        world.set_bundle("yes", Some(maps(0, 40)));
+        assert_eq!(world.goes(), [false, false], "{shape}");
+    }
+}
+
+#[test]
+fn deleted_bundle_takes_its_manifests() {
+    for shape in shapes() {
+        let mut world = world(&shape);
+        world
+            .index
+            .sources_mut()
+            .mark_deleted(&bundle("all"), world.now.instant);
+        let now = world.now.instant;
+        world.change(|index| index.expire_deleted(now, Duration::ZERO));
+        assert_eq!(
+            (world.goes(), world.pending()),
+            ([true, true], vec![]),
+            "{shape}"
+        );
+    }
+}
+
+#[test]
+fn label_that_deselects_a_bundle_waits_for_approval() {
+    for shape in shapes() {
+        let mut world = world(&shape);
+        world.set_bundle("no", None);
+        assert_eq!(world.goes(), [false, false], "{shape}");
+        let cause = "labels of sources in namespace team changed".to_owned();
+        assert_eq!(world.pending(), [(cause, 80, 1)], "{shape}");
+        world.set_bundle("yes", Some(maps(0, 40)));
+        assert_eq!(
+            (world.goes(), world.pending()),
+            ([false, false], vec![]),
+            "{shape}"
+        );
+    }
+}
+
+#[test]
+fn rule_that_selects_no_bundle_any_more_waits_for_approval() {
+    for shape in shapes() {
+        let mut world = world(&shape);
+        let mut other = shape.clone();
+        other["sources"] = json!([{"resources": ["configmaps"], "names": ["none"]}]);
+        world.change(|index| index.set_rule(bundle_rule(&other)));
+        assert_eq!(world.goes(), [false, false], "{shape}");
+        let copies: Vec<_> = world
+            .pending()
+            .into_iter()
+            .map(|(_, copies, _)| copies)
+            .collect();
+        assert_eq!(copies, [80], "{shape}");
+    }
+}
+
+#[test]
+fn unknown_bundle_removes_nothing_whatever_the_guard_let_pass() {
+    for shape in shapes() {
+        let mut world = world(&shape);
+        world.set_bundle("yes", Some(maps(1, 38)));
+        assert_eq!(world.goes(), [true, true]);
+        let scope = WatchScope::everywhere(BUNDLE_KIND);
+        world.index.sources_mut().mark_stale(&scope);
+        world.change(|index| index.invalidate_stale(&scope));
+        world.set_bundle("yes", Some(SourceState::Unreadable));
+        assert_eq!(world.goes(), [false, false], "{shape}");
+    }
+}
+
+#[test]
+fn manifests_are_granted_by_their_kind() {
+    let mut world = world(&json!({}));
+    let sent = |world: &World| match world.index.directive(&"r".into(), &MEMBERS[0].into()) {
+        Directive::Assigned(assignment) => assignment.intents().count(),
+        _ => 0,
+    };
+    assert_eq!(sent(&world), 40);
+    let mut other = grant();
+    other.grant.resources = vec!["services".to_owned()];
+    world.change(|index| index.set_grant("everything", Some(other)));
+    // The copies stay until the loss of the kind is approved.
+    assert_eq!(sent(&world), 0);
+    let copies: Vec<_> = world
+        .pending()
+        .into_iter()
+        .map(|(_, copies, _)| copies)
+        .collect();
+    assert_eq!(copies, [80]);
+}

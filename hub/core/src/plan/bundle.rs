@@ -1,0 +1,314 @@
+//! Reads the manifests of a bundle.
+//!
+//! A manifest is what it would be were the object itself in the namespace of the bundle: the same source, the same content
+//! and the same revision. A manifest that cannot be sent is an error with its number and name; the others are sent.
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use runnel_api::{BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundleSpec};
+use runnel_proto::model::{
+    Kind, Kinds, PAYLOAD_LIMIT, Payload, RevisionKey, Scope, SourceRef, is_subdomain, plain_text,
+};
+use serde_json::Value;
+
+use super::{
+    RenderError, RenderErrorKind, SourceContent, content_of, denied_of, is_never_a_source,
+};
+
+/// The metadata that a manifest may have.
+const METADATA: [&str; 3] = ["annotations", "labels", "name"];
+/// The most bytes of a name or a word of a manifest in a message.
+const SHOWN: usize = 80;
+
+/// A manifest, or why it is not sent.
+pub(super) type Manifest = Result<Arc<SourceContent>, RenderError>;
+
+/// The manifests of a bundle.
+pub struct Bundle {
+    /// By the source that each manifest is. The errors of manifests that are none have the bundle itself as key.
+    pub(super) manifests: BTreeMap<SourceRef, Manifest>,
+    /// Whether it has a manifest of a kind that is not known.
+    has_unknown_kind: bool,
+}
+
+/// Whether a source is a bundle.
+pub fn is_bundle(source: &SourceRef) -> bool {
+    *source.resource == *BUNDLE_KIND
+}
+
+impl SourceContent {
+    /// Whether this is a bundle with a manifest of a kind that was not known when it was read.
+    pub fn has_unknown_kind(&self) -> bool {
+        self.bundle
+            .as_ref()
+            .is_some_and(|bundle| bundle.has_unknown_kind)
+    }
+
+    /// The size of the content, and of the manifests of a bundle.
+    pub fn size_bytes(&self) -> usize {
+        let manifests = self
+            .bundle
+            .iter()
+            .flat_map(|bundle| bundle.manifests.values());
+        let contents = manifests
+            .flatten()
+            .map(|content| content.payload.bytes().len());
+        contents.fold(self.payload.bytes().len(), usize::saturating_add)
+    }
+}
+
+/// Reads a bundle. `kinds` are the kinds that the API server of the hub serves. Returns `None` for an object that is no
+/// bundle, which the schema refuses.
+pub fn read_bundle(
+    source: &SourceRef,
+    object: &Value,
+    kinds: &Kinds,
+    key: &RevisionKey,
+) -> Option<SourceContent> {
+    let spec: ManifestBundleSpec = serde_json::from_value(object.get("spec")?.clone()).ok()?;
+    let reader = ManifestReader {
+        source,
+        kinds,
+        named: &spec.kinds,
+        key,
+    };
+    let mut bundle = Bundle {
+        manifests: BTreeMap::new(),
+        has_unknown_kind: false,
+    };
+    for (number, manifest) in spec.manifests.iter().enumerate() {
+        let place = ManifestPlace::new(source, number, manifest);
+        let (intent, read) = match reader.identify(manifest) {
+            Ok((kind, intent)) => (intent, reader.read(&kind, manifest)),
+            Err(refused) => {
+                bundle.has_unknown_kind |= matches!(refused, RefusedManifest::UnknownKind(_));
+                (source.clone(), Err(refused.message()))
+            }
+        };
+        let mut read = read.map(Arc::new).map_err(|why| place.error(&why));
+        if intent != *source && bundle.manifests.contains_key(&intent) {
+            read =
+                Err(place.error("another manifest of the bundle is the same object: remove one"));
+        }
+        // Of several errors without an identity the first one is shown.
+        if intent != *source || !bundle.manifests.contains_key(source) {
+            bundle.manifests.insert(intent, read);
+        }
+    }
+    let revision = key.revision(BUNDLE_KIND, &bundle.canonical());
+    let mut content = SourceContent::of(revision, &runnel_proto::model::Content::default(), vec![]);
+    content.bundle = Some(Box::new(bundle));
+    Some(content)
+}
+
+impl Bundle {
+    /// Bytes that are equal for equal manifests with equal errors.
+    fn canonical(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut add = |part: &[u8]| {
+            bytes.extend((part.len() as u64).to_be_bytes());
+            bytes.extend(part);
+        };
+        for (intent, manifest) in &self.manifests {
+            add(intent.to_string().as_bytes());
+            match manifest {
+                Ok(content) => {
+                    add(&content.revision.0);
+                    add(content
+                        .denied
+                        .as_ref()
+                        .map_or(&[][..], |denied| &denied.bytes()[..]));
+                }
+                Err(error) => add(error.message.as_bytes()),
+            }
+        }
+        bytes
+    }
+}
+
+/// Why a manifest is not sent.
+enum RefusedManifest {
+    /// Its kind is not known.
+    UnknownKind(String),
+    /// For this reason.
+    Because(String),
+}
+
+impl RefusedManifest {
+    fn message(self) -> String {
+        match self {
+            Self::UnknownKind(message) | Self::Because(message) => message,
+        }
+    }
+}
+
+impl From<String> for RefusedManifest {
+    fn from(message: String) -> Self {
+        Self::Because(message)
+    }
+}
+
+/// The place of a manifest, for messages.
+struct ManifestPlace(String);
+
+impl ManifestPlace {
+    fn new(bundle: &SourceRef, number: usize, manifest: &Value) -> Self {
+        let mut text = format!("spec.manifests[{number}] of {bundle}");
+        let word = |value: Option<&Value>| {
+            let word = value.and_then(Value::as_str).unwrap_or_default();
+            plain_text(word, SHOWN)
+        };
+        let kind = word(manifest.get("kind"));
+        let name = word(manifest.pointer("/metadata/name"));
+        if !kind.is_empty() || !name.is_empty() {
+            let separator = if kind.is_empty() || name.is_empty() {
+                ""
+            } else {
+                " "
+            };
+            // Writing to a string cannot fail.
+            let _ = write!(text, " ({kind}{separator}{name})");
+        }
+        Self(text)
+    }
+
+    fn error(&self, why: &str) -> RenderError {
+        RenderError {
+            why: RenderErrorKind::Object,
+            message: format!("{}: {why}", self.0).into(),
+        }
+    }
+}
+
+struct ManifestReader<'a> {
+    source: &'a SourceRef,
+    kinds: &'a Kinds,
+    named: &'a [BundleKind],
+    key: &'a RevisionKey,
+}
+
+impl ManifestReader<'_> {
+    /// Returns the kind of a manifest, and the source that it is.
+    fn identify(&self, manifest: &Value) -> Result<(Kind, SourceRef), RefusedManifest> {
+        let text = |pointer: &str| manifest.pointer(pointer).and_then(Value::as_str);
+        let filled = |pointer: &str| text(pointer).filter(|text| !text.is_empty());
+        let api_version =
+            filled("/apiVersion").ok_or_else(|| "apiVersion is missing".to_owned())?;
+        let word = filled("/kind").ok_or_else(|| "kind is missing".to_owned())?;
+        let name = filled("/metadata/name").ok_or_else(|| "metadata.name is missing".to_owned())?;
+        let kind = self.kind(api_version, word)?;
+        if *kind.resource == *BUNDLE_KIND {
+            return Err(
+                "a bundle in a bundle is not distributed: write its manifests"
+                    .to_owned()
+                    .into(),
+            );
+        }
+        let intent = SourceRef::checked(&kind.resource, &self.source.namespace, name);
+        let intent = intent.ok_or_else(|| {
+            "metadata.name is no name of an object: it has up to 253 lowercase letters, digits, '-' and '.', with a letter \
+             or digit at both ends"
+                .to_owned()
+        })?;
+        Ok((kind, intent))
+    }
+
+    /// Returns the kind of a manifest, in its version.
+    fn kind(&self, api_version: &str, word: &str) -> Result<Kind, RefusedManifest> {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let is_it = |kind: &&Kind| *kind.group == *group && *kind.kind == *word;
+        if let Some(kind) = self.kinds.iter().find(is_it) {
+            return Ok(Kind::new(group, version, word, &kind.plural, kind.scope));
+        }
+        let named = self
+            .named
+            .iter()
+            .find(|kind| kind.api_version == api_version && kind.kind == word);
+        let Some(named) = named else {
+            return Err(RefusedManifest::UnknownKind(format!(
+                "the API server of the hub does not serve {} {}: correct apiVersion and kind, or name the kind with its \
+                 plural in spec.kinds of the bundle",
+                plain_text(api_version, SHOWN),
+                plain_text(word, SHOWN)
+            )));
+        };
+        let scope = match named.scope {
+            BundleKindScope::Namespaced => Scope::Namespaced,
+            BundleKindScope::Cluster => Scope::Cluster,
+        };
+        let kind = Kind::new(group, version, word, &named.plural, scope);
+        if !is_subdomain(&kind.resource) || named.plural.contains('.') {
+            return Err(RefusedManifest::Because(format!(
+                "spec.kinds names {word} with the plural `{}`, which is none: write it as in the name of the \
+                 CustomResourceDefinition before the first dot",
+                plain_text(&named.plural, SHOWN)
+            )));
+        }
+        // Otherwise the name of the kind would hide what is sent.
+        if let Some(served) = self.kinds.preferred(&kind.resource) {
+            return Err(RefusedManifest::Because(format!(
+                "spec.kinds names {} as the plural of {word}, and on the hub it is that of {}: correct it",
+                kind.resource, served.kind
+            )));
+        }
+        Ok(kind)
+    }
+
+    /// Returns the content of a manifest, or why it is not sent.
+    fn read(&self, kind: &Kind, manifest: &Value) -> Result<SourceContent, String> {
+        if kind.content.sensitive {
+            return Err(format!(
+                "readers of bundles would see the values: distribute the {} itself, by spec.sources of the rule",
+                kind.kind
+            ));
+        }
+        if kind.scope == Scope::Cluster {
+            return Err(format!(
+                "{} belong to no namespace, and are not distributed: remove it",
+                kind.resource
+            ));
+        }
+        let metadata = manifest.get("metadata").and_then(Value::as_object);
+        let is_set = |(key, value): &(&String, &Value)| {
+            !METADATA.contains(&key.as_str()) && !value.is_null()
+        };
+        if let Some((key, _)) = metadata.into_iter().flatten().find(is_set) {
+            let key = plain_text(key, SHOWN);
+            return Err(if key == "namespace" {
+                "metadata.namespace is not allowed: remove it, and name target namespaces in spec.namespaces of the rule"
+                    .to_owned()
+            } else {
+                format!("metadata.{key} is not for a manifest: remove it")
+            });
+        }
+        let labels: BTreeMap<String, String> = metadata
+            .and_then(|metadata| metadata.get("labels"))
+            .and_then(|labels| serde_json::from_value(labels.clone()).ok())
+            .unwrap_or_default();
+        let name = metadata.and_then(|metadata| metadata.get("name"));
+        let name = name.and_then(Value::as_str).unwrap_or_default();
+        if is_never_a_source(kind, name, &labels) {
+            return Err(
+                "every cluster makes such an object itself, or it is one of Runnel's own: remove it"
+                    .to_owned(),
+            );
+        }
+        let content = content_of(kind, manifest).map_err(|refused| refused.reason().to_owned())?;
+        let canonical = content.to_bytes();
+        if canonical.len() > PAYLOAD_LIMIT {
+            return Err(format!(
+                "it has {} bytes, and an agent accepts {PAYLOAD_LIMIT}: divide it",
+                canonical.len()
+            ));
+        }
+        let revision = self.key.revision(&kind.resource, &canonical);
+        let mut read = SourceContent::of(revision, &content, canonical);
+        read.denied = denied_of(manifest).map(|denied| Payload::encode(denied.to_bytes()));
+        Ok(read)
+    }
+}
+
+#[cfg(test)]
+#[path = "bundle_tests.rs"]
+mod tests;

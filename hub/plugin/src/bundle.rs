@@ -1,0 +1,483 @@
+//! `kubectl runnel bundle`: puts manifests into one ManifestBundle, for `kubectl apply`. It reads no cluster.
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+use runnel_api::{
+    BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundle, ManifestBundleSpec, limits,
+};
+use runnel_proto::model::{is_subdomain, plain_text};
+use serde_json::{Map, Value};
+
+use super::args::{BundleArgs, BundleOutput};
+use super::manifests::{self, ManifestFile};
+use super::{CommandContext, note, print, usage};
+
+/// The most bytes of a bundle: what etcd stores, with room for the metadata that the API server adds.
+const BUNDLE_BYTES: usize = 1_400_000;
+/// The most bytes that `kubectl apply` repeats in an annotation.
+const ANNOTATION_BYTES: usize = 250_000;
+/// Number of manifests that an error about the size names.
+const LARGEST: usize = 5;
+/// Metadata that a cluster sets, and that no manifest needs.
+const SERVER_METADATA: [&str; 6] = [
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
+/// Prints a bundle.
+pub(super) fn run(session: &CommandContext<'_>, options: &BundleArgs) -> anyhow::Result<()> {
+    let name = match &options.name {
+        Some(name) => name.clone(),
+        None => name_of(&options.files).map_err(usage)?,
+    };
+    if !is_subdomain(&name) {
+        return Err(usage(format!(
+            "`{}` is no name of an object: give --name, with lowercase letters, digits, `-` and `.`",
+            plain_text(&name, 80)
+        )));
+    }
+    let files = manifests::read_all(&options.files, options.recursive)?;
+    let bundle = bundled(files).map_err(usage)?;
+    for line in &bundle.notes {
+        note(line);
+    }
+    let mut object = ManifestBundle::new(&name, bundle.spec);
+    object.metadata.namespace = session.namespace.map(str::to_owned);
+    let text = match options.output {
+        BundleOutput::Json => serde_json::to_string_pretty(&object)? + "\n",
+        BundleOutput::Yaml => serde_saphyr::to_string(&object)?,
+    };
+    let mut out = std::io::stdout();
+    if out.is_terminal() {
+        return print(&text);
+    }
+    // Exactly, for `kubectl apply`.
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the name of the only file or directory, without its extension.
+fn name_of(files: &[String]) -> Result<String, String> {
+    let [file] = files else {
+        return Err("give --name: there is more than one file or directory".to_owned());
+    };
+    let path = Path::new(file).canonicalize().unwrap_or_default();
+    let name = if path.is_dir() {
+        path.file_name()
+    } else {
+        path.file_stem()
+    };
+    match name.and_then(|name| name.to_str()) {
+        Some(name) if file != "-" => Ok(name.to_owned()),
+        _ => Err("give --name: the input has no name".to_owned()),
+    }
+}
+
+/// The content of a bundle, and what a person should know about it.
+struct Bundled {
+    spec: ManifestBundleSpec,
+    notes: Vec<String>,
+}
+
+/// Puts the manifests of files into a bundle.
+fn bundled(files: Vec<ManifestFile>) -> Result<Bundled, String> {
+    let mut collected = Collected::default();
+    for file in files {
+        for (number, document) in file.documents.into_iter().enumerate() {
+            let place = format!("{}, document {}", plain_text(&file.name, 200), number + 1);
+            collected.add(document, &place)?;
+        }
+    }
+    collected.finish()
+}
+
+#[derive(Default)]
+struct Collected {
+    manifests: Vec<Value>,
+    /// Group, kind and name of each manifest, with its place.
+    known: BTreeMap<[String; 3], String>,
+    /// The namespaces that manifests had.
+    namespaces: BTreeSet<String>,
+    /// The kinds that CustomResourceDefinitions of the input define.
+    defined: Vec<BundleKind>,
+    notes: Vec<String>,
+}
+
+impl Collected {
+    fn add(&mut self, document: Value, place: &str) -> Result<(), String> {
+        let mut object = match document {
+            Value::Null => return Ok(()),
+            Value::Object(object) if object.is_empty() => return Ok(()),
+            Value::Object(object) => object,
+            _ => return Err(format!("{place} is no object of Kubernetes")),
+        };
+        let text = |key: &str| {
+            let text = object.get(key).and_then(Value::as_str);
+            let text = text.filter(|text| !text.is_empty());
+            text.map(str::to_owned)
+                .ok_or_else(|| format!("{place} has no {key}"))
+        };
+        let (api_version, kind) = (text("apiVersion")?, text("kind")?);
+        let group = api_version.split_once('/').map_or("", |(group, _)| group);
+        if kind.ends_with("List")
+            && let Some(Value::Array(items)) = object.remove("items")
+        {
+            for (number, item) in items.into_iter().enumerate() {
+                self.add(item, &format!("{place}, item {}", number + 1))?;
+            }
+            return Ok(());
+        }
+        let metadata = object.get_mut("metadata").and_then(Value::as_object_mut);
+        let Some(metadata) = metadata else {
+            return Err(format!("{place} ({kind}) has no metadata"));
+        };
+        let name = metadata.get("name").and_then(Value::as_str);
+        let Some(name) = name.filter(|name| !name.is_empty()).map(str::to_owned) else {
+            return Err(format!("{place} ({kind}) has no metadata.name"));
+        };
+        let shown = format!("{kind} {name}");
+        if group.is_empty() && kind == "Secret" {
+            return Err(format!(
+                "{place} ({shown}): readers of bundles would see the values; create the Secret on the hub, and name it in \
+                 spec.sources of the rule"
+            ));
+        }
+        if format!("{}s.{group}", kind.to_lowercase()) == BUNDLE_KIND {
+            return Err(format!(
+                "{place} ({shown}): a bundle in a bundle is not distributed; give the files of its manifests"
+            ));
+        }
+        self.tidy(metadata, &shown);
+        object.remove("status");
+        if kind == "CustomResourceDefinition" {
+            self.defined.extend(defined_kinds(&object));
+        }
+        let key = [group.to_owned(), kind, name];
+        if let Some(other) = self.known.insert(key, place.to_owned()) {
+            return Err(format!(
+                "{place} ({shown}) is there twice: it is also in {other}"
+            ));
+        }
+        self.manifests.push(Value::Object(object));
+        Ok(())
+    }
+
+    /// Removes the metadata that a bundle does not have.
+    fn tidy(&mut self, metadata: &mut Map<String, Value>, shown: &str) {
+        metadata.retain(|key, value| !SERVER_METADATA.contains(&key.as_str()) && !value.is_null());
+        if let Some(Value::String(namespace)) = metadata.remove("namespace") {
+            self.namespaces.insert(namespace);
+        }
+        if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
+            annotations.remove(LAST_APPLIED);
+            if annotations.contains_key("helm.sh/hook") {
+                self.notes.push(format!(
+                    "{shown} is a hook of Helm, and becomes an ordinary object: helm template --no-hooks leaves hooks out"
+                ));
+            }
+            if annotations.is_empty() {
+                metadata.remove("annotations");
+            }
+        }
+        let is_kept = |key: &String| ["annotations", "labels", "name"].contains(&key.as_str());
+        let removed: Vec<_> = metadata
+            .keys()
+            .filter(|key| !is_kept(key))
+            .cloned()
+            .collect();
+        for key in removed {
+            metadata.remove(&key);
+            let key = plain_text(&key, 80);
+            self.notes
+                .push(format!("metadata.{key} of {shown} is left out"));
+        }
+    }
+
+    fn finish(mut self) -> Result<Bundled, String> {
+        if self.manifests.is_empty() {
+            return Err("the input has no manifests".to_owned());
+        }
+        if self.manifests.len() > limits::MANIFESTS {
+            return Err(format!(
+                "{} manifests: a bundle has at most {}; make several bundles",
+                self.manifests.len(),
+                limits::MANIFESTS
+            ));
+        }
+        let namespaces: Vec<_> = self.namespaces.iter().map(String::as_str).collect();
+        match namespaces.as_slice() {
+            [] => {}
+            [one] => self.notes.push(format!(
+                "metadata.namespace: {one} is left out: spec.namespaces of the rule names the target namespaces"
+            )),
+            several => {
+                return Err(format!(
+                    "the manifests are for several namespaces ({}): make a bundle for each, as the rule that selects a bundle \
+                     names the target namespaces",
+                    several.join(", ")
+                ));
+            }
+        }
+        let sizes = self.sizes();
+        let total: usize = sizes.iter().map(|(bytes, _)| bytes).sum();
+        if total > BUNDLE_BYTES {
+            let largest = sizes.iter().take(LARGEST);
+            let largest: Vec<_> = largest
+                .map(|(bytes, name)| format!("{name} {bytes}"))
+                .collect();
+            return Err(format!(
+                "the manifests have {total} bytes, and a bundle at most {BUNDLE_BYTES}: make several bundles; the largest: {}",
+                largest.join(", ")
+            ));
+        }
+        if total > ANNOTATION_BYTES {
+            self.notes.push(
+                "the bundle is too large for the annotation of kubectl apply: use kubectl apply --server-side".to_owned(),
+            );
+        }
+        let is_used = |kind: &BundleKind| {
+            let is_it = |manifest: &Value| {
+                manifest["apiVersion"] == *kind.api_version && manifest["kind"] == *kind.kind
+            };
+            self.manifests.iter().any(is_it)
+        };
+        let mut kinds = std::mem::take(&mut self.defined);
+        kinds.retain(is_used);
+        kinds.truncate(limits::MANIFESTS);
+        Ok(Bundled {
+            spec: ManifestBundleSpec {
+                manifests: self.manifests,
+                kinds,
+            },
+            notes: self.notes,
+        })
+    }
+
+    /// Returns the bytes of each manifest with its name, the largest first.
+    fn sizes(&self) -> Vec<(usize, String)> {
+        let size = |manifest: &Value| {
+            let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let name = word(&manifest["metadata"]["name"]);
+            (
+                manifest.to_string().len(),
+                format!("{} {name}", word(&manifest["kind"])),
+            )
+        };
+        let mut sizes: Vec<_> = self.manifests.iter().map(size).collect();
+        sizes.sort_by(|one, two| two.cmp(one));
+        sizes
+    }
+}
+
+/// Returns the kinds of a CustomResourceDefinition, one for each version.
+fn defined_kinds(definition: &Map<String, Value>) -> Vec<BundleKind> {
+    let Some(spec) = definition.get("spec") else {
+        return Vec::new();
+    };
+    let text = |pointer: &str| spec.pointer(pointer).and_then(Value::as_str);
+    let (Some(group), Some(kind), Some(plural)) =
+        (text("/group"), text("/names/kind"), text("/names/plural"))
+    else {
+        return Vec::new();
+    };
+    let scope = match text("/scope") {
+        Some("Cluster") => BundleKindScope::Cluster,
+        _ => BundleKindScope::Namespaced,
+    };
+    let versions = spec.get("versions").and_then(Value::as_array);
+    let names = versions.into_iter().flatten();
+    let names = names.filter_map(|version| version["name"].as_str());
+    names
+        .map(|version| BundleKind {
+            api_version: format!("{group}/{version}"),
+            kind: kind.to_owned(),
+            plural: plural.to_owned(),
+            scope,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(documents: Vec<Value>) -> Result<Bundled, String> {
+        bundled(vec![ManifestFile {
+            name: "all.yaml".to_owned(),
+            documents,
+        }])
+    }
+
+    fn error(documents: Vec<Value>) -> String {
+        of(documents).err().expect("it is refused")
+    }
+
+    fn map(name: &str) -> Value {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"k": "v"}})
+    }
+
+    #[test]
+    fn lists_are_split_and_fields_of_a_server_removed() {
+        let mut live = map("live");
+        live["status"] = json!({"phase": "x"});
+        live["metadata"] = json!({
+            "name": "live", "uid": "u", "resourceVersion": "1", "creationTimestamp": null, "labels": {"a": "b"},
+            "annotations": {LAST_APPLIED: "{}"}, "ownerReferences": [{"name": "o"}],
+        });
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": [live, map("other")]});
+        let made = of(vec![Value::Null, list, map("last")]).unwrap();
+        let expected = json!([
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "live", "labels": {"a": "b"}}, "data": {"k": "v"}},
+            map("other"), map("last"),
+        ]);
+        assert_eq!(json!(made.spec.manifests), expected);
+        assert_eq!(
+            made.notes,
+            ["metadata.ownerReferences of ConfigMap live is left out"]
+        );
+        assert!(made.spec.kinds.is_empty());
+    }
+
+    #[test]
+    fn namespace_is_left_out_and_several_are_refused() {
+        let within = |name: &str, namespace: &str| {
+            let mut map = map(name);
+            map["metadata"]["namespace"] = json!(namespace);
+            map
+        };
+        let made = of(vec![within("a", "shop"), within("b", "shop"), map("c")]).unwrap();
+        assert!(
+            made.notes[0].contains("metadata.namespace: shop"),
+            "{:?}",
+            made.notes
+        );
+        assert!(
+            made.spec
+                .manifests
+                .iter()
+                .all(|one| one["metadata"]["namespace"].is_null())
+        );
+        let error = error(vec![within("a", "shop"), within("b", "pay")]);
+        assert!(error.contains("pay, shop"), "{error}");
+    }
+
+    #[test]
+    fn what_no_bundle_has_is_refused_with_its_place() {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "stringData": {"k": "hunter2"},
+        });
+        let message = error(vec![map("a"), secret]);
+        assert!(
+            message.starts_with("all.yaml, document 2 (Secret s)"),
+            "{message}"
+        );
+        assert!(!message.contains("hunter2"));
+        let bundle = json!({"apiVersion": "runnel.dev/v1alpha1", "kind": "ManifestBundle", "metadata": {"name": "b"}});
+        assert!(error(vec![bundle]).contains("a bundle in a bundle"));
+        assert!(
+            error(vec![map("a"), map("a")]).contains("twice: it is also in all.yaml, document 1")
+        );
+        assert!(error(vec![json!([1])]).contains("no object"));
+        assert!(error(vec![json!({"kind": "X"})]).contains("no apiVersion"));
+        assert!(error(vec![json!({"apiVersion": "v1", "kind": "X"})]).contains("no metadata"));
+        assert!(
+            error(vec![
+                json!({"apiVersion": "v1", "kind": "X", "metadata": {}})
+            ])
+            .contains("no metadata.name")
+        );
+        assert!(error(vec![Value::Null]).contains("no manifests"));
+    }
+
+    #[test]
+    fn bundle_is_bounded_in_number_and_bytes() {
+        let many = |count: usize| {
+            (0..count)
+                .map(|number| map(&format!("m{number}")))
+                .collect()
+        };
+        assert!(of(many(limits::MANIFESTS)).is_ok());
+        assert!(error(many(limits::MANIFESTS + 1)).contains("101 manifests"));
+        let large = |name: &str, bytes: usize| {
+            let mut map = map(name);
+            map["data"]["k"] = json!("x".repeat(bytes));
+            map
+        };
+        let made = of(vec![large("a", ANNOTATION_BYTES)]).unwrap();
+        assert!(made.notes[0].contains("--server-side"));
+        let rest = BUNDLE_BYTES - map("a").to_string().len() - map("b").to_string().len() + 2;
+        assert!(of(vec![large("a", rest / 2), large("b", rest - rest / 2)]).is_ok());
+        let message = error(vec![large("a", rest / 2), large("b", rest - rest / 2 + 1)]);
+        assert!(message.contains("the largest: ConfigMap b"), "{message}");
+    }
+
+    #[test]
+    fn kinds_that_the_input_defines_are_named() {
+        let definition = json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "widgets.example.org"},
+            "spec": {
+                "group": "example.org", "scope": "Namespaced", "names": {"kind": "Widget", "plural": "widgets"},
+                "versions": [{"name": "v1"}, {"name": "v2"}],
+            },
+        });
+        let widget =
+            json!({"apiVersion": "example.org/v2", "kind": "Widget", "metadata": {"name": "w"}});
+        let made = of(vec![definition, widget]).unwrap();
+        let expected = BundleKind {
+            api_version: "example.org/v2".to_owned(),
+            kind: "Widget".to_owned(),
+            plural: "widgets".to_owned(),
+            scope: BundleKindScope::Namespaced,
+        };
+        assert_eq!(made.spec.kinds, [expected]);
+    }
+
+    #[test]
+    fn hook_of_helm_is_noted() {
+        let mut hook = map("test");
+        hook["metadata"]["annotations"] = json!({"helm.sh/hook": "test"});
+        assert!(of(vec![hook]).unwrap().notes[0].contains("--no-hooks"));
+    }
+
+    #[test]
+    fn yaml_of_a_bundle_is_read_back_exactly() {
+        let tricky = json!({
+            "bool": "yes", "number": "0123", "null": "null", "empty": "", "lines": "a\n  b\n\n", "tab": "\ta", "colon": "a: b # c",
+            "control": "\u{1b}[31m\u{202e}", "dash": "- x", "quote": "'\"", "date": "2020-01-01", "e": "1e3", "space": " x ",
+        });
+        let mut one = map("a");
+        one["data"] = tricky;
+        let made = of(vec![one]).unwrap();
+        let object = ManifestBundle::new("b", made.spec);
+        let text = serde_saphyr::to_string(&object).unwrap();
+        let read: ManifestBundle = serde_saphyr::from_str(&text).unwrap();
+        assert_eq!(read, object);
+    }
+
+    #[test]
+    fn bundle_is_called_as_its_only_file() {
+        let folder = std::env::temp_dir().join(format!("runnel-bundle-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("web")).unwrap();
+        let path = |name: &str| folder.join(name).display().to_string();
+        std::fs::write(path("app.yaml"), "").unwrap();
+        assert_eq!(name_of(&[path("app.yaml")]).unwrap(), "app");
+        assert_eq!(name_of(&[path("web")]).unwrap(), "web");
+        assert!(
+            name_of(&[path("web"), path("app.yaml")])
+                .unwrap_err()
+                .contains("--name")
+        );
+        assert!(name_of(&["-".to_owned()]).unwrap_err().contains("--name"));
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,399 @@
+//! Manifests in bundles: each becomes a copy of its own, and nothing takes effect on the hub.
+
+use anyhow::{Context, Result, ensure};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, TestCluster, condition};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+static FLEET: OnceCell<Fleet> = OnceCell::const_new();
+
+const BUNDLES: &str = "manifestbundles.runnel.dev";
+const DEPLOYMENTS: &str = "deployments.apps";
+
+async fn fleet() -> Result<&'static Fleet> {
+    let kinds = [
+        "configmaps",
+        "secrets",
+        "services",
+        DEPLOYMENTS,
+        "widgets.example.org",
+    ];
+    FLEET
+        .get_or_try_init(|| {
+            Fleet::start(FleetOptions {
+                members: 2,
+                agent_values: json!({"policy": {"kinds": kinds, "allowPrivileged": [DEPLOYMENTS]}}),
+                ..FleetOptions::default()
+            })
+        })
+        .await
+}
+
+fn manifest(api_version: &str, kind: &str, name: &str, content: &Value) -> Value {
+    let mut manifest = json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": name}});
+    if let (Value::Object(manifest), Value::Object(content)) = (&mut manifest, content) {
+        manifest.extend(content.clone());
+    }
+    manifest
+}
+
+fn settings(text: &str) -> Value {
+    manifest("v1", "ConfigMap", "settings", &json!({"data": {"k": text}}))
+}
+
+fn service(port: u16) -> Value {
+    let spec = json!({"selector": {"app": "web"}, "ports": [{"port": port}]});
+    manifest("v1", "Service", "web", &json!({"spec": spec}))
+}
+
+fn deployment() -> Value {
+    let labels = json!({"app": "web"});
+    let spec = json!({
+        "replicas": 0, "selector": {"matchLabels": labels},
+        "template": {
+            "metadata": {"labels": labels}, "spec": {"containers": [{"name": "web", "image": "registry.invalid/web:1"}]},
+        },
+    });
+    manifest("apps/v1", "Deployment", "web", &json!({"spec": spec}))
+}
+
+fn bundle(namespace: &str, name: &str, manifests: &[Value]) -> Value {
+    json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ManifestBundle",
+        "metadata": {"namespace": namespace, "name": name}, "spec": {"manifests": manifests},
+    })
+}
+
+/// The object that a manifest is in a namespace.
+fn within(manifest: &Value, namespace: &str) -> Result<Id> {
+    let mut object = manifest.clone();
+    object["metadata"]["namespace"] = json!(namespace);
+    Id::of(&object)
+}
+
+/// Namespaces in all clusters, and a rule of the whole cluster that selects every bundle of it.
+async fn prepared(scene: &Scene, namespace: &str, change: &Value) -> Result<Id> {
+    scene.hub_namespaces(&[namespace]).await?;
+    scene.member_namespaces(&[namespace]).await?;
+    let entry = json!({"resources": [BUNDLES], "names": ["*"], "namespaces": [namespace]});
+    let draft = RuleDraft::cluster_scoped(namespace)
+        .source(entry)
+        .everywhere();
+    let draft = change
+        .as_object()
+        .into_iter()
+        .flatten()
+        .fold(draft, |draft, (field, value)| {
+            draft.with(field, value.clone())
+        });
+    scene.hub.make(&draft.json()).await?;
+    Ok(Id::cluster_rule(namespace))
+}
+
+/// Waits until each member has a value at a path of its copy.
+async fn is_everywhere(scene: &Scene, id: &Id, path: &str, value: &Value) -> Result<()> {
+    for member in &scene.members {
+        let what = format!("with {value} at {path}");
+        let seen = member.sees(&what, id, |copy| {
+            ensure!(copy.pointer(path) == Some(value), "{copy}");
+            Ok(())
+        });
+        seen.await?;
+    }
+    Ok(())
+}
+
+/// Waits until the rule is not ready for this reason, with these words in its message.
+async fn is_stalled(hub: &TestCluster, rule: &Id, reason: &str, words: &[&str]) -> Result<Value> {
+    hub.sees(&format!("{reason} with {words:?}"), rule, |object| {
+        let ready = condition(object, "Ready")?;
+        let message = ready["message"].as_str().unwrap_or_default();
+        let all = words.iter().all(|word| message.contains(word));
+        ensure!(ready["reason"] == reason && all, "{ready}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn manifests_are_delivered_edited_and_removed() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let home = "delivered";
+    let rule = prepared(&scene, home, &json!({})).await?;
+    let all = [deployment(), service(80), settings("one")];
+    scene.hub.make(&bundle(home, "web", &all)).await?;
+    let status = scene.hub.all_applied(&rule, 6).await?;
+    ensure!(
+        status["status"]["summary"]["sources"] == 3,
+        "{}",
+        status["status"]
+    );
+    let ids = [
+        within(&all[0], home)?,
+        within(&all[1], home)?,
+        within(&all[2], home)?,
+    ];
+    is_everywhere(
+        &scene,
+        &ids[0],
+        "/spec/template/spec/containers/0/name",
+        &json!("web"),
+    )
+    .await?;
+    let source = "/metadata/annotations/runnel.dev~1source";
+    let named = json!(format!("deployments.apps/{home}/web"));
+    is_everywhere(&scene, &ids[0], source, &named).await?;
+    for id in &ids {
+        ensure!(scene.hub.find(id).await?.is_none(), "{id} is on the hub");
+    }
+
+    // An edit of one manifest leaves the copies of the others alone.
+    let untouched = scene.member(1).get(&ids[0]).await?;
+    let web = Id::of(&bundle(home, "web", &all))?;
+    let edited = json!([deployment(), service(8080), settings("two")]);
+    scene
+        .hub
+        .change(&web, json!({"spec": {"manifests": edited}}))
+        .await?;
+    is_everywhere(&scene, &ids[1], "/spec/ports/0/port", &json!(8080)).await?;
+    is_everywhere(&scene, &ids[2], "/data/k", &json!("two")).await?;
+    scene.member(1).is_untouched(&untouched).await?;
+
+    // Drift of a copy is corrected.
+    scene
+        .member(1)
+        .change(&ids[1], json!({"spec": {"selector": {"app": "other"}}}))
+        .await?;
+    is_everywhere(&scene, &ids[1], "/spec/selector/app", &json!("web")).await?;
+
+    // A manifest leaves the bundle, and then the bundle goes.
+    let left = json!([deployment(), settings("two")]);
+    scene
+        .hub
+        .change(&web, json!({"spec": {"manifests": left}}))
+        .await?;
+    for member in &scene.members {
+        member.lacks(&ids[1]).await?;
+    }
+    scene.hub.all_applied(&rule, 4).await?;
+    scene.hub.delete(&web).await?;
+    for member in &scene.members {
+        member.lacks(&ids[0]).await?;
+        member.lacks(&ids[2]).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn wrong_manifests_are_named_and_remove_nothing() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let home = "wrong";
+    let rule = prepared(&scene, home, &json!({})).await?;
+    let good = [service(80), settings("one")];
+    scene.hub.make(&bundle(home, "web", &good)).await?;
+    scene.hub.all_applied(&rule, 4).await?;
+    let web = Id::of(&bundle(home, "web", &good))?;
+    let [service, map] = [within(&good[0], home)?, within(&good[1], home)?];
+    let place = format!("spec.manifests[1] of {BUNDLES}/{home}/web");
+    let secret = manifest(
+        "v1",
+        "Secret",
+        "s",
+        &json!({"stringData": {"k": "hunter2"}}),
+    );
+    let lost = manifest("example.org/v1", "Lost", "l", &json!({}));
+    let namespace = manifest("v1", "Namespace", "n", &json!({}));
+    for (wrong, words) in [
+        (secret, "distribute the Secret itself"),
+        (lost, "does not serve example.org/v1 Lost"),
+        (namespace, "belong to no namespace"),
+    ] {
+        let manifests = json!([settings("two"), wrong, good[0]]);
+        scene
+            .hub
+            .change(&web, json!({"spec": {"manifests": manifests}}))
+            .await?;
+        let status = is_stalled(&scene.hub, &rule, "InvalidCopy", &[&place, words]).await?;
+        ensure!(
+            !status.to_string().contains("hunter2"),
+            "a value of a Secret is in the status"
+        );
+    }
+    is_everywhere(&scene, &map, "/data/k", &json!("two")).await?;
+    let manifests = json!([
+        settings("two"),
+        manifest("example.org/v1", "Lost", "l", &json!({}))
+    ]);
+    scene
+        .hub
+        .change(&web, json!({"spec": {"manifests": manifests}}))
+        .await?;
+    is_stalled(&scene.hub, &rule, "InvalidCopy", &["does not serve"]).await?;
+    for member in &scene.members {
+        member.get(&service).await.context("it is gone")?;
+    }
+    scene
+        .hub
+        .change(&web, json!({"spec": {"manifests": [settings("two")]}}))
+        .await?;
+    for member in &scene.members {
+        member.lacks(&service).await?;
+    }
+    scene.hub.all_applied(&rule, 2).await?;
+
+    // The same object in two bundles is sent by neither, and stays as it is.
+    scene
+        .hub
+        .make(&bundle(home, "other", &[settings("other")]))
+        .await?;
+    is_stalled(&scene.hub, &rule, "AmbiguousSource", &["/web", "/other"]).await?;
+    is_everywhere(&scene, &map, "/data/k", &json!("two")).await?;
+    scene.hub.delete(&web).await?;
+    is_everywhere(&scene, &map, "/data/k", &json!("other")).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn kind_of_members_alone_is_named_in_the_bundle() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let home = "foreign";
+    let shape = json!({
+        "transform": {"labels": {"add": {"shaped": "yes"}}, "name": "${bundle.name}-${source.name}"},
+        "substitute": {"fields": ["/spec/cluster"]},
+    });
+    let rule = prepared(&scene, home, &shape).await?;
+    let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    for member in &scene.members {
+        let definition = Draft::definition("widgets.example.org", "Widget", &[("v1", &any)]);
+        member.make(&definition.json()).await?;
+    }
+    let widget = manifest(
+        "example.org/v1",
+        "Widget",
+        "w",
+        &json!({"spec": {"cluster": "${cluster.name}"}}),
+    );
+    let mut object = bundle(home, "app", &[widget]);
+    object["spec"]["kinds"] =
+        json!([{"apiVersion": "example.org/v1", "kind": "Widget", "plural": "widgets"}]);
+    scene.hub.make(&object).await?;
+    scene.hub.all_applied(&rule, 2).await?;
+    let copy = manifest("example.org/v1", "Widget", "app-w", &json!({}));
+    let id = within(&copy, home)?;
+    for member in &scene.members {
+        let copy = member.get(&id).await?;
+        ensure!(copy["spec"]["cluster"] == member.name(), "{copy}");
+        ensure!(copy["metadata"]["labels"]["shaped"] == "yes", "{copy}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn grant_is_for_the_kind_of_the_manifest() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let home = "granted";
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home]).await?;
+    scene
+        .hub
+        .make(&bundle(home, "web", &[service(80), settings("one")]))
+        .await?;
+    let entry = json!({"resources": [BUNDLES], "names": ["web"]});
+    let draft = RuleDraft::new(home, "web").source(entry).everywhere();
+    scene.hub.make(&draft.json()).await?;
+    let rule = Id::rule(home, "web");
+    // The grant that the hub makes is for ConfigMaps and Secrets.
+    is_everywhere(
+        &scene,
+        &within(&settings(""), home)?,
+        "/data/k",
+        &json!("one"),
+    )
+    .await?;
+    scene
+        .hub
+        .sees("services not granted", &rule, |object| {
+            let granted = condition(object, "Granted")?;
+            let message = granted["message"].as_str().unwrap_or_default();
+            let is_right = granted["status"] == "False" && message.contains("services");
+            ensure!(
+                is_right && !message.contains("manifestbundles"),
+                "{granted}"
+            );
+            Ok(())
+        })
+        .await?;
+    let grant = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "services-of-granted"},
+        "spec": {
+            "rules": {"namespaces": {"names": [home]}}, "resources": ["services"], "clusters": {"all": true},
+            "namespaces": {"names": [home]},
+        },
+    });
+    scene.hub.make(&grant).await?;
+    scene.hub.all_applied(&rule, 4).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn author_of_a_bundle_may_create_what_carries_rights() -> Result<()> {
+    let (fleet, home) = (fleet().await?, "authors");
+    let scene = Scene::of(fleet).await?;
+    scene.hub_namespaces(&[home]).await?;
+    let hub = fleet.hub();
+    let role = [
+        "create",
+        "role",
+        "bundles",
+        "-n",
+        home,
+        "--verb=create",
+        "--resource=manifestbundles.runnel.dev",
+    ];
+    hub.kubectl(&role).await?;
+    hub.kubectl(&[
+        "create",
+        "rolebinding",
+        "bundles",
+        "-n",
+        home,
+        "--role=bundles",
+        "--user=jane",
+    ])
+    .await?;
+    let create = ["create", "--as=jane", "-f", "-"];
+    let harmless = bundle(home, "harmless", &[service(80), settings("one")]);
+    hub.kubectl_stdin(&create, &harmless.to_string()).await?;
+    let account = manifest("v1", "ServiceAccount", "a", &json!({}));
+    let two = bundle(home, "two", &[settings("one"), account, deployment()]);
+    let refused = hub.kubectl_stdin(&create, &two.to_string()).await.err();
+    let refused = format!("{:#}", refused.context("jane may create it")?);
+    ensure!(
+        refused.contains("jane may not create")
+            && refused.contains(&format!("in the namespace {home}")),
+        "{refused}"
+    );
+    let role = [
+        "create",
+        "role",
+        "objects",
+        "-n",
+        home,
+        "--verb=create",
+        "--resource=deployments.apps,serviceaccounts",
+    ];
+    hub.kubectl(&role).await?;
+    hub.kubectl(&[
+        "create",
+        "rolebinding",
+        "objects",
+        "-n",
+        home,
+        "--role=objects",
+        "--user=jane",
+    ])
+    .await?;
+    hub.kubectl_stdin(&create, &two.to_string()).await?;
+    Ok(())
+}
