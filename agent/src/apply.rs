@@ -279,7 +279,8 @@ impl ApplyRun<'_> {
     }
 
     fn record_object(&mut self, object: &DynamicObject) {
-        if let Some((_, live)) = live::reduce(&self.kind, object, &self.member.sealer) {
+        let (kinds, sealer) = (&self.member.kinds, &self.member.sealer);
+        if let Some((_, live)) = kinds.reduce(&self.kind, object, sealer) {
             self.done.observed = Some(Observed::Live(live));
         }
     }

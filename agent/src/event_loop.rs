@@ -8,6 +8,7 @@ use runnel_transport::ops::PendingPart;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use crate::kinds::KindRegistry;
 use crate::lease::WriteRight;
 use crate::link::LinkEvent;
 use crate::metrics::Metrics;
@@ -50,6 +51,8 @@ pub struct EventLoop {
     pub notices: mpsc::Sender<Notice>,
     /// Fires when the first lists are complete.
     pub start: Option<(oneshot::Sender<()>, Option<PendingPart>)>,
+    /// The kinds of the cluster, and the fields that are read in their objects.
+    pub kinds: KindRegistry,
     /// Whether copies may be written.
     pub right: WriteRight,
     /// The signal that ends the loop.
@@ -162,6 +165,9 @@ impl EventLoop {
 
     /// Starts the jobs and frames of the core, and the due stores.
     fn dispatch(&mut self, turn: &mut LoopState, now: Instant) {
+        if let Some(paths) = self.core.take_feedback(now) {
+            self.kinds.set_feedback(paths);
+        }
         loop {
             if turn.job.is_none() {
                 turn.job = self.core.next_job(now);

@@ -72,6 +72,7 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
         newest: false,
         applied_at: 0,
         health: None,
+        feedback: None,
     }
 }
 

@@ -5,13 +5,17 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
+use kube::api::DynamicObject;
 use kube::discovery::{Discovery, verbs};
-use runnel_proto::model::{Kind, Kinds};
+use runnel_proto::model::{Kind, Kinds, SourceRef};
 use runnel_transport::discovery::{served_kind, served_resources};
 use tokio::sync::{Notify, watch};
 
 use crate::call::{Call, with_timeout};
+use runnel_agent_core::feedback::FeedbackPaths;
+use runnel_agent_core::live::{self, Live};
 use runnel_agent_core::managed_fields::apply_entry;
+use runnel_agent_core::seal::Sealer;
 
 /// What the agent does with copies. A kind without one of these verbs cannot be distributed.
 const VERBS: [&str; 6] = [
@@ -28,6 +32,7 @@ const VERBS: [&str; 6] = [
 pub struct KindRegistry {
     kinds: Arc<watch::Sender<Kinds>>,
     recheck: Arc<Notify>,
+    feedback: Arc<watch::Sender<FeedbackPaths>>,
 }
 
 impl KindRegistry {
@@ -54,6 +59,23 @@ impl KindRegistry {
         let version = applied.rsplit('/').next()?;
         let other = self.in_version(&kind.resource, version)?;
         (*other.api_version == *applied).then_some(other)
+    }
+
+    /// Reduces a live object, with the values of the fields that rules have returned.
+    pub fn reduce(
+        &self,
+        kind: &Kind,
+        object: &DynamicObject,
+        sealer: &Sealer,
+    ) -> Option<(SourceRef, Live)> {
+        let (copy, mut live) = live::reduce(kind, object, sealer)?;
+        live.feedback = self.feedback.borrow().read(kind, object);
+        Some((copy, live))
+    }
+
+    /// Replaces the paths of the fields that rules have returned.
+    pub fn set_feedback(&self, paths: FeedbackPaths) {
+        self.feedback.send_replace(paths);
     }
 
     /// Requests that the kinds are read again, because the API server does not know one of them.

@@ -215,7 +215,7 @@ fn tasks(
     (ready, right): (Option<PendingPart>, WriteRight),
     (store, history_token): (Store, HistoryTokenStore),
     identity: Identity,
-    core: Reconciler,
+    mut core: Reconciler,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
     mut jitter: Jitter,
 ) -> Vec<(&'static str, Task)> {
@@ -237,6 +237,9 @@ fn tasks(
     let (start, started) = oneshot::channel();
     let mut tasks: Vec<(&'static str, Task)> = vec![];
     let kinds = KindRegistry::default();
+    if let Some(paths) = core.take_feedback(Instant::now()) {
+        kinds.set_feedback(paths);
+    }
     let watches = Watches {
         client: client.clone(),
         sealer: sealer.clone(),
@@ -263,7 +266,7 @@ fn tasks(
     ));
     tasks.push((
         "events",
-        task(drain.clone(), events::run(client, kinds, to_events)),
+        task(drain.clone(), events::run(client, kinds.clone(), to_events)),
     ));
     let event_loop = EventLoop {
         core,
@@ -276,6 +279,7 @@ fn tasks(
         done: from_worker,
         notices,
         start: Some((start, ready)),
+        kinds,
         right: right.clone(),
         drain: drain.clone(),
     };

@@ -157,6 +157,11 @@ async fn health_of_copies_is_reported_with_their_messages() -> Result<()> {
     scene.hub.make(&settings.json()).await?;
     let (web, task, gear) = (Id::of(&web)?, Id::of(&task)?, Id::of(&gear)?);
     let (id, draft) = rule(namespace);
+    let returned = json!([
+        {"resource": "deployments.apps", "name": "ready", "jsonPath": ".status.readyReplicas"},
+        {"resource": "widgets.example.org", "name": "why", "jsonPath": ".status.conditions[?(@.type==\"Stalled\")].message"},
+    ]);
+    let draft = draft.with("feedback", returned);
     scene.hub.make(&draft.json()).await?;
 
     // The controllers have written nothing yet: the Widget has no health, and neither has the ConfigMap.
@@ -224,7 +229,8 @@ async fn health_of_copies_is_reported_with_their_messages() -> Result<()> {
         "-o",
         "json",
     ];
-    let copies: Value = serde_json::from_str(&hub.kubectl(&arguments).await?)?;
+    let copies_of = arguments;
+    let copies: Value = serde_json::from_str(&hub.kubectl(&copies_of).await?)?;
     let items = copies["items"].as_array().context("no items")?;
     let of = |kind: &str| {
         items
@@ -238,6 +244,41 @@ async fn health_of_copies_is_reported_with_their_messages() -> Result<()> {
         "{gears}"
     );
     ensure!(of("ConfigMap").context("no ConfigMap")?["status"]["health"].is_null());
+    // So it is with the fields that the rule has returned.
+    let why = json!([{"name": "why", "value": "it is out of oil"}]);
+    ensure!(gears["status"]["feedback"] == why, "{gears}");
+    let ready = json!([{"name": "ready", "value": "1"}]);
+    ensure!(of("Deployment").context("no Deployment")?["status"]["feedback"] == ready);
+    let arguments = [
+        "get",
+        "clusterdeliveries",
+        "--field-selector",
+        &selector,
+        "-o",
+        "json",
+    ];
+    let deliveries: Value = serde_json::from_str(&hub.kubectl(&arguments).await?)?;
+    let feedback = &deliveries["items"][0]["status"]["feedback"];
+    let expected = json!([
+        {"copy": "deployments.apps/health/web", "name": "ready", "value": "1"},
+        {"copy": "widgets.example.org/health/gear", "name": "why", "value": "it is out of oil"},
+    ]);
+    ensure!(*feedback == expected, "{feedback}");
+    // Another field is read at once in the copies that are there.
+    let returned =
+        json!([{"resource": "jobs.batch", "name": "active", "jsonPath": ".status.active"}]);
+    scene
+        .hub
+        .change(&id, json!({"spec": {"feedback": returned}}))
+        .await?;
+    eventually("another field to be returned", SOON, async || {
+        let copies: Value = serde_json::from_str(&hub.kubectl(&copies_of).await?)?;
+        let items = copies["items"].as_array().context("no items")?;
+        let mut values = items.iter().map(|item| &item["status"]["feedback"]);
+        let active = json!([{"name": "active", "value": "1"}]);
+        Ok(values.any(|value| *value == active).then_some(()))
+    })
+    .await?;
 
     write_condition(member, &gear, "Ready", "True", "").await?;
     scene.hub.all_applied(&id, 4 * MEMBERS).await?;

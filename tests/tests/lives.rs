@@ -522,6 +522,7 @@ impl World {
                 newest: false,
                 applied_at: 0,
                 health: None,
+                feedback: None,
             };
             self.objects.insert(copy.clone(), live.clone());
             self.untold.push_back(Event::Copy(copy.clone(), live));

@@ -53,6 +53,7 @@ fn lives() -> impl Strategy<Value = Live> {
             newest: false,
             applied_at: 0,
             health: None,
+            feedback: None,
         }
     })
 }
@@ -74,6 +75,7 @@ fn conflict_names_object_manager_and_hint() {
         newest: false,
         applied_at: 0,
         health: None,
+        feedback: None,
     };
     let text = |ownership, who| conflict(&live(ownership, who)).message.to_string();
     assert_eq!(
@@ -255,6 +257,7 @@ fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Obser
             newest: false,
             applied_at: 0,
             health: None,
+            feedback: None,
         })
     };
     match action {

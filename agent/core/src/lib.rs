@@ -20,6 +20,7 @@ pub mod decide;
 pub mod delete_limit;
 pub mod desired;
 pub mod diff;
+pub mod feedback;
 pub mod field_set;
 pub mod health;
 pub mod leader_fence;

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::copy::IntentKey;
 use crate::copy::{NewPayload, rule_label};
+use crate::feedback::PathValues;
 use crate::health;
 use crate::managed_fields::{self, FIELD_MANAGER, apply_entry};
 use crate::policy::Facts;
@@ -77,6 +78,8 @@ pub struct Live {
     pub applied_at: i64,
     /// Its health, if it has one.
     pub health: Option<Box<ObservedHealth>>,
+    /// The values of the fields that rules have returned. [`reduce`] leaves them out.
+    pub feedback: Option<Arc<PathValues>>,
 }
 
 impl Live {
@@ -221,6 +224,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
             .and_then(|entry| entry.time.as_ref())
             .map_or(0, |time| time.0.as_second()),
         health: health::observe(kind, object).map(Box::new),
+        feedback: None,
     };
     Some((copy, live))
 }

@@ -270,6 +270,7 @@ mod tests {
             newest: false,
             applied_at: 0,
             health: None,
+            feedback: None,
         })
     }
 

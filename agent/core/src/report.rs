@@ -136,6 +136,16 @@ impl Report {
         self.copies.insert(copy.clone(), report);
     }
 
+    /// Records that the values changed which the rule of a copy's live object has returned. They wait as a change of health
+    /// does.
+    pub fn touch_values(&mut self, copy: &SourceRef) {
+        let report = self.copies.get(copy);
+        let rule = report.and_then(|report| Some(report.owned()?.0.clone()));
+        if let Some(rule) = rule {
+            self.mark(&rule, true);
+        }
+    }
+
     /// Adds the health of a copy to the sums, or takes it off.
     fn count_health(&mut self, copy: &SourceRef, report: &CopyReport, message: &str, add: bool) {
         let (Some(health), Some((rule, outcome))) = (report.health, report.owned()) else {

@@ -429,7 +429,7 @@ impl Source for Copies {
 
     fn object_events(&self, object: DynamicObject, listed: bool) -> Vec<Event> {
         let kind = self.kind_of(&object);
-        let Some((copy, live)) = live::reduce(&kind, &object, &self.sealer) else {
+        let Some((copy, live)) = self.kinds.reduce(&kind, &object, &self.sealer) else {
             return vec![];
         };
         // After a restart, the copy may be the only source of the content while the hub is

@@ -17,6 +17,7 @@ mod analysis;
 mod bundle;
 mod check;
 pub mod conditions;
+mod feedback;
 mod fleet;
 mod generate;
 mod grant;
@@ -36,6 +37,7 @@ mod window;
 pub use analysis::{Analysis, AnalysisStatus, HttpCheck, PrometheusCheck};
 pub use bundle::{BundleKind, BundleKindScope, ManifestBundle, ManifestBundleSpec};
 pub use check::{SpecError, check_spec};
+pub use feedback::Feedback;
 pub use fleet::{
     Deliberate, Fleet, FleetLimit, FleetRemovalLimit, FleetSpec, FleetStatus, MemberLimit,
     PendingCause,
@@ -72,9 +74,9 @@ pub use shape::{
 
 pub use view::{
     CLUSTER_LABEL, ClusterCopySpec, ClusterDelivery, ClusterDeliverySpec, CopySpec, CopyStatus,
-    CopyTarget, Delivery, DeliveryCondition, DeliveryFailure, DeliverySpec, DeliveryStatus,
-    ListedClusterCopy, ListedCopy, MemberTarget, MemberTargetSpec, MemberTargetStatus, RULE_LABEL,
-    TargetGrant, VIEW_GROUP, VIEW_VERSION,
+    CopyTarget, Delivery, DeliveryCondition, DeliveryFailure, DeliveryFeedback, DeliverySpec,
+    DeliveryStatus, ListedClusterCopy, ListedCopy, MemberTarget, MemberTargetSpec,
+    MemberTargetStatus, RULE_LABEL, ReturnedField, TargetGrant, VIEW_GROUP, VIEW_VERSION,
 };
 pub use view_request::{
     BlockedRemoval, ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyExplanationSpec,
@@ -125,6 +127,8 @@ pub mod limits {
     pub const OVERRIDES: usize = 16;
     /// Manifests in one bundle.
     pub const MANIFESTS: usize = 100;
+    /// Fields of copies that a rule has returned.
+    pub const FEEDBACK: usize = 8;
     /// Windows of a rollout, or of a cluster.
     pub const WINDOWS: usize = 8;
     /// Clusters that a rule's status lists, the worst first.

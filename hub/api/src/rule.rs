@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Clusters, LabelSelector, Namespaces, Override, Rollout, RuleStatus, Substitute, Transform,
-    limits, schema, schema::Item,
+    Clusters, Feedback, LabelSelector, Namespaces, Override, Rollout, RuleStatus, Substitute,
+    Transform, limits, schema, schema::Item,
 };
 
 /// Distributes the selected objects to clusters and namespaces.
@@ -168,6 +168,11 @@ pub struct RuleTerms {
     /// targets count. The Fleet limits all rules together.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
+    /// Fields of the copies whose values the agents return, for `deliveries` and `copies` of the view API. At most 8. Of a rule
+    /// in one cluster `deliveries` shows the values of the first copies, about 4 KiB.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("name", limits::FEEDBACK))]
+    pub feedback: Vec<Feedback>,
     /// The rollout of changes. Without it, all clusters get a change at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Rollout")]

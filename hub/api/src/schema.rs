@@ -1,6 +1,6 @@
 //! Validation by the API server beyond types: limits, list types, and CEL rules whose messages name
 //! the field and a hint.
-use runnel_proto::model::POINTER_LIMIT;
+use runnel_proto::model::{JSON_PATH_LIMIT, POINTER_LIMIT};
 use schemars::Schema;
 use serde_json::{Map, Value, json};
 
@@ -17,6 +17,8 @@ const LABEL_VALUE: &str = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$";
 
 /// A pointer with keys for the items of lists: the parser is `FieldPath` of the model.
 const CONTENT_POINTER: &str = r"^(/(([^/~\\s\\pC\\pZ\\[]|~[01])([^/~\\s\\pC\\pZ]|~[01])*|\\[[^/~=,\\s\\pC\\pZ\\[\\]]+=([^/~,\\s\\pC\\pZ]|~[012])*(,[^/~=,\\s\\pC\\pZ\\[\\]]+=([^/~,\\s\\pC\\pZ]|~[012])*)*\\])){1,32}$";
+/// A path to a field of status or spec: the parser is `JsonPath` of the model.
+const FEEDBACK_PATH: &str = r#"^\\.(status|spec)(\\.[-_A-Za-z0-9]+|\\[0\\]|\\[\\?\\(@\\.[-_A-Za-z0-9]+=="[^"\\\\]+"\\)\\]){1,15}$"#;
 /// A pointer of a JSON patch.
 const PATCH_POINTER: &str = "^(/([^/~]|~[01])+)+$";
 /// Pointers to what no rule changes.
@@ -296,6 +298,34 @@ pub(super) fn text(max: usize) -> impl FnMut(&mut Schema) {
     move |schema| {
         schema.insert("maxLength".into(), json!(max));
     }
+}
+
+/// The kind of a field that agents return.
+pub(super) fn feedback_resource(schema: &mut Schema) {
+    let (regex, longest, hint) = Item::Resource.pattern();
+    text(longest)(schema);
+    rule(
+        format!("self.matches('{regex}')"),
+        format!("feedback.resource: {hint}"),
+    )(schema);
+    let hint = "feedback.resource: nothing is returned of Secrets: remove this entry";
+    rule("self != 'secrets'", hint)(schema);
+}
+
+/// The name of a field that agents return.
+pub(super) fn feedback_name(schema: &mut Schema) {
+    text(63)(schema);
+    let hint = "feedback.name: write a word of letters, digits, '-', '_' and '.', with a letter or digit at both ends";
+    let regex = "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$";
+    rule(format!("self.matches('{regex}')"), hint)(schema);
+}
+
+/// The path to a field that agents return: the parser is `JsonPath` of the model.
+pub(super) fn feedback_path(schema: &mut Schema) {
+    text(JSON_PATH_LIMIT)(schema);
+    let hint = "feedback.jsonPath: write a path to a field of status or spec, such as .status.readyReplicas, \
+                .status.loadBalancer.ingress[0].ip or .status.conditions[?(@.type==\"Ready\")].reason";
+    rule(format!("self.matches('{FEEDBACK_PATH}')"), hint)(schema);
 }
 
 /// `sha256:` and 64 hexadecimal digits.

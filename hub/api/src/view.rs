@@ -115,6 +115,9 @@ pub struct DeliveryStatus {
     /// The copies that failed or are unhealthy, the worst first; at most five.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<DeliveryFailure>,
+    /// The values of `spec.feedback` of the rule in the first copies, about 4 KiB at most.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub feedback: Vec<DeliveryFeedback>,
     /// Ready: whether the state is Ready and the revision is the newest one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<DeliveryCondition>,
@@ -147,6 +150,30 @@ pub struct DeliveryFailure {
     /// The message of the agent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+}
+
+/// A field of a copy, which its rule has returned.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryFeedback {
+    /// The copy in the member cluster, as resource/namespace/name.
+    pub copy: String,
+    /// The name in `spec.feedback`.
+    pub name: String,
+    /// The value.
+    #[serde(default)]
+    pub value: String,
+}
+
+/// A field of a copy, which its rule has returned.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReturnedField {
+    /// The name in `spec.feedback`.
+    pub name: String,
+    /// The value.
+    #[serde(default)]
+    pub value: String,
 }
 
 /// A copy of a source in a member cluster.
@@ -237,6 +264,9 @@ pub struct CopyStatus {
     /// The message of the object about its health; empty if it is current.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub health_message: String,
+    /// The values of `spec.feedback` of the rule, as far as the object has the fields.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub feedback: Vec<ReturnedField>,
 }
 
 /// A member cluster to which the DistributionRules of the namespace may send.

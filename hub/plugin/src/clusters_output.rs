@@ -120,6 +120,18 @@ pub fn clusters(rows: &[DeliveryRow], colors: bool) -> String {
             );
         }
     }
+    if rows.iter().any(|row| !row.status.feedback.is_empty()) {
+        output += "\nFeedback (of the first copies in each cluster):\n";
+    }
+    for row in rows {
+        for field in &row.status.feedback {
+            let _ = writeln!(
+                output,
+                "  {}: {}: {}: {}",
+                row.cluster, field.copy, field.name, field.value
+            );
+        }
+    }
     output
 }
 
@@ -158,7 +170,7 @@ pub fn tone(state: &str) -> Tone {
 mod tests {
     use super::*;
     use runnel_api::ClusterState::{self, Failed, Ready, Unreachable};
-    use runnel_api::DeliveryFailure;
+    use runnel_api::{DeliveryFailure, DeliveryFeedback};
 
     fn row(
         name: &str,
@@ -202,6 +214,27 @@ What failed (at most five copies per cluster):
 ";
         assert_eq!(clusters(&[failed, ready.clone()], false), golden);
         assert!(!clusters(std::slice::from_ref(&ready), false).contains("failed"));
+    }
+
+    #[test]
+    fn health_and_feedback_are_shown_where_copies_have_them() {
+        let mut ready = row("eu-1", Ready, [4, 0, 0], "AllApplied", "");
+        (ready.status.with_health, ready.status.healthy) = (2, 2);
+        ready.status.feedback.push(DeliveryFeedback {
+            copy: "deployments.apps/shop/web".into(),
+            name: "ready".into(),
+            value: "3".into(),
+        });
+        let without = row("eu-2", Ready, [2, 0, 0], "AllApplied", "");
+        let golden = "\
+CLUSTER   STATE   APPLIED   FAILED   WAITING   HEALTHY   REASON       MESSAGE
+eu-1      Ready   4         0        0         2/2       AllApplied   <none>
+eu-2      Ready   2         0        0         <none>    AllApplied   <none>
+
+Feedback (of the first copies in each cluster):
+  eu-1: deployments.apps/shop/web: ready: 3
+";
+        assert_eq!(clusters(&[ready, without], false), golden);
     }
 
     #[test]

@@ -313,6 +313,7 @@ mod tests {
             copy_error: None,
             applied_at: 0,
             health: None,
+            feedback: vec![],
         };
         let part = |last: bool| CopyList {
             question: 1,

@@ -13,11 +13,13 @@ use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use runnel_api::{
-    ClusterCopySpec, CopySpec, CopyStatus, CopyTarget, ListedClusterCopy, ListedCopy, VIEW_GROUP,
+    ClusterCopySpec, CopySpec, CopyStatus, CopyTarget, ListedClusterCopy, ListedCopy,
+    ReturnedField, VIEW_GROUP,
 };
 use runnel_hub_core::now::age;
 use runnel_proto::model::{
-    COPIES_LIMIT, ClusterName, CopyList, Kinds, ListCopies, RuleName, RuleUid, SourceRef,
+    COPIES_LIMIT, ClusterName, CopyList, FeedbackValue, Kinds, ListCopies, RuleName, RuleUid,
+    SourceRef,
 };
 use serde_json::{Value, json};
 
@@ -90,6 +92,7 @@ impl CopyRow {
                 applied_at: reported_time(listed.applied_at),
                 health,
                 health_message,
+                feedback: listed.feedback.into_iter().map(returned).collect(),
             },
         }
     }
@@ -133,6 +136,12 @@ impl ViewObject for CopyRow {
             1,
             "What the object in the cluster reports of itself.",
         ),
+        (
+            "Feedback",
+            "string",
+            1,
+            "The fields that the rule has returned.",
+        ),
     ];
 
     fn metadata(&self) -> &ObjectMeta {
@@ -158,6 +167,12 @@ impl ViewObject for CopyRow {
             status.source,
             status.message,
             status.health,
+            status
+                .feedback
+                .iter()
+                .map(|field| format!("{}={}", field.name, field.value))
+                .collect::<Vec<_>>()
+                .join(" "),
         ])
     }
 
@@ -193,6 +208,13 @@ impl ViewObject for CopyRow {
             })
         };
         object.expect("a copy has only text")
+    }
+}
+
+fn returned(value: FeedbackValue) -> ReturnedField {
+    ReturnedField {
+        name: value.name.into(),
+        value: value.value.into(),
     }
 }
 
@@ -573,6 +595,7 @@ mod tests {
             copy_error: None,
             applied_at: 0,
             health: None,
+            feedback: vec![],
         }
     }
 

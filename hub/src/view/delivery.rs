@@ -9,7 +9,7 @@ use kube::api::ObjectMeta;
 use runnel_api::conditions::{ConditionStatus, ConditionType};
 use runnel_api::{
     CLUSTER_LABEL, ClusterDelivery, ClusterDeliverySpec, ClusterState, Delivery, DeliveryCondition,
-    DeliveryFailure, DeliverySpec, DeliveryStatus, RULE_LABEL, healthy_of,
+    DeliveryFailure, DeliveryFeedback, DeliverySpec, DeliveryStatus, RULE_LABEL, healthy_of,
 };
 use runnel_hub_core::index::Index;
 use runnel_hub_core::now::age;
@@ -444,6 +444,15 @@ fn status(detail: ClusterDetail) -> DeliveryStatus {
         reason: failure.reason.as_str().to_owned(),
         message: failure.message,
     });
+    let feedback = detail.feedback.into_iter().flat_map(|feedback| {
+        let copy = feedback.copy.to_string();
+        let values = feedback.values.into_iter();
+        values.map(move |value| DeliveryFeedback {
+            copy: copy.clone(),
+            name: value.name.into(),
+            value: value.value.into(),
+        })
+    });
     let proof = match detail.proved {
         ProofState::Yes => "Yes",
         ProofState::No => "No",
@@ -461,6 +470,7 @@ fn status(detail: ClusterDetail) -> DeliveryStatus {
         to_delete: detail.to_delete,
         with_health: detail.with_health,
         healthy: detail.healthy,
+        feedback: feedback.collect(),
         conditions: vec![DeliveryCondition {
             type_: ConditionType::Ready.as_str().to_owned(),
             status: ready.as_str().to_owned(),

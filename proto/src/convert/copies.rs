@@ -1,6 +1,9 @@
 //! The question about the copies of a rule, and its answer.
 use super::inspect::{copy_outcome, copy_outcome_to_wire, health, health_to_wire};
-use super::parts::{Unreadable, message, reason, reason_to_wire, rule_uid, source, source_to_wire};
+use super::parts::{
+    Unreadable, feedback_values, feedback_values_to_wire, message, reason, reason_to_wire,
+    rule_uid, source, source_to_wire,
+};
 use crate::model::{COPIES_LIMIT, CopyList, ListCopies, ListedCopy, SourceRef};
 use crate::wire;
 
@@ -57,6 +60,7 @@ fn listed_copy(wire: wire::ListedCopy) -> Result<ListedCopy, Unreadable> {
         copy_error,
         applied_at: wire.applied_at,
         health,
+        feedback: feedback_values(wire.feedback),
     })
 }
 
@@ -83,5 +87,6 @@ pub(super) fn listed_copy_to_wire(listed: &ListedCopy) -> wire::ListedCopy {
         applied_at: listed.applied_at,
         health,
         health_message,
+        feedback: feedback_values_to_wire(&listed.feedback),
     }
 }

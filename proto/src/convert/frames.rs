@@ -8,10 +8,10 @@ use super::copies::{
 };
 use super::inspect::{inspect, inspect_to_wire, inspected, inspected_to_wire};
 use super::parts::{
-    ItemError, Refusals, Unreadable, deletion_policy, deletion_policy_to_wire, intent,
-    intent_to_wire, message, named_source, no_source, reason, reason_to_wire, revision, rule_name,
-    rule_name_to_wire, rule_uid, source, source_to_wire, terms, terms_to_wire, text_or_empty,
-    tombstone, tombstone_to_wire,
+    ItemError, Refusals, Unreadable, deletion_policy, deletion_policy_to_wire, feedback_values,
+    feedback_values_to_wire, intent, intent_to_wire, message, named_source, no_source, reason,
+    reason_to_wire, revision, rule_name, rule_name_to_wire, rule_uid, source, source_to_wire,
+    terms, terms_to_wire, text_or_empty, tombstone, tombstone_to_wire,
 };
 use super::preview::{
     preview_request, preview_request_to_wire, preview_result, preview_result_to_wire,
@@ -20,10 +20,10 @@ use super::preview::{
 use super::{FrameError, NAME_LIMIT};
 use crate::model::{
     AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, CHANGES_LIMIT, ChangeOrigin, CopyAction,
-    CopyChange, CopyList, Counts, FAILURES_LIMIT, Failure, Hello, HubFrame, KINDS_LIMIT, LostWatch,
-    NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof, ProofKey, PruneDigest, Refusal,
-    RuleDelta, RuleState, RuleUid, SetDigest, SnapshotBegin, SnapshotEnd, TermsDigest,
-    WaitingNamespaces, is_label, is_subdomain, plain_text,
+    CopyChange, CopyFeedback, CopyList, Counts, FAILURES_LIMIT, FEEDBACK_BYTES, Failure, Hello,
+    HubFrame, KINDS_LIMIT, LostWatch, NAMESPACES_LIMIT, NamespacePrunes, PreviewResult, Proof,
+    ProofKey, PruneDigest, Refusal, RuleDelta, RuleState, RuleUid, SetDigest, SnapshotBegin,
+    SnapshotEnd, TermsDigest, WaitingNamespaces, is_label, is_subdomain, plain_text,
 };
 use crate::wire;
 use crate::wire::agent_frame::Frame as AgentPart;
@@ -377,7 +377,35 @@ fn rule_state(wire: wire::RuleState) -> Result<RuleState, Unreadable> {
             .take(CHANGES_LIMIT)
             .filter_map(copy_change)
             .collect(),
+        feedback: feedback(wire.feedback),
     })
+}
+
+/// Reads the values of copies, as far as they are within the limit. Unreadable ones are dropped.
+fn feedback(wire: Vec<wire::CopyFeedback>) -> Vec<CopyFeedback> {
+    let read = wire.into_iter().filter_map(|wire| {
+        Some(CopyFeedback {
+            copy: source(wire.copy).ok()?.plain(),
+            values: feedback_values(wire.values),
+        })
+    });
+    within_limit(read)
+}
+
+fn within_limit(all: impl Iterator<Item = CopyFeedback>) -> Vec<CopyFeedback> {
+    let mut bytes = 0;
+    all.take_while(|feedback| {
+        bytes += feedback.bytes();
+        bytes <= FEEDBACK_BYTES
+    })
+    .collect()
+}
+
+fn feedback_to_wire(feedback: &CopyFeedback) -> wire::CopyFeedback {
+    wire::CopyFeedback {
+        copy: Some(source_to_wire(&feedback.copy)),
+        values: feedback_values_to_wire(&feedback.values),
+    }
 }
 
 /// A change of a kind that this hub does not know is dropped.
@@ -596,6 +624,10 @@ fn rule_state_to_wire(state: &RuleState) -> wire::RuleState {
             .iter()
             .take(CHANGES_LIMIT)
             .map(copy_change_to_wire)
+            .collect(),
+        feedback: within_limit(state.feedback.iter().cloned())
+            .iter()
+            .map(feedback_to_wire)
             .collect(),
     }
 }

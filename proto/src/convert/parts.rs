@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::NAME_LIMIT;
 use crate::model::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, Encoding, Enforcement, FieldPath, Grant,
-    ImmutablePolicy, Intent, MESSAGE_LIMIT, NamespaceChoice, Operator, PAYLOAD_LIMIT, Pattern,
-    Payload, Reason, Refusal, Requirement, Revision, RuleName, RuleUid, Selector, SourceRef, Terms,
-    TermsDigest, Tombstone, is_label, is_plain_text, is_plain_token, is_subdomain, is_uid,
-    plain_text,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, Encoding, Enforcement, FEEDBACK_LIMIT,
+    FEEDBACK_NAME_LIMIT, FEEDBACK_VALUE_LIMIT, FeedbackField, FeedbackValue, FieldPath, Grant,
+    ImmutablePolicy, Intent, JsonPath, MESSAGE_LIMIT, NamespaceChoice, Operator, PAYLOAD_LIMIT,
+    Pattern, Payload, Reason, Refusal, Requirement, Revision, RuleName, RuleUid, Selector,
+    SourceRef, Terms, TermsDigest, Tombstone, is_label, is_plain_text, is_plain_token,
+    is_subdomain, is_uid, plain_text,
 };
 use crate::wire;
 
@@ -267,6 +268,12 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         immutable_policy,
         ignore_fields: ignored.collect::<Result<_, _>>()?,
         versions: (wire.versions > 0).then_some(wire.versions),
+        feedback: wire
+            .feedback
+            .into_iter()
+            .take(FEEDBACK_LIMIT)
+            .map(feedback)
+            .collect::<Result<_, _>>()?,
         grants: wire
             .grants
             .map(|wire| wire.grants.into_iter().map(grant).collect())
@@ -309,11 +316,53 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
             .map(ToString::to_string)
             .collect(),
         versions: terms.versions.unwrap_or_default(),
+        feedback: terms.feedback.iter().map(feedback_to_wire).collect(),
         digest: digest.0.to_vec().into(),
         grants: terms.grants.as_ref().map(|grants| wire::Grants {
             grants: grants.iter().map(grant_to_wire).collect(),
         }),
     }
+}
+
+fn feedback(wire: wire::Feedback) -> Result<FeedbackField, Unreadable> {
+    let is_resource = !wire.resource.is_empty() && is_plain_token(&wire.resource);
+    let is_name = !wire.name.is_empty() && wire.name.len() <= FEEDBACK_NAME_LIMIT;
+    let path = JsonPath::parse(&wire.json_path);
+    let path = path.filter(|_| is_resource && is_name && is_plain_text(&wire.name));
+    Ok(FeedbackField {
+        path: path.ok_or("terms.feedback")?,
+        resource: wire.resource.into(),
+        name: wire.name.into(),
+    })
+}
+
+fn feedback_to_wire(field: &FeedbackField) -> wire::Feedback {
+    wire::Feedback {
+        resource: field.resource.to_string(),
+        name: field.name.to_string(),
+        json_path: field.path.to_string(),
+    }
+}
+
+/// Reads the values of one copy. Names and values are cut to their limits.
+pub(super) fn feedback_values(wire: Vec<wire::FeedbackValue>) -> Vec<FeedbackValue> {
+    let values = wire.into_iter().take(FEEDBACK_LIMIT);
+    values
+        .map(|wire| FeedbackValue {
+            name: plain_text(&wire.name, FEEDBACK_NAME_LIMIT).into(),
+            value: plain_text(&wire.value, FEEDBACK_VALUE_LIMIT).into(),
+        })
+        .collect()
+}
+
+pub(super) fn feedback_values_to_wire(values: &[FeedbackValue]) -> Vec<wire::FeedbackValue> {
+    let values = values.iter().take(FEEDBACK_LIMIT);
+    values
+        .map(|value| wire::FeedbackValue {
+            name: plain_text(&value.name, FEEDBACK_NAME_LIMIT),
+            value: plain_text(&value.value, FEEDBACK_VALUE_LIMIT),
+        })
+        .collect()
 }
 
 fn grant(wire: wire::Grant) -> Result<Grant, Unreadable> {

@@ -82,6 +82,7 @@ fn state() -> impl Strategy<Value = RuleState> {
         any::<u64>(),
         any::<Option<[u8; 16]>>(),
         vec(copy_change(), 0..=CHANGES_LIMIT),
+        vec(copy_feedback(), 0..3),
     );
     (
         head,
@@ -90,7 +91,14 @@ fn state() -> impl Strategy<Value = RuleState> {
         rest,
     )
         .prop_map(|(head, n, failures, rest)| {
-            let ([gone, suspended], (namespace_prunes, waiting), last_batch, proof, changes) = rest;
+            let (
+                [gone, suspended],
+                (namespace_prunes, waiting),
+                last_batch,
+                proof,
+                changes,
+                feedback,
+            ) = rest;
             RuleState {
                 uid: head.0,
                 rule: head.1,
@@ -129,8 +137,24 @@ fn state() -> impl Strategy<Value = RuleState> {
                 suspended,
                 proof: proof.map(Proof),
                 changes,
+                feedback,
             }
         })
+}
+
+fn feedback_values() -> impl Strategy<Value = Vec<FeedbackValue>> {
+    let value = ("[a-z]{1,9}", "[ a-zö]{0,60}").prop_map(|(name, value)| FeedbackValue {
+        name: name.into(),
+        value: value.into(),
+    });
+    vec(value, 0..=FEEDBACK_LIMIT)
+}
+
+fn copy_feedback() -> impl Strategy<Value = CopyFeedback> {
+    (source(), feedback_values()).prop_map(|(copy, values)| CopyFeedback {
+        copy: copy.plain(),
+        values,
+    })
 }
 
 fn agent_frames() -> impl Strategy<Value = AgentFrame> {
@@ -225,6 +249,14 @@ fn versioned_terms() -> impl Strategy<Value = Terms> {
             drift_policy,
             immutable_policy,
             ignore_fields: paths.into_iter().collect(),
+            feedback: versions
+                .map(|_| FeedbackField {
+                    resource: "deployments.apps".into(),
+                    name: "ready".into(),
+                    path: JsonPath::parse(".status.readyReplicas").unwrap(),
+                })
+                .into_iter()
+                .collect(),
             ..Terms::default()
         },
     )
@@ -584,6 +616,15 @@ fn the_largest_possible_item_fits_a_frame() {
             healthy: u32::MAX,
             unhealthy: u32::MAX,
         },
+        feedback: {
+            let value = FeedbackValue {
+                name: "n".repeat(FEEDBACK_NAME_LIMIT).into(),
+                value: "v".repeat(FEEDBACK_VALUE_LIMIT).into(),
+            };
+            let values = vec![value; FEEDBACK_LIMIT];
+            let copy = SourceRef::new("configmaps", "a", "b");
+            vec![CopyFeedback { copy, values }; 100]
+        },
         failures: vec![failure; FAILURES_LIMIT],
         gone: true,
         last_batch: u64::MAX,
@@ -768,18 +809,19 @@ fn copy_list() -> impl Strategy<Value = CopyList> {
         copy_error,
         any::<i64>(),
         observed_health(),
+        feedback_values(),
     );
-    let copy =
-        copy.prop_map(
-            |(copy, source, outcome, copy_error, applied_at, health)| ListedCopy {
-                copy,
-                source,
-                outcome,
-                copy_error,
-                applied_at,
-                health,
-            },
-        );
+    let copy = copy.prop_map(
+        |(copy, source, outcome, copy_error, applied_at, health, feedback)| ListedCopy {
+            copy,
+            source,
+            outcome,
+            copy_error,
+            applied_at,
+            health,
+            feedback,
+        },
+    );
     (any::<u64>(), vec(copy, 0..40), any::<[bool; 2]>()).prop_map(
         |(question, copies, [more, last])| CopyList {
             question,

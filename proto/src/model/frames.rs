@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::{
-    DeletionPolicy, Intent, ObservedHealth, PreviewRequest, PreviewResult, ProofKey, PruneDigest,
-    Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest, Tombstone,
+    DeletionPolicy, FeedbackValue, Intent, ObservedHealth, PreviewRequest, PreviewResult, ProofKey,
+    PruneDigest, Reason, Revision, RuleState, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    Tombstone,
 };
 
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
@@ -240,6 +241,8 @@ pub struct ListedCopy {
     pub applied_at: i64,
     /// The health of the live object, if it belongs to this rule and has one.
     pub health: Option<ObservedHealth>,
+    /// The fields that the rule has returned, at most [`FEEDBACK_LIMIT`](super::FEEDBACK_LIMIT).
+    pub feedback: Vec<FeedbackValue>,
 }
 
 /// The most rules in one answer.

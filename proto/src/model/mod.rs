@@ -1,8 +1,10 @@
 //! The words of the domain, shared by hub and agent. Pure: nothing here does I/O or reads a clock.
 mod content;
+mod feedback;
 mod fields;
 mod frames;
 mod grants;
+mod json_path;
 mod kinds;
 mod names;
 mod preview;
@@ -14,6 +16,10 @@ pub use content::{
     Content, ContentDigest, ContentError, Encoding, LiveDigest, PAYLOAD_LIMIT, Payload, Proof,
     ProofKey, Revision, RevisionKey, SetDigest, is_mark,
 };
+pub use feedback::{
+    CopyFeedback, FEEDBACK_BYTES, FEEDBACK_LIMIT, FEEDBACK_NAME_LIMIT, FEEDBACK_VALUE_LIMIT,
+    FeedbackField, FeedbackValue,
+};
 pub use fields::{
     FIXED_FIELDS, FieldMap, FieldPath, FieldStep, FieldSteps, POINTER_LIMIT, pointer_escaped,
     pointer_unescaped,
@@ -24,6 +30,7 @@ pub use frames::{
     NAMESPACES, NamespaceState, Refusal, RuleDelta, STATES_LIMIT, SnapshotBegin, SnapshotEnd,
 };
 pub use grants::{Allowance, Grant};
+pub use json_path::{JSON_PATH_LIMIT, JsonPath};
 pub use kinds::{ContentRules, KINDS_LIMIT, Kind, Kinds, Scope, ServedKind, is_privileged};
 pub use names::{
     ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, clip, is_label, is_label_key,

@@ -1,7 +1,7 @@
 //! The intents of a rule in one cluster, the state of their copies, and what was done to them.
 use super::{
-    DeletionPolicy, Payload, Proof, PruneDigest, Revision, RuleName, RuleUid, SetDigest, SourceRef,
-    TermsDigest,
+    CopyFeedback, DeletionPolicy, Payload, Proof, PruneDigest, Revision, RuleName, RuleUid,
+    SetDigest, SourceRef, TermsDigest,
 };
 use crate::closed_list;
 
@@ -265,6 +265,9 @@ pub struct RuleState {
     /// What was done to copies since the last report of changes, at most
     /// [`CHANGES_LIMIT`].
     pub changes: Vec<CopyChange>,
+    /// The fields that the rule has returned, of the first copies, at most about
+    /// [`FEEDBACK_BYTES`](super::FEEDBACK_BYTES).
+    pub feedback: Vec<CopyFeedback>,
 }
 
 impl RuleState {
@@ -286,6 +289,7 @@ impl RuleState {
             suspended: false,
             proof: None,
             changes: Vec::new(),
+            feedback: Vec::new(),
         }
     }
 }

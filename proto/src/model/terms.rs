@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Allowance, FieldPath, Grant, NamespaceChoice, RuleName};
+use super::{Allowance, FeedbackField, FieldPath, Grant, NamespaceChoice, RuleName};
 
 /// The policy for a foreign object with the name of a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -98,6 +98,9 @@ pub struct Terms {
     /// changed in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<u32>,
+    /// The fields of copies that the agent returns, at most [`FEEDBACK_LIMIT`](super::FEEDBACK_LIMIT).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub feedback: Vec<FeedbackField>,
     /// The grant of the rule in this cluster; absent: everything. A copy exists where the rule
     /// requests it and the grant allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

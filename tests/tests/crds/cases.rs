@@ -35,6 +35,10 @@ fn windows(change: Value) -> Value {
     json!({"rollout": {"windows": [change]}})
 }
 
+fn feedback(resource: &str, name: &str, path: &str) -> Value {
+    json!({"feedback": [{"resource": resource, "name": name, "jsonPath": path}]})
+}
+
 /// The description, the changed fields of the smallest rule's spec, and parts of the refusal.
 pub type Case = (&'static str, Value, &'static [&'static str]);
 
@@ -174,6 +178,13 @@ pub fn targets() -> Vec<Case> {
         ("a window of more than a week", windows(json!({"schedule": "0 22 * * *", "durationSeconds": 604_801})), &["spec.rollout.windows[0].durationSeconds", "604800"]),
         ("a time zone with a space", windows(json!({"schedule": "0 22 * * *", "durationSeconds": 60, "timeZone": "Central Time"})), &["spec.rollout.windows[0].timeZone", "IANA"]),
         ("too many windows", json!({"rollout": {"windows": vec![json!({"schedule": "0 22 * * *", "durationSeconds": 60}); 9]}}), &["spec.rollout.windows", "at most 8"]),
+        ("feedback of a Secret", feedback("secrets", "a", ".status.phase"), &["spec.feedback[0].resource", "Secrets"]),
+        ("feedback without a path", feedback("pods", "a", ""), &["spec.feedback[0].jsonPath", ".status.readyReplicas"]),
+        ("feedback of metadata", feedback("pods", "a", ".metadata.name"), &["spec.feedback[0].jsonPath", "status or spec"]),
+        ("feedback of a whole status", feedback("pods", "a", ".status"), &["spec.feedback[0].jsonPath", "status or spec"]),
+        ("feedback in braces", feedback("pods", "a", "{.status.phase}"), &["spec.feedback[0].jsonPath", "status or spec"]),
+        ("feedback without a name", feedback("pods", "", ".status.phase"), &["spec.feedback[0].name", "letters"]),
+        ("too much feedback", json!({"feedback": (0..9).map(|n| json!({"resource": "pods", "name": format!("f{n}"), "jsonPath": ".status.phase"})).collect::<Vec<_>>()}), &["spec.feedback", "at most 8"]),
         ("an unknown gate of waves", json!({"rollout": {"gate": "Ready"}}), &["spec.rollout.gate", "\"Applied\"", "\"Healthy\""]),
         ("an unknown approval of waves", json!({"rollout": {"approval": "Always"}}), &["spec.rollout.approval", "\"None\"", "\"PerWave\""]),
         ("an unknown onRuleDelete", json!({"removalLimit": {"onRuleDelete": "Keep"}}), &["spec.removalLimit.onRuleDelete", "\"Allow\"", "\"Hold\""]),

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AckedIntent, ContentDigest, LiveDigest, Revision, RuleName, RuleUid, SetDigest, SourceRef,
-    Terms, TermsDigest,
+    AckedIntent, ContentDigest, FeedbackField, LiveDigest, Revision, RuleName, RuleUid, SetDigest,
+    SourceRef, Terms, TermsDigest,
 };
 
 use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
@@ -46,6 +46,10 @@ pub struct Rules {
     /// Rules that choose namespaces, or are granted them, by glob or label: a namespace's event may
     /// change their targets.
     broad: BTreeSet<RuleUid>,
+    /// Rules that have fields of copies returned.
+    with_feedback: BTreeSet<RuleUid>,
+    /// How often the fields that rules have returned may have changed.
+    feedback_changes: u64,
     /// Finished rules since the last call.
     finished_rules: Vec<FinishedRule>,
 }
@@ -84,6 +88,7 @@ impl Rules {
     pub(super) fn forget(&mut self, uid: &RuleUid) {
         self.by_uid.remove(uid);
         self.broad.remove(uid);
+        self.set_feedback(uid, false);
     }
 
     /// The rules whose targets depend on the namespaces that exist.
@@ -98,6 +103,33 @@ impl Rules {
         } else {
             self.broad.remove(uid);
         }
+    }
+
+    /// Records whether a rule with new terms has fields of copies returned.
+    pub(super) fn set_feedback(&mut self, uid: &RuleUid, has_feedback: bool) {
+        let had_feedback = self.with_feedback.remove(uid);
+        if has_feedback {
+            self.with_feedback.insert(uid.clone());
+        }
+        self.feedback_changes += u64::from(has_feedback || had_feedback);
+    }
+
+    /// How often the fields that rules have returned may have changed.
+    pub fn feedback_changes(&self) -> u64 {
+        self.feedback_changes
+    }
+
+    /// Returns the fields that a rule has returned.
+    pub fn feedback_of(&self, uid: &RuleUid) -> &[FeedbackField] {
+        let terms = self.by_uid.get(uid).and_then(|rule| rule.terms.as_ref());
+        terms.map_or(&[], |(terms, _)| &terms.feedback)
+    }
+
+    /// Returns the fields that any rule has returned.
+    pub fn feedback(&self) -> impl Iterator<Item = &FeedbackField> {
+        self.with_feedback
+            .iter()
+            .flat_map(|uid| self.feedback_of(uid))
     }
 
     /// Records that nothing of a rule is left.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_proto::model::{
-    Batch, Proof, ProofKey, Reason, Refusal, RuleName, RuleState, RuleUid, SourceRef,
+    Batch, CopyFeedback, FEEDBACK_BYTES, Proof, ProofKey, Reason, Refusal, RuleName, RuleState,
+    RuleUid, SourceRef,
 };
 
 use super::history::{CachedDiff, Failed};
@@ -17,6 +18,7 @@ use crate::backoff::RECHECK;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{Action, Decision, DesiredCopy, Done, Job, Key, Recreate, Work, WriteEffect};
 use crate::desired::{CopyDigest, Desired, Namespace};
+use crate::feedback;
 use crate::live::Live;
 use crate::policy::Area;
 use crate::records::{Observed, Records, Usage};
@@ -49,6 +51,8 @@ impl Member {
         }
         let known = |live: &Live| (live.uid.clone(), live.facts.digest);
         let (former_key, current_key) = (before.as_ref().map(known), known(&live));
+        let has_other_values =
+            before.as_ref().and_then(|before| before.feedback.as_ref()) != live.feedback.as_ref();
         let is_news = if is_listed {
             self.records.listed(copy, live)
         } else {
@@ -66,6 +70,9 @@ impl Member {
             // Another object may now wait to be overwritten, with the same message. The proof
             // covers other content.
             self.report.touch_copy(copy);
+        }
+        if has_other_values {
+            self.report.touch_values(copy);
         }
     }
 
@@ -532,6 +539,10 @@ impl Member {
                 .live(copy)
                 .is_some_and(|live| live.uid == before.uid)
         };
+        let values = |live: Option<&Live>| live.and_then(|live| live.feedback.clone());
+        if values(before.as_ref()) != values(self.records.live(copy)) {
+            self.report.touch_values(copy);
+        }
         if before.as_ref().is_some_and(|before| !is_same(before)) {
             // Another object of the same name may now wait to be overwritten.
             self.report.touch(&job.target.0.rule);
@@ -726,7 +737,31 @@ impl RuleStates<'_> {
             suspended: acked_rule.suspended,
             proof: self.proof(uid),
             changes: vec![],
+            feedback: self.feedback(uid),
         })
+    }
+
+    /// Returns the fields that a rule has returned, of its first copies.
+    fn feedback(&self, uid: &RuleUid) -> Vec<CopyFeedback> {
+        let fields = self.desired.rules().feedback_of(uid);
+        if fields.is_empty() {
+            return vec![];
+        }
+        let mut bytes = 0;
+        let copies = self.records.intents_of(uid);
+        let copies = copies.flat_map(|(_, copies)| copies.iter());
+        let values = copies.filter_map(|copy| {
+            let values =
+                feedback::named(fields, copy, self.records.live(copy)?.feedback.as_deref());
+            let copy = copy.clone();
+            (!values.is_empty()).then_some(CopyFeedback { copy, values })
+        });
+        values
+            .take_while(|feedback| {
+                bytes += feedback.bytes();
+                bytes <= FEEDBACK_BYTES
+            })
+            .collect()
     }
 
     /// Returns the proof of a rule's copies under the hub's key. `None` while a copy is neither

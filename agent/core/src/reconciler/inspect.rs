@@ -9,6 +9,7 @@ use runnel_proto::model::{
 
 use super::decider::Decider;
 use crate::copy::CopyStatus;
+use crate::feedback;
 use crate::live::{Live, Ownership};
 
 impl Decider<'_> {
@@ -57,6 +58,7 @@ impl Decider<'_> {
     /// Returns a copy as the agent reports it to a rule; `None` if it reports nothing.
     fn listed_copy(&self, rule: &RuleUid, copy: &SourceRef) -> Option<ListedCopy> {
         let (outcome, copy_error) = outcome_of(self.report.outcome(copy, rule)?);
+        let fields = self.desired.rules().feedback_of(rule);
         let source = self.desired.copies().source_of(rule, copy);
         let live = self.records.live(copy);
         let live = live.filter(|live| {
@@ -70,6 +72,7 @@ impl Decider<'_> {
             copy_error,
             applied_at: live.map_or(0, |live| live.applied_at),
             health: live.and_then(|live| live.health.as_deref().cloned()),
+            feedback: feedback::named(fields, copy, live.and_then(|live| live.feedback.as_deref())),
         })
     }
 

@@ -23,6 +23,7 @@ use crate::decide::{
 };
 use crate::desired::Desired;
 use crate::diff;
+use crate::feedback::FeedbackPaths;
 use crate::policy::{OnRevoke, Policy};
 use crate::records::{Observed, Records};
 use crate::report::{Report, ReportedObject};
@@ -43,6 +44,9 @@ pub(super) struct Member {
     /// The approvals of removals from namespaces that are no longer targets.
     pub(super) prunes: PruneApprovals,
     pub(super) store: Store,
+    /// The paths that are read in live objects, and the changes of the rules with which they were computed; `None` before
+    /// the stored terms are in force.
+    feedback: (FeedbackPaths, Option<u64>),
     /// Whether the hub has revoked this cluster and has not begun a session with it since.
     pub(super) revoked: bool,
     /// How often the pipeline has run.
@@ -70,11 +74,40 @@ impl Member {
             payloads: Payloads::default(),
             report: Report::default(),
             prunes: PruneApprovals::default(),
+            feedback: (
+                FeedbackPaths::of(setup.stored.iter().flat_map(|rule| &rule.terms.feedback)),
+                None,
+            ),
             store: Store::new(setup.stored),
             revoked: false,
             #[cfg(test)]
             runs: std::cell::Cell::default(),
         }
+    }
+
+    /// Returns the paths that are to be read in live objects, if they may have changed since the last call. Copies of kinds
+    /// with other paths are read again.
+    pub(super) fn take_feedback(&mut self, now: Instant) -> Option<FeedbackPaths> {
+        let changes = self.desired.rules().feedback_changes();
+        if self.feedback.1 == Some(changes) {
+            return None;
+        }
+        let is_first = self.feedback.1.replace(changes).is_none();
+        // The stored terms come into force later.
+        if is_first && changes == 0 {
+            return Some(self.feedback.0.clone());
+        }
+        let paths = FeedbackPaths::of(self.desired.rules().feedback());
+        let before = std::mem::replace(&mut self.feedback.0, paths.clone());
+        let changed = paths.changed(&before);
+        let copies = changed
+            .iter()
+            .flat_map(|resource| self.records.names(resource, None));
+        for copy in copies.cloned().collect::<Vec<_>>() {
+            self.jobs.reread.insert(copy.clone());
+            self.reconcile_copy(&copy, now);
+        }
+        Some(paths)
     }
 
     /// Returns the pipeline over the current state.

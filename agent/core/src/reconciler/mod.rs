@@ -46,6 +46,7 @@ use crate::audit::AuditLines;
 use crate::copy::{CopyError, NewPayload};
 use crate::decide::{Done, Job, Key, Work, WriteEffect};
 use crate::desired::{AgentLocation, Namespace, StoredRule};
+use crate::feedback::FeedbackPaths;
 use crate::live::Live;
 use crate::policy::{Area, Policy};
 use member::Member;
@@ -354,6 +355,12 @@ impl Reconciler {
         // Work that is already due waits for something else: a free job, or room in the stream.
         let all = frames.chain(jobs).flatten();
         all.filter(|due| *due > now).min()
+    }
+
+    /// Returns the paths of fields that rules have returned, if they may have changed since the last call. The caller reads
+    /// them in every live object from then on, and before it starts the next job.
+    pub fn take_feedback(&mut self, now: Instant) -> Option<FeedbackPaths> {
+        self.member.take_feedback(now)
     }
 
     /// Returns the notices since the last call.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use kube_core::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
-    ClusterName, Enforcement, FieldPath, Kind, Pattern, RuleName, RuleUid, Selector, SourceRef,
-    Terms, matches_any,
+    ClusterName, Enforcement, FEEDBACK_LIMIT, FeedbackField, FieldPath, JsonPath, Kind, Pattern,
+    RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
 };
 
 use super::secret_refs::REFERENCED_KIND;
@@ -437,6 +437,7 @@ fn build(
             .transform
             .as_ref()
             .and_then(|spec| u32::try_from(spec.versioned_name.as_ref()?.keep).ok()),
+        feedback: feedback(&spec.feedback),
         grants: None,
     };
     Some(Rule {
@@ -468,10 +469,27 @@ fn build(
     })
 }
 
-/// Returns the digest of the rendering: the terms without the suspension, and the transformation.
+/// Returns the fields that agents return. The schema refuses others.
+fn feedback(spec: &[runnel_api::Feedback]) -> Vec<FeedbackField> {
+    let fields = spec.iter().take(FEEDBACK_LIMIT).filter_map(|field| {
+        Some(FeedbackField {
+            path: JsonPath::parse(&field.json_path)?,
+            name: field.name.as_str().into(),
+            resource: field.resource.as_str().into(),
+        })
+    });
+    fields
+        .filter(|field| {
+            Kind::by_resource(&field.resource).is_none_or(|kind| !kind.content.sensitive)
+        })
+        .collect()
+}
+
+/// Returns the digest of the rendering: the terms without what changes no copy, and the transformation.
 fn rendering_digest(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
     let terms = Terms {
         suspend: false,
+        feedback: vec![],
         ..terms.clone()
     };
     let shape = (&spec.transform, &spec.substitute, &spec.overrides);

@@ -99,7 +99,13 @@ pub fn state_bytes(state: &RuleState) -> usize {
         let copy = &failure.copy;
         200 + copy.resource.len() + copy.namespace.len() + copy.name.len() + failure.message.len()
     });
-    OVERHEAD + state.uid.as_str().len() + rule + namespaces.sum::<usize>() + failures.sum::<usize>()
+    let feedback = state.feedback.iter().map(|feedback| 200 + feedback.bytes());
+    OVERHEAD
+        + state.uid.as_str().len()
+        + rule
+        + namespaces.sum::<usize>()
+        + failures.sum::<usize>()
+        + feedback.sum::<usize>()
 }
 
 #[cfg(test)]

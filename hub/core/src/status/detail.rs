@@ -1,7 +1,7 @@
 //! The state of a rule in one of its clusters, for the view API.
 use std::time::Instant;
 
-use runnel_proto::model::{ClusterName, Failure};
+use runnel_proto::model::{ClusterName, CopyFeedback, Failure};
 
 use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{ProofState, is_newest, proved, state_of};
@@ -42,6 +42,8 @@ pub struct ClusterDetail {
     pub message: String,
     /// The agent's reports of copies that failed or are unhealthy, the worst first.
     pub failures: Vec<Failure>,
+    /// The fields that the rule has returned, of the first copies.
+    pub feedback: Vec<CopyFeedback>,
     /// Whether it has the newest revision of every source, as far as that is known.
     pub newest: bool,
     /// Whether the cluster has proved it.
@@ -78,6 +80,9 @@ fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cluste
         message: cluster_state.message,
         failures: rule_report
             .map(|rule_report| rule_report.failures.clone())
+            .unwrap_or_default(),
+        feedback: rule_report
+            .map(|rule_report| rule_report.feedback.clone())
             .unwrap_or_default(),
         newest: rule_report.is_some_and(|rule_report| is_newest(view, cluster, rule_report)),
         proved: rule_report.map_or(ProofState::NotCompared, |rule_report| {

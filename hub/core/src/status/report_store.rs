@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use runnel_proto::model::{
-    ClusterName, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof, ProofKey,
-    PruneRequest, RuleName, RuleState, RuleUid, SetDigest, TermsDigest, WaitingNamespaces,
+    ClusterName, CopyFeedback, Counts, Failure, LostWatch, NAMESPACES, NamespacePrunes, Proof,
+    ProofKey, PruneRequest, RuleName, RuleState, RuleUid, SetDigest, TermsDigest,
+    WaitingNamespaces,
 };
 
 use super::SILENCE;
@@ -26,6 +27,8 @@ pub(super) struct RuleReport {
     pub(super) waiting: WaitingNamespaces,
     /// The proof of its copies.
     pub(super) proof: Option<Proof>,
+    /// The fields that the rule has returned.
+    pub(super) feedback: Vec<CopyFeedback>,
     /// The approximate size of the report, in bytes.
     pub(super) bytes: usize,
 }
@@ -339,8 +342,10 @@ impl ReportStore {
             connectivity.names.remove(&state.uid);
             return connectivity.rule_reports.remove(&state.uid).is_some();
         }
-        if connectivity.bytes + state_bytes(&state) > REPORT_BYTES && !state.failures.is_empty() {
+        let has_details = !state.failures.is_empty() || !state.feedback.is_empty();
+        if connectivity.bytes + state_bytes(&state) > REPORT_BYTES && has_details {
             state.failures = Vec::new();
+            state.feedback = Vec::new();
             self.shortened += 1;
         }
         let bytes = state_bytes(&state);
@@ -357,6 +362,7 @@ impl ReportStore {
             failures: state.failures,
             waiting: state.waiting,
             proof: state.proof,
+            feedback: state.feedback,
             bytes,
         };
         connectivity

@@ -625,6 +625,7 @@ impl World {
             newest: false,
             applied_at: 0,
             health: None,
+            feedback: None,
         };
         self.objects.insert(
             copy.clone(),
@@ -908,6 +909,7 @@ impl World {
             newest: body.version.is_some(),
             applied_at: i64::try_from(self.version).unwrap(),
             health: None,
+            feedback: None,
         };
         let object = match self.objects.remove(copy).filter(|_| adopted) {
             Some(object) => Object {
@@ -978,6 +980,7 @@ impl World {
         let of_rule = states.filter(|state| state.uid.as_str() == uid);
         let without_changes = of_rule.map(|state| RuleState {
             changes: vec![],
+            feedback: vec![],
             ..state
         });
         without_changes.collect()
