@@ -123,7 +123,7 @@ async fn manifests_are_delivered_edited_and_removed() -> Result<()> {
     let rule = prepared(&scene, home, &json!({})).await?;
     let all = [deployment(), service(80), settings("one")];
     scene.hub.make(&bundle(home, "web", &all)).await?;
-    let status = scene.hub.all_applied(&rule, 6).await?;
+    let status = scene.hub.all_written(&rule, 6).await?;
     ensure!(
         status["status"]["summary"]["sources"] == 3,
         "{}",
@@ -176,7 +176,7 @@ async fn manifests_are_delivered_edited_and_removed() -> Result<()> {
     for member in &scene.members {
         member.lacks(&ids[1]).await?;
     }
-    scene.hub.all_applied(&rule, 4).await?;
+    scene.hub.all_written(&rule, 4).await?;
     scene.hub.delete(&web).await?;
     for member in &scene.members {
         member.lacks(&ids[0]).await?;
