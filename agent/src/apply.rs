@@ -1,5 +1,6 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with
 //! preconditions.
+mod contained;
 mod owned;
 mod preview;
 
@@ -32,7 +33,7 @@ use runnel_agent_core::live::{Live, Ownership, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
-use runnel_agent_core::{body, classify, delete_limit, diff, live};
+use runnel_agent_core::{body, delete_limit, diff, live};
 
 /// Access to the member's API server for jobs.
 #[derive(Clone)]
@@ -60,9 +61,12 @@ impl Member {
             (Key::Question(_), work) => done.preview_result = self.answer(work).await,
             (Key::Namespace(name), _) => done.copy_error = self.create_namespace(name).await.err(),
             (Key::Copy(copy), work) => {
-                let Some(kind) = self.kinds.get(&copy.resource) else {
-                    done.copy_error = Some(classify::not_served(&copy.resource));
-                    return done;
+                let kind = match self.kinds.of_copy(copy) {
+                    Ok(kind) => kind,
+                    Err(copy_error) => {
+                        done.copy_error = Some(copy_error);
+                        return done;
+                    }
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
                 // Each line of the log about this copy names it and its rule.
@@ -185,10 +189,8 @@ fn delete_params(kind: &Kind) -> DeleteParams {
 }
 
 fn at(kind: &Kind, copy: &SourceRef) -> Request {
-    Request::new(DynamicObject::url_path(
-        &resource(kind),
-        Some(&copy.namespace),
-    ))
+    let namespace = copy.optional_namespace();
+    Request::new(DynamicObject::url_path(&resource(kind), namespace))
 }
 
 /// Whether the API server refuses this content for the object that exists.
@@ -270,7 +272,7 @@ impl ApplyRun<'_> {
                 self.record_object(&object);
                 Ok(Some(object))
             }
-            Err(error) if error.is_absent(&self.copy.name) => {
+            Err(error) if error.is_absent(self.copy) => {
                 self.done.observed = Some(Observed::Absent);
                 Ok(None)
             }
@@ -563,6 +565,7 @@ impl ApplyRun<'_> {
     }
 
     async fn delete(&mut self, target: ExpectedObject) -> Result<(), CopyError> {
+        self.member.check_empty(&self.kind, self.copy).await?;
         match self.member.delete(&self.kind, self.copy, &target).await {
             Ok(Either::Left(object)) if object.metadata.deletion_timestamp.is_some() => {
                 self.record_object(&object);
@@ -572,7 +575,7 @@ impl ApplyRun<'_> {
                 self.done.observed = Some(Observed::Absent);
                 self.passed(target.version);
             }
-            Err(error) if error.is_absent(&self.copy.name) => {
+            Err(error) if error.is_absent(self.copy) => {
                 self.done.observed = Some(Observed::Absent);
                 return Ok(());
             }

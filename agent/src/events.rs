@@ -137,7 +137,7 @@ fn reference(kinds: &KindRegistry, copy: &SourceRef) -> Option<ObjectReference> 
     Some(ObjectReference {
         api_version: Some(kind.api_version.to_string()),
         kind: Some(kind.kind.to_string()),
-        namespace: Some(copy.namespace.to_string()),
+        namespace: copy.optional_namespace().map(str::to_owned),
         name: Some(copy.name.to_string()),
         ..ObjectReference::default()
     })

@@ -249,7 +249,7 @@ fn member_policy_denials_are_classified() {
         policy.denies_namespace("other", "runnel-system"),
         policy.denies_namespace("kube-x", "runnel-system"),
         policy.denies_namespace("No Namespace", "runnel-system"),
-        policy.denies_kind("configmaps"),
+        policy.denies_kind(&copy()),
         policy.denies_content(&facts(1, "kubernetes.io/tls")),
         policy.denies_content(&facts(1, "example.com/a")),
         policy.denies_content(&facts(11, "Opaque")),

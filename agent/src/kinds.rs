@@ -7,11 +7,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::api::DynamicObject;
 use kube::discovery::{Discovery, verbs};
-use runnel_proto::model::{Kind, Kinds, SourceRef};
+use runnel_proto::model::{Kind, Kinds, Scope, SourceRef};
 use runnel_transport::discovery::{served_kind, served_resources};
 use tokio::sync::{Notify, watch};
 
 use crate::call::{Call, with_timeout};
+use runnel_agent_core::classify;
+use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::feedback::FeedbackPaths;
 use runnel_agent_core::live::{self, Live};
 use runnel_agent_core::managed_fields::apply_entry;
@@ -40,6 +42,20 @@ impl KindRegistry {
     pub fn get(&self, resource: &str) -> Option<Kind> {
         let known = Kind::by_resource(resource).cloned();
         known.or_else(|| self.kinds.borrow().preferred(resource).cloned())
+    }
+
+    /// Returns the kind of a copy in the version that the API server prefers.
+    ///
+    /// # Errors
+    /// The error of the copy, if the kind is not served, or not in its scope.
+    pub fn of_copy(&self, copy: &SourceRef) -> Result<Kind, CopyError> {
+        let kind = self.get(&copy.resource);
+        let kind = kind.ok_or_else(|| classify::not_served(&copy.resource))?;
+        if (kind.scope == Scope::Cluster) == copy.is_cluster_scoped() {
+            Ok(kind)
+        } else {
+            Err(classify::other_scope(&kind))
+        }
     }
 
     /// Returns a kind in this version; `None` if it is not served in it.
@@ -112,7 +128,7 @@ pub async fn discover(client: Client, named: BTreeSet<Arc<str>>) -> Call<Kinds> 
 #[cfg(test)]
 mod tests {
     use kube::discovery::{self, ApiCapabilities};
-    use runnel_proto::model::Scope;
+    use runnel_proto::model::Reason;
     use serde_json::json;
 
     use super::*;
@@ -153,6 +169,25 @@ mod tests {
         registry.replace(Kinds::default());
         assert_eq!(registry.get("widgets.example.org"), None);
         assert!(registry.get("secrets").is_some());
+    }
+
+    #[test]
+    fn copy_of_another_scope_has_no_kind() {
+        let registry = KindRegistry::default();
+        let classes = Kind::new("example.org", "v1", "Class", "classes", Scope::Cluster);
+        registry.replace([widget("v1"), classes.clone()].into_iter().collect());
+        let copy = |resource, namespace| SourceRef::new(resource, namespace, "x");
+        let kind = registry.of_copy(&copy("classes.example.org", ""));
+        assert_eq!(kind, Ok(classes));
+        for (other, text) in [
+            (copy("classes.example.org", "team-a"), "have no namespace"),
+            (copy("widgets.example.org", ""), "are in namespaces"),
+            (copy("others.example.org", ""), "does not serve"),
+        ] {
+            let error = registry.of_copy(&other).unwrap_err();
+            assert_eq!(error.reason, Reason::KindNotServed);
+            assert!(error.message.contains(text), "{}", error.message);
+        }
     }
 
     #[test]

@@ -28,12 +28,18 @@ use render::{CHARTS, container, documents, one, texts, tried};
 use rights::{has_few_rights, in_words, is_about_content, is_front_proxy, rights, writes};
 
 /// The values of each golden file.
-const RIGHTS: [(&str, &str, &str); 8] = [
+const RIGHTS: [(&str, &str, &str); 11] = [
     ("hub", "runnel-hub", "{}"),
     (
         "hub-of-two-namespaces",
         "runnel-hub",
         "{sourceNamespaces: [team-a, team-b]}",
+    ),
+    (
+        "cluster-kinds-of-a-hub",
+        "runnel-hub",
+        "{sourceNamespaces: [team-a], sources: {clusterKinds: [namespaces, clusterpolicies.kyverno.io, \
+         clusterroles.rbac.authorization.k8s.io]}}",
     ),
     ("agent", "runnel-agent", "{}"),
     (
@@ -62,6 +68,17 @@ const RIGHTS: [(&str, &str, &str); 8] = [
         "{policy: {namespaces: [team-a], kinds: [serviceaccounts, roles.rbac.authorization.k8s.io, \
          rolebindings.rbac.authorization.k8s.io, deployments.apps], allowPrivileged: [serviceaccounts, \
          roles.rbac.authorization.k8s.io, rolebindings.rbac.authorization.k8s.io, deployments.apps]}}",
+    ),
+    (
+        "cluster-kinds-of-an-agent",
+        "runnel-agent",
+        "{policy: {namespaces: [team-a], clusterKinds: [namespaces, priorityclasses.scheduling.k8s.io, \
+         clusterroles.rbac.authorization.k8s.io], allowPrivileged: [namespaces, clusterroles.rbac.authorization.k8s.io]}}",
+    ),
+    (
+        "cluster-kinds-of-an-agent-that-deletes",
+        "runnel-agent",
+        "{policy: {clusterKinds: [namespaces], allowPrivileged: [namespaces], deleteNamespaces: true}}",
     ),
 ];
 

@@ -362,7 +362,7 @@ async fn the_source_of_a_cluster_rule_names_its_namespaces() -> Result<()> {
         (
             "no namespaces",
             Value::Null,
-            &["spec.sources[0].namespaces", "Required"],
+            &["spec.sources[0]", "this entry of sources has no namespaces"],
         ),
         (
             "empty namespaces",

@@ -1,6 +1,8 @@
 //! Rules for any kind of object on the hub: kinds that the API server serves, that come later and that go, as an
 //! administrator adds them to the charts.
 
+#[path = "kinds/cluster_scoped.rs"]
+mod cluster_scoped;
 #[path = "kinds/delivered.rs"]
 mod delivered;
 #[path = "kinds/shaped.rs"]

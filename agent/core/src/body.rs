@@ -110,13 +110,15 @@ pub fn apply(
     }
     let mut metadata = json!({
         "name": &*copy.name,
-        "namespace": &*copy.namespace,
         "labels": labels,
         "annotations": annotations,
         // No object has this version: the apply creates the object or fails, and never merges into
         // an existing object.
         "resourceVersion": "1",
     });
+    if let Some(namespace) = copy.optional_namespace() {
+        metadata["namespace"] = json!(namespace);
+    }
     if let Some(ReplacedObject { target, .. }) = over {
         metadata["resourceVersion"] = json!(&*target.version);
         metadata["uid"] = json!(&*target.uid);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube_core::Status;
 use kube_core::response::StatusDetails;
-use runnel_proto::model::{Kind, Reason};
+use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef};
 
 use crate::copy::CopyError;
 use crate::policy::Area;
@@ -60,12 +60,13 @@ impl CallError {
     }
 
     /// Whether the API server reports this object as not found. Another 404 may come from a proxy
-    /// without a backend, and a missing namespace is another case.
-    pub fn is_absent(&self, name: &str) -> bool {
+    /// without a backend, and the missing namespace of an object is another case.
+    pub fn is_absent(&self, copy: &SourceRef) -> bool {
         let Self::Refused(status) = self else {
             return false;
         };
-        let names = |details: &StatusDetails| details.name == name && details.kind != "namespaces";
+        let is_kind = |kind: &str| kind != NAMESPACES || copy.as_namespace().is_some();
+        let names = |details: &StatusDetails| details.name == *copy.name && is_kind(&details.kind);
         status.code == 404
             && status.reason == "NotFound"
             && status.details.as_ref().is_some_and(names)
@@ -131,12 +132,17 @@ pub fn version_not_served(resource: &str, version: &str) -> CopyError {
     CopyError::new(Reason::KindNotServed, message)
 }
 
-/// Returns the error of the copies of a kind without namespaces.
-pub fn cluster_scoped(resource: &str) -> CopyError {
-    let message = format!(
-        "{resource} have no namespace in this cluster, and the agent distributes only objects in namespaces: leave the kind \
-         out of the rule"
-    );
+/// Returns the error of the copies of a kind that this cluster serves in the other scope than the policy, or the hub, has it.
+pub fn other_scope(kind: &Kind) -> CopyError {
+    let message = match kind.scope {
+        Scope::Cluster => format!(
+            "{kind} have no namespace in this cluster: name them in clusterKinds of this member's policy, and select them by a \
+             ClusterDistributionRule"
+        ),
+        Scope::Namespaced => format!(
+            "{kind} are in namespaces in this cluster: name them in kinds of this member's policy, and not in clusterKinds"
+        ),
+    };
     CopyError::new(Reason::KindNotServed, message)
 }
 
@@ -686,10 +692,12 @@ mod tests {
 
     #[test]
     fn only_not_found_of_the_object_means_absent() {
-        let is_gone = |reason: &str, details: serde_json::Value| {
+        let copy = SourceRef::new("secrets", "team", "one");
+        let refusal = |reason: &str, details: serde_json::Value| {
             let status = json!({"code": 404, "message": "", "reason": reason, "details": details});
-            CallError::Refused(serde_json::from_value(status).unwrap()).is_absent("one")
+            CallError::Refused(serde_json::from_value(status).unwrap())
         };
+        let is_gone = |reason, details| refusal(reason, details).is_absent(&copy);
         assert!(is_gone(
             "NotFound",
             json!({"name": "one", "kind": "secrets"})
@@ -707,7 +715,11 @@ mod tests {
             "Failed to parse error data",
             json!({"name": "one", "kind": "secrets"})
         ));
-        assert!(!CallError::Unanswered.is_absent("one"));
+        assert!(!CallError::Unanswered.is_absent(&copy));
+        // A namespace that is the copy itself.
+        let namespace = SourceRef::new("namespaces", "", "one");
+        let details = json!({"name": "one", "kind": "namespaces"});
+        assert!(refusal("NotFound", details).is_absent(&namespace));
     }
 
     #[test]

@@ -14,6 +14,7 @@ pub mod audit;
 pub mod backoff;
 pub mod body;
 pub mod classify;
+pub mod contained;
 pub mod contention;
 pub mod copy;
 pub mod decide;

@@ -7,9 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
     Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    NEWEST_LABEL, ObservedHealth, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION,
-    RULE_ANNOTATION, RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
-    VERSION_ANNOTATION, is_label, is_mark, is_subdomain,
+    NAMESPACES, NEWEST_LABEL, ObservedHealth, Payload, RETAINED_ANNOTATION,
+    RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION,
+    SOURCE_ANNOTATION, Scope, SourceRef, VERSION_ANNOTATION, is_mark, is_object_name, is_place,
 };
 use serde_json::Value;
 
@@ -132,16 +132,18 @@ impl Live {
     }
 }
 
-/// Returns the name of a live object of a kind; `None` without a name or a namespace.
+/// Returns the name of a live object of a kind; `None` without a name, or without the namespace that an object of the kind
+/// has.
 pub fn copy_of(kind: &Kind, metadata: &ObjectMeta) -> Option<SourceRef> {
-    Some(SourceRef::new(
-        &kind.resource,
-        metadata.namespace.as_deref()?,
-        metadata.name.as_deref()?,
-    ))
+    let namespace = match kind.scope {
+        Scope::Namespaced => metadata.namespace.as_deref()?,
+        Scope::Cluster => "",
+    };
+    let name = metadata.name.as_deref()?;
+    Some(SourceRef::new(&kind.resource, namespace, name))
 }
 
-/// Reduces a live object. Returns `None` without a name, namespace, uid or resourceVersion, which
+/// Reduces a live object. Returns `None` without a name, the namespace of its kind, a uid or resourceVersion, which
 /// no API server sends.
 pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(SourceRef, Live)> {
     let metadata = &object.metadata;
@@ -255,8 +257,9 @@ fn unproved(
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let uid = rule.as_str();
     let is_uid = (1..=UID_LIMIT).contains(&uid.len()) && uid.bytes().all(plain);
-    let named = is_subdomain(&source.name) && is_subdomain(source.copy_name());
-    let fits = labeled && is_uid && named && is_label(&source.namespace);
+    let is_name = |name: &str| is_object_name(&source.resource, name);
+    let named = is_name(&source.name) && is_name(source.copy_name());
+    let fits = labeled && is_uid && named && is_place(&source.namespace);
     fits.then(|| {
         Box::new(IntentKey {
             rule: rule.clone(),
@@ -317,7 +320,7 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
 /// Whether an object can be adopted for this content without a change of its existing values.
 ///
 /// Its fields must be equal, including fields that a rule ignores. No label or annotation may have
-/// another value. Missing labels and annotations are allowed. `applied` is the answer to a dry run of the apply, for a kind
+/// another value. Missing labels and annotations are allowed, except those of a namespace. `applied` is the answer to a dry run of the apply, for a kind
 /// without listed fields: its object equals the content if the apply changes nothing.
 pub fn is_adoptable(
     kind: &Kind,
@@ -326,11 +329,13 @@ pub fn is_adoptable(
     applied: Option<&DynamicObject>,
 ) -> bool {
     let content = seal::canonical(content);
+    // Labels and annotations are all that a copy of a namespace has.
+    let needs_all = &*kind.resource == NAMESPACES;
     let agrees = |present: Option<&BTreeMap<String, String>>, wanted: &BTreeMap<String, String>| {
         wanted.iter().all(|(key, value)| {
             present
                 .and_then(|present| present.get(key))
-                .is_none_or(|is| is == value)
+                .map_or(!needs_all, |is| is == value)
         })
     };
     let (labels, annotations) = (

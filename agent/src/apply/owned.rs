@@ -77,7 +77,7 @@ impl ApplyRun<'_> {
                 let is_same = object.metadata.resource_version.as_deref() == Some(&*target.version);
                 Ok(Some(object).filter(|_| is_same))
             }
-            Err(error) if error.is_absent(&self.copy.name) => Ok(None),
+            Err(error) if error.is_absent(self.copy) => Ok(None),
             Err(error) => Err(self.fail(&error)),
         }
     }

@@ -23,7 +23,7 @@ use runnel_agent_core::preview::{
     PreviewFinding, answer, applied_diff, diff, is_undisclosed, preview, writes,
 };
 use runnel_agent_core::records::Observed;
-use runnel_agent_core::{body, classify, diff, live, managed_fields};
+use runnel_agent_core::{body, diff, live, managed_fields};
 
 /// Limit of the copies that are previewed at once.
 const CONCURRENT_PREVIEWS: usize = 6;
@@ -88,9 +88,9 @@ impl Member {
         open: Open,
         found: &mut FieldDiff,
     ) -> Option<PreviewDecision> {
-        let Some(mut kind) = self.kinds.get(&copy.resource) else {
-            let copy_error = classify::not_served(&copy.resource);
-            return Some((PreviewOutcome::Refused, Some(copy_error)));
+        let mut kind = match self.kinds.of_copy(copy) {
+            Ok(kind) => kind,
+            Err(copy_error) => return Some((PreviewOutcome::Refused, Some(copy_error))),
         };
         let needs_read = open.needs_read();
         let Open {
@@ -110,7 +110,7 @@ impl Member {
                         .map_or(Observed::Absent, |(_, live)| Observed::Live(live));
                     object = Some(found);
                 }
-                Err(error) if error.is_absent(&copy.name) => observed = Observed::Absent,
+                Err(error) if error.is_absent(copy) => observed = Observed::Absent,
                 Err(error) => {
                     return Some((PreviewOutcome::Refused, Some(kind_error(&kind, &error))));
                 }

@@ -19,7 +19,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
 use kube::api::{DynamicObject, Request};
 use kube::core::{Resource, Status};
-use runnel_proto::model::{HUB_LABEL, Kind, Kinds, Scope};
+use runnel_proto::model::{HUB_LABEL, Kind, Kinds};
 use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
@@ -222,7 +222,7 @@ impl Watches {
 
     /// Returns the kinds of the policy that must be read; `None` if every cluster serves all of them.
     fn named(&self) -> Option<BTreeSet<Arc<str>>> {
-        let kinds = self.policy.kinds.iter();
+        let kinds = self.policy.all_kinds();
         let named: BTreeSet<_> = kinds
             .filter(|kind| Kind::by_resource(kind).is_none())
             .cloned()
@@ -286,8 +286,10 @@ impl Watches {
     /// Returns the kind of an area, or why its objects cannot be watched; `None` while the kinds have not been read.
     fn kind_of(&self, area: &Area, schedule: &Schedule) -> Option<Result<Kind, CopyError>> {
         match self.kinds.get(&area.resource) {
-            Some(kind) if kind.scope == Scope::Namespaced => Some(Ok(kind)),
-            Some(_) => Some(Err(classify::cluster_scoped(&area.resource))),
+            Some(kind) if self.policy.scope_of(&area.resource) == Some(kind.scope) => {
+                Some(Ok(kind))
+            }
+            Some(kind) => Some(Err(classify::other_scope(&kind))),
             None => schedule
                 .is_read
                 .then(|| Err(classify::not_served(&area.resource))),

@@ -22,6 +22,7 @@ pub(super) const LOCAL_KINDS: &[&str] = &[
     "podcertificaterequests.certificates.k8s.io",
     "resourceslices.resource.k8s.io",
     "servicecidrs.networking.k8s.io",
+    "storageversionmigrations.storagemigration.k8s.io",
     "storageversions.internal.apiserver.k8s.io",
     "volumeattachments.storage.k8s.io",
 ];
@@ -58,6 +59,7 @@ mod tests {
         for local in [
             "events",
             "nodes",
+            "storageversionmigrations.storagemigration.k8s.io",
             "leases.coordination.k8s.io",
             "tokenreviews.authentication.k8s.io",
             "distributionrules.runnel.dev",

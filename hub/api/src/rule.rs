@@ -57,7 +57,7 @@ pub struct ClusterDistributionRuleSpec {
     /// The sources in the namespaces of each entry. Entries add up: an object is a source if any
     /// entry selects it. 1 to 16 entries.
     #[schemars(transform = schema::list(limits::SOURCES))]
-    #[schemars(transform = schema::rule("size(self) > 0", "sources is empty: add an entry with namespaces, resources and either selector or names"))]
+    #[schemars(transform = schema::rule("size(self) > 0", "sources is empty: add an entry with resources, namespaces and either selector or names"))]
     pub sources: Vec<ClusterSource>,
     /// The targets and policies of the copies.
     #[serde(flatten)]
@@ -91,16 +91,19 @@ pub struct Source {
     pub include_controlled: bool,
 }
 
-/// Selects objects of the named namespaces. Set exactly one of selector and names.
+/// Selects objects of the named namespaces, or objects of kinds without namespaces. Set exactly one of selector and names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(transform = schema::cluster_source)]
 pub struct ClusterSource {
     /// The hub's namespaces to read: exact names, and globs in which `*` matches any run of characters. Globs never
-    /// match `kube-*` or the namespace of Runnel itself; an exact name may. 1 to 128.
+    /// match `kube-*` or the namespace of Runnel itself; an exact name may. 1 to 128. Absent: the entry selects objects of
+    /// kinds without namespaces, such as clusterroles.rbac.authorization.k8s.io; `spec.namespaces` does not apply to them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::filled_set("namespaces", limits::NAMESPACES, Item::NamespacePattern, "name the hub's namespaces to read; for all of them write namespaces: [\"*\"]"))]
     #[schemars(transform = schema::no_reserved_glob("namespaces"))]
     pub namespaces: Vec<String>,
-    /// The selection in those namespaces.
+    /// The selection there.
     #[serde(flatten)]
     pub source: Source,
 }

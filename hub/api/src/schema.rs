@@ -622,6 +622,15 @@ pub(super) fn source(schema: &mut Schema) {
     )(schema);
 }
 
+/// An entry of `sources` of a ClusterDistributionRule.
+pub(super) fn cluster_source(schema: &mut Schema) {
+    rule(
+        "has(self.namespaces) || !self.resources.exists(kind, kind in ['configmaps', 'secrets'])",
+        "this entry of sources has no namespaces: name the hub's namespaces to read; for all of them write namespaces: \
+         [\"*\"]. Only kinds without namespaces go without",
+    )(schema);
+}
+
 /// The spec of either kind of rule.
 pub(super) fn rule_spec(schema: &mut Schema) {
     no_literal_secrets(schema);

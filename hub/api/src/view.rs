@@ -143,7 +143,7 @@ pub struct DeliveryCondition {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryFailure {
-    /// The copy in the member cluster, as resource/namespace/name.
+    /// The copy in the member cluster, as resource/namespace/name, or resource/name without a namespace.
     pub copy: String,
     /// The reason, in CamelCase.
     pub reason: String,
@@ -231,7 +231,8 @@ pub struct ClusterCopySpec {
 pub struct CopyTarget {
     /// The kind, such as ConfigMap.
     pub kind: String,
-    /// The namespace.
+    /// The namespace; empty for a kind without namespaces.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub namespace: String,
     /// The name.
     pub name: String,
@@ -251,7 +252,7 @@ pub struct CopyStatus {
     /// The message of the agent. It never contains a value of a Secret.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// The source on the hub, as resource/namespace/name. Empty if the rule does not require the copy any more.
+    /// The source on the hub, as resource/namespace/name, or resource/name without a namespace. Empty if the rule does not require the copy any more.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub source: String,
     /// When the agent last applied the copy for this rule; absent if it is unknown.

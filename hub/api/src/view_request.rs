@@ -144,7 +144,7 @@ pub struct PlannedRule {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedSource {
-    /// The source, as resource/namespace/name.
+    /// The source, as resource/namespace/name, or resource/name without a namespace.
     pub source: String,
     /// Refused, Unread, or why it is withheld: Ambiguous, Name, Transform, Variable, Value, Object.
     pub state: String,
@@ -182,9 +182,9 @@ pub struct PlannedCluster {
 pub struct PlannedCopy {
     /// The member cluster.
     pub cluster: String,
-    /// The copy, as resource/namespace/name.
+    /// The copy, as resource/namespace/name, or resource/name without a namespace.
     pub copy: String,
-    /// The source, as resource/namespace/name.
+    /// The source, as resource/namespace/name, or resource/name without a namespace.
     pub source: String,
     /// create, change, unchanged, takeOver, adoptIfEqual, remove, retain, handOver, blocked, wait, noop, conflict,
     /// denied, invalid, forbidden or refused.
@@ -255,7 +255,7 @@ pub struct ExplainedRule {
     pub namespace: String,
     /// The name of the rule.
     pub name: String,
-    /// The source, as resource/namespace/name.
+    /// The source, as resource/namespace/name, or resource/name without a namespace.
     pub source: String,
     /// The bundle with the manifest that the source is; empty for other sources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -297,7 +297,7 @@ pub struct ExplainedObject {
     /// The rule for which it was written, if the user may read it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub rule: String,
-    /// Its source, as resource/namespace/name.
+    /// Its source, as resource/namespace/name, or resource/name without a namespace.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub source: String,
     /// The revision of its content.

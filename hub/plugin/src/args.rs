@@ -476,7 +476,8 @@ pub struct Doctor {
 /// Explain one copy.
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// The copy: CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login. KIND may be `plural.group`.
+    /// The copy: CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login, or CLUSTER/KIND/NAME without a namespace. KIND
+    /// may be `plural.group`.
     pub copy: String,
     /// Output format.
     #[arg(short = 'o', long, value_enum)]

@@ -8,7 +8,7 @@ use runnel_api::{
     ExplainedRule,
 };
 use runnel_proto::closed_list::ExplainedState;
-use runnel_proto::model::{Kind, is_subdomain};
+use runnel_proto::model::{Kind, SourceRef, is_object_name, is_subdomain};
 
 use super::parse::ArgumentError;
 use super::table::Tone;
@@ -20,20 +20,21 @@ const WIDTH: usize = 76;
 /// Number of printed digits of a revision.
 const DIGITS: usize = 12;
 
-/// Understands `CLUSTER/NAMESPACE/KIND/NAME`.
+/// Understands `CLUSTER/NAMESPACE/KIND/NAME`, and `CLUSTER/KIND/NAME` for a kind without namespaces.
 ///
 /// # Errors
 /// [`ArgumentError::Copy`] or [`ArgumentError::Kind`].
 pub fn question(given: &str) -> Result<CopyExplanation, ArgumentError> {
     let wrong = || ArgumentError::Copy(given.to_owned());
     let parts: Vec<&str> = given.split('/').collect();
-    let [cluster, namespace, kind, name] = parts.as_slice() else {
-        return Err(wrong());
+    let (cluster, namespace, kind, name) = match *parts.as_slice() {
+        [cluster, namespace, kind, name] if is_subdomain(namespace) => {
+            (cluster, namespace, kind, name)
+        }
+        [cluster, kind, name] => (cluster, "", kind, name),
+        _ => return Err(wrong()),
     };
-    if ![cluster, namespace, name]
-        .iter()
-        .all(|part| is_subdomain(part))
-    {
+    if !is_subdomain(cluster) || !is_object_name(kind, name) {
         return Err(wrong());
     }
     // The hub finds the kind by any other name.
@@ -42,15 +43,15 @@ pub fn question(given: &str) -> Result<CopyExplanation, ArgumentError> {
         "secret" | "secrets" => "Secret".to_owned(),
         lower if is_subdomain(lower) => lower.to_owned(),
         _ => {
-            return Err(ArgumentError::Kind((*kind).to_owned()));
+            return Err(ArgumentError::Kind(kind.to_owned()));
         }
     };
     let spec = CopyExplanationSpec {
-        cluster: (*cluster).to_owned(),
+        cluster: cluster.to_owned(),
         target: CopyTarget {
             kind,
-            namespace: (*namespace).to_owned(),
-            name: (*name).to_owned(),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
         },
     };
     // The request has no name, because nothing is stored.
@@ -67,10 +68,8 @@ fn named(question: &CopyExplanationSpec) -> String {
         .iter()
         .find(|kind| *kind.kind == *target.kind);
     let resource = known.map_or(target.kind.as_str(), |kind| &*kind.resource);
-    format!(
-        "{resource}/{}/{} in {}",
-        target.namespace, target.name, question.cluster
-    )
+    let copy = SourceRef::new(resource, &target.namespace, &target.name);
+    format!("{copy} in {}", question.cluster)
 }
 
 /// Returns the state in one line, with its tone.
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_named_in_four_parts() {
+    fn copies_are_named_in_three_or_four_parts() {
         let asked = question("eu-1/default/cm/settings").unwrap().spec;
         assert_eq!(
             named(&asked),
@@ -286,9 +285,13 @@ mod tests {
         );
         let asked = question("eu-1/default/NetworkPolicy/web").unwrap().spec;
         assert_eq!(asked.target.kind, "networkpolicy");
+        let asked = question("eu-1/namespaces/shop").unwrap().spec;
+        assert_eq!(named(&asked), "namespaces/shop in eu-1");
+        assert_eq!(asked.target.namespace, "");
         for wrong in [
             "",
-            "a/b/secret",
+            "a/secret",
+            "a/sec ret/b",
             "a/b/po d/c",
             "a/b/secret/c/d",
             "A/b/secret/c",

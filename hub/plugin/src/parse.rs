@@ -21,7 +21,7 @@ pub enum ArgumentError {
     Rule(String),
     /// The name of a copy.
     #[error(
-        "`{0}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login"
+        "`{0}` names no copy: write CLUSTER/NAMESPACE/KIND/NAME, such as eu-1/default/secret/login, or CLUSTER/KIND/NAME for a kind without namespaces"
     )]
     Copy(String),
     /// A kind of objects.

@@ -324,11 +324,14 @@ pub fn called(kind: &str, namespace: &str, name: &str) -> String {
 }
 
 fn cells(copy: &PlannedCopy) -> [String; 4] {
-    let mut parts = copy.copy.splitn(3, '/');
-    let mut part = || parts.next().unwrap_or_default().to_owned();
-    let (resource, namespace, name) = (part(), part(), part());
-    let kind = resource.strip_suffix('s').unwrap_or(&resource).to_owned();
-    [copy.verdict.clone(), namespace, kind, name]
+    let parts: Vec<&str> = copy.copy.split('/').collect();
+    let (resource, namespace, name) = match *parts.as_slice() {
+        [resource, namespace, name] => (resource, namespace, name),
+        [resource, name] => (resource, "", name),
+        _ => (&*copy.copy, "", ""),
+    };
+    let kind = resource.strip_suffix('s').unwrap_or(resource);
+    [&*copy.verdict, namespace, kind, name].map(str::to_owned)
 }
 
 fn why(copy: &PlannedCopy) -> String {

@@ -158,7 +158,7 @@ impl ViewObject for CopyRow {
             self.rule.name,
             self.cluster.as_str(),
             self.kind.as_str(),
-            &*self.copy.namespace,
+            self.copy.optional_namespace().unwrap_or("<none>"),
             &*self.copy.name,
             status.state,
             status.reason,

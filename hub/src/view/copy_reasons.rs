@@ -138,6 +138,10 @@ fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeS
             .any(|intent| intent.is_renamed() && intent.plain() == *source)
     };
     let own = |source: &SourceRef| {
+        let has_namespace = !source.is_cluster_scoped();
+        if !has_namespace || copy.is_cluster_scoped() {
+            return !has_namespace && copy.is_cluster_scoped();
+        }
         entry.rule.terms.namespaces.is_some() || source.namespace == copy.namespace
     };
     let all = made
@@ -261,9 +265,8 @@ fn obstacle(
 /// Returns why the rule does not target the namespace. Only the agent has the labels of the
 /// namespace, so they are not checked.
 fn namespace(terms: &Terms, copy: &SourceRef, runnel: &str) -> Obstacle {
-    let Some(choice) = &terms.namespaces else {
-        return None;
-    };
+    let choice = terms.namespaces.as_ref();
+    let choice = choice.filter(|_| !copy.is_cluster_scoped())?;
     let closed = runnel_proto::model::is_closed_namespace(&copy.namespace);
     let open = choice.selector.is_some() && !closed && &*copy.namespace != runnel;
     let excluded = runnel_proto::model::matches_any(&choice.exclude, &copy.namespace);
@@ -333,7 +336,9 @@ fn missing_copy_reason(namespace: NamespaceState, otherwise: String) -> (Explain
 /// Returns why an agent has no copy in an open namespace: by its labels, which only the agent has,
 /// rule or grants do not choose it. If both choose it by name, the source itself is there.
 fn unchosen_reason(terms: &Terms, copy: &SourceRef, runnel: &str) -> String {
-    let by_name = |choice: &NamespaceChoice| choice.includes_name(&copy.namespace, None, runnel);
+    let by_name = |choice: &NamespaceChoice| {
+        copy.is_cluster_scoped() || choice.includes_name(&copy.namespace, None, runnel)
+    };
     let labels = |choice: &NamespaceChoice| {
         let selector = choice.selector.as_ref();
         selector.map_or_else(String::new, |selector| format!(" ({selector})"))

@@ -14,7 +14,7 @@ use kube::{Api, ResourceExt};
 use runnel_api::{
     PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlanStatus,
 };
-use runnel_proto::model::{ClusterName, FieldsKey, RuleName, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, FieldsKey, RuleName, RuleUid, Scope, SourceRef};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
@@ -23,7 +23,7 @@ use super::error::ViewError;
 use super::{ViewServer, run_blocking};
 use crate::hub_state::InquiryError;
 use crate::ordered_lock::LeafMutex;
-use crate::watch::{api_resource, body_of, read_kinds};
+use crate::watch::{api_in, body_of, read_kinds};
 use change::PlannedChange;
 use runnel_hub_core::index::ReportedCopies;
 use runnel_hub_core::now::Now;
@@ -115,6 +115,8 @@ struct RuleAnswers {
 enum ScopeListError {
     #[error("the API server of the hub does not serve it")]
     NotServed,
+    #[error("the rule selects it in namespaces and it has none, or the other way round")]
+    OtherScope,
     #[error("the hub ends")]
     Shutdown,
     #[error("the API server did not answer in time")]
@@ -382,12 +384,10 @@ impl ViewServer {
             .hub_state
             .kind(&place.resource)
             .ok_or(ScopeListError::NotServed)?;
-        let api: Api<DynamicObject> = match &place.namespace {
-            Some(namespace) => {
-                Api::namespaced_with(self.client.clone(), namespace, &api_resource(&kind))
-            }
-            None => Api::all_with(self.client.clone(), &api_resource(&kind)),
-        };
+        if (kind.scope == Scope::Cluster) != place.is_cluster() {
+            return Err(ScopeListError::OtherScope);
+        }
+        let api: Api<DynamicObject> = api_in(self.client.clone(), place.listed_namespace(), &kind);
         let mut params = ListParams::default().limit(OBJECTS_AT_A_TIME);
         let (mut sources, mut seen) = (Vec::new(), 0);
         loop {
@@ -405,7 +405,8 @@ impl ViewServer {
                 let labels = metadata.labels.unwrap_or_default();
                 let is_source = metadata.deletion_timestamp.is_none()
                     && !is_never_a_source(&kind, &name, &labels);
-                let reference = SourceRef::new(&kind.resource, &metadata.namespace?, &name);
+                let namespace = metadata.namespace.unwrap_or_default();
+                let reference = SourceRef::new(&kind.resource, &namespace, &name);
                 (is_source && rule.needs(&reference, &labels)).then_some((reference, labels))
             }));
             match list.metadata.continue_.filter(|more| !more.is_empty()) {
@@ -422,8 +423,7 @@ impl ViewServer {
             return SourceState::Unreadable;
         };
         let client = self.client.clone();
-        let api: Api<DynamicObject> =
-            Api::namespaced_with(client, &source.namespace, &api_resource(&kind));
+        let api: Api<DynamicObject> = api_in(client, source.optional_namespace(), &kind);
         match tokio::time::timeout(READ_TIMEOUT, api.get_opt(&source.name)).await {
             Ok(Ok(Some(object))) => body_of(&self.hub_state, &kind, &object),
             _ => SourceState::Unreadable,

@@ -381,9 +381,10 @@ mod tests {
             read(&format!("continue={}", token(&after)))
         };
         assert!(with(["configmaps", "web", "settings"]).is_ok());
+        assert!(with(["namespaces", "", "web"]).is_ok());
         for wrong in [
             ["ConfigMap", "web", "settings"],
-            ["configmaps", "", "settings"],
+            ["configmaps", "-", "settings"],
             ["configmaps", "web", "a/b"],
         ] {
             assert!(

@@ -261,7 +261,7 @@ fn explained(target: &CopyTarget, kinds: &Kinds) -> Result<Option<SourceRef>, Vi
     };
     let copy = SourceRef::checked(resource, namespace, name).ok_or_else(|| {
         ViewError::BadRequest(format!(
-            "spec.target: `{namespace}/{name}` cannot be the namespace and the name of an object"
+            "spec.target: `{namespace}` and `{name}` cannot be the namespace and the name of an object"
         ))
     })?;
     Ok(Some(copy))

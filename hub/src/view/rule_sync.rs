@@ -11,8 +11,8 @@ use kube::api::{ListParams, ObjectMeta};
 use kube::{Api, Resource};
 use runnel_api::{ClusterDistributionRule, DistributionRule, RuleSyncStatus, UnobservedObject};
 use runnel_hub_core::index::{Index, ListedScope};
-use runnel_hub_core::plan::{Rule, Scope, WatchScope};
-use runnel_proto::model::{RuleName, RuleUid};
+use runnel_hub_core::plan::{Rule, Scope, SourceChoice, WatchScope};
+use runnel_proto::model::{RuleName, RuleUid, Scope as KindScope};
 use serde::de::DeserializeOwned;
 
 use super::error::ViewError;
@@ -138,8 +138,10 @@ impl ViewServer {
         let mut listed = Vec::new();
         for scope in scopes(&rule, &self.hub_state.settings.scope) {
             let found = match self.hub_state.kind(&scope.resource) {
-                Some(kind) => list_metadata(&self.client, &kind, &scope, &rule, room).await,
-                None => Err(ListError::NotServed),
+                Some(kind) if (kind.scope == KindScope::Cluster) == scope.is_cluster() => {
+                    list_metadata(&self.client, &kind, &scope, &rule, room).await
+                }
+                _ => Err(ListError::NotServed),
             };
             let found = found.map_err(|error| match error {
                 ListError::TooMany => ListRefusal::TooMany,
@@ -220,14 +222,18 @@ fn saved(name: &RuleName, metadata: ObjectMeta) -> Result<SavedRule, ViewError> 
 
 /// Returns the scopes to list: single namespaces, if the rule names them.
 fn scopes(rule: &Rule, watched: &Scope) -> BTreeSet<WatchScope> {
-    let Some(namespaces) = rule.literal_namespaces() else {
+    if rule.literal_namespaces().is_none() {
         return rule.places(watched);
+    }
+    let of_entry = |entry: &SourceChoice| {
+        let namespaces = entry.literal_namespaces().unwrap_or_default();
+        let scopes = entry.resources.iter().flat_map(|resource| {
+            let of_kind = |namespace: &&str| WatchScope::in_namespace(resource.clone(), namespace);
+            namespaces.iter().map(of_kind).collect::<Vec<_>>()
+        });
+        scopes.collect::<Vec<_>>()
     };
-    let of_kind = |resource| {
-        let namespaces = namespaces.iter();
-        namespaces.map(move |namespace| WatchScope::in_namespace(resource, namespace))
-    };
-    rule.resources().flat_map(of_kind).collect()
+    rule.sources.iter().flat_map(of_entry).collect()
 }
 
 #[cfg(test)]
@@ -256,6 +262,31 @@ mod tests {
         assert_eq!(named, expected.into());
         let all = scopes(&cluster_rule(&["team-*"]), &Scope::Everywhere);
         assert_eq!(all, [WatchScope::everywhere("configmaps")].into());
+    }
+
+    #[test]
+    fn kinds_without_namespaces_are_listed_in_the_cluster() {
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+            "metadata": {"name": "r", "uid": "u", "generation": 2},
+            "spec": {
+                "sources": [
+                    {"resources": ["namespaces"], "names": ["a"]},
+                    {"resources": ["secrets"], "names": ["a"], "namespaces": ["shop"]},
+                ],
+                "clusters": {"all": true},
+            },
+        });
+        let object: ClusterDistributionRule = serde_json::from_value(object).unwrap();
+        let rule = Rule::cluster_scoped(&object, "runnel-system").unwrap();
+        let expected = [
+            WatchScope::in_cluster("namespaces"),
+            WatchScope::in_namespace("secrets", "shop"),
+        ];
+        let only = Scope::new(["shop".to_owned()]);
+        for watched in [Scope::Everywhere, only] {
+            assert_eq!(scopes(&rule, &watched), expected.clone().into());
+        }
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub async fn list_metadata(
     rule: &Arc<Rule>,
     most: usize,
 ) -> Result<ListedScope, ListError> {
-    let path = DynamicObject::url_path(&api_resource(kind), scope.namespace.as_deref());
+    let path = DynamicObject::url_path(&api_resource(kind), scope.listed_namespace());
     let path = Request::new(path);
     let (mut size, mut next) = (PageSize::default(), None::<String>);
     let mut listed = ListedScope {

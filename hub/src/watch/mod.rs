@@ -41,7 +41,7 @@ pub use renderer::render_rules;
 pub(crate) use rules::forget;
 pub use rules::watch_rules;
 pub use source_watches::watch_needed_sources;
-pub use sources::api_resource;
+pub use sources::{api_in, api_resource};
 
 /// The number of objects in one page of a list. A user who may create an object can give it some
 /// megabytes of labels, annotations and field managers, and a page is in memory as a whole.

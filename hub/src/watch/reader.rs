@@ -14,7 +14,7 @@ use runnel_transport::pages::{PageSize, parse_page};
 use runnel_transport::readable::Readable;
 
 use super::list::{ListError, describe, page, page_params};
-use super::sources::api_resource;
+use super::sources::{api_in, api_resource};
 use super::{DecodedObject, READ_LIMIT};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
@@ -138,10 +138,8 @@ async fn list(
     let kind = hub_state
         .kind(&scope.resource)
         .ok_or(ListError::NotServed)?;
-    let path = Request::new(DynamicObject::url_path(
-        &api_resource(&kind),
-        Some(&scope.namespace),
-    ));
+    let namespace = Some(&*scope.namespace).filter(|namespace| !namespace.is_empty());
+    let path = Request::new(DynamicObject::url_path(&api_resource(&kind), namespace));
     let (mut size, mut next, mut shown, wanted) =
         (PageSize::default(), None::<String>, 0, left.len());
     let mut all_readable = true;
@@ -234,8 +232,7 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Re
     let Some(kind) = hub_state.kind(&source.resource) else {
         return ReadResult::One(source, true);
     };
-    let api: Api<DecodedObject<DynamicObject>> =
-        Api::namespaced_with(client, &source.namespace, &api_resource(&kind));
+    let api: Api<DecodedObject<DynamicObject>> = api_in(client, source.optional_namespace(), &kind);
     let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
     let done = match answer {
         Ok(Ok(Some(DecodedObject::Read(object)))) => {
@@ -354,12 +351,12 @@ pub async fn expire_deleted_sources(hub_state: Arc<HubState>) {
 /// Number of sources of one kind and namespace from which on a list is cheaper.
 pub(super) const LIST_THRESHOLD: usize = 20;
 
-/// The scope of one list: a kind and a namespace.
+/// The scope of one list: a kind and a place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ListScope {
     /// The kind, as `plural[.group]`.
     pub(super) resource: Arc<str>,
-    /// The namespace.
+    /// The namespace; empty for a kind without namespaces.
     pub(super) namespace: Arc<str>,
 }
 

@@ -202,7 +202,7 @@ impl SourceWatches {
 
     /// Whether the hub may watch a scope. A namespace outside its source namespaces has no watch.
     fn is_in_reach(&self, scope: &WatchScope) -> bool {
-        let namespace = scope.namespace.as_ref();
+        let namespace = scope.namespace.as_deref();
         namespace.is_none_or(|name| self.hub_state.settings.scope.reads(name))
     }
 
@@ -224,10 +224,8 @@ impl SourceWatches {
                 None => Err(Unwatched::Awaited),
             };
         };
-        if kind.scope == Scope::Cluster {
-            return unreadable(format!(
-                "{resource} belong to no namespace, and are not distributed: remove them from spec.sources"
-            ));
+        if (kind.scope == Scope::Cluster) != scope.is_cluster() {
+            return unreadable(other_scope(kind));
         }
         if !watched.contains(resource) && watched.len() >= KINDS_LIMIT {
             return unreadable(format!(
@@ -359,9 +357,22 @@ impl SourceWatches {
     }
 }
 
+/// Why a kind is not watched that a rule selects in the scope that it does not have.
+fn other_scope(kind: &Kind) -> String {
+    match kind.scope {
+        Scope::Cluster => format!(
+            "{kind} belong to no namespace: only a ClusterDistributionRule distributes them; select them there, in an entry \
+             of spec.sources without namespaces"
+        ),
+        Scope::Namespaced => format!(
+            "{kind} belong to namespaces: select them in an entry of spec.sources with namespaces"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use runnel_api::DistributionRule;
+    use runnel_api::{ClusterDistributionRule, DistributionRule};
     use runnel_hub_core::plan::Rule;
     use runnel_proto::model::RuleUid;
     use serde_json::json;
@@ -404,6 +415,19 @@ mod tests {
         });
         let object: DistributionRule = serde_json::from_value(object).unwrap();
         let rule = Rule::namespaced(&object, "runnel-system").unwrap();
+        let places = rule.places(watches.hub_state.index.read().scopes().watched());
+        watches.hub_state.change(|index| index.set_rule(rule));
+        watches.hub_state.need(places);
+    }
+
+    fn add_cluster_rule(watches: &SourceWatches, uid: &str, resource: &str) {
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+            "metadata": {"name": uid, "uid": uid, "generation": 1},
+            "spec": {"sources": [{"resources": [resource], "names": ["*"]}], "clusters": {"all": true}},
+        });
+        let object: ClusterDistributionRule = serde_json::from_value(object).unwrap();
+        let rule = Rule::cluster_scoped(&object, "runnel-system").unwrap();
         let places = rule.places(watches.hub_state.index.read().scopes().watched());
         watches.hub_state.change(|index| index.set_rule(rule));
         watches.hub_state.need(places);
@@ -474,14 +498,46 @@ mod tests {
         update(&mut watches).await;
         assert!(!is_watched(&watches, &widgets) && watches.tasks.is_empty());
         assert_eq!(state(&watches, &widgets), ScopeState::NotServed);
-        // A kind without namespaces has no sources.
+    }
+
+    #[tokio::test]
+    async fn kind_is_watched_in_its_own_scope() {
+        let mut watches = watches();
+        let resource = kind(0).to_string();
         let whole = Kind::new("example.org", "v1", "Any", "kind000s", Scope::Cluster);
-        watches.set_kinds(Ok(served([whole])));
-        update(&mut watches).await;
-        assert!(matches!(
-            state(&watches, &widgets),
-            ScopeState::Unreadable(_)
-        ));
+        let (in_namespaces, in_cluster) = (
+            WatchScope::everywhere(resource.as_str()),
+            WatchScope::in_cluster(resource.as_str()),
+        );
+        add_rule(&watches, "r", std::slice::from_ref(&resource));
+        add_cluster_rule(&watches, "c", &resource);
+        for (kind, watched, other, hint) in [
+            (
+                whole,
+                &in_cluster,
+                &in_namespaces,
+                "only a ClusterDistributionRule",
+            ),
+            (
+                kind(0),
+                &in_namespaces,
+                &in_cluster,
+                "spec.sources with namespaces",
+            ),
+        ] {
+            watches.set_kinds(Ok(served([kind])));
+            update(&mut watches).await;
+            let has_watch = |scope: &WatchScope| {
+                let known = watches.scopes.get(scope);
+                known.is_some_and(|known| known.watch.is_some())
+            };
+            assert!(has_watch(watched) && !has_watch(other), "{watched:?}");
+            let state = watches.hub_state.index.read().scopes().state(other);
+            let ScopeState::Unreadable(why) = state else {
+                panic!("{other} is {state:?}");
+            };
+            assert!(why.contains(hint), "{why}");
+        }
     }
 
     #[tokio::test]

@@ -10,7 +10,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::core::{DynamicResourceScope, ObjectMeta};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client, Resource, ResourceExt};
-use runnel_proto::model::{Kind, SourceRef};
+use runnel_proto::model::{Kind, Scope, SourceRef};
 use serde::{Deserialize, Deserializer};
 use tracing::Instrument;
 
@@ -36,6 +36,18 @@ pub fn api_resource(kind: &Kind) -> ApiResource {
     )
 }
 
+/// Access to the objects of a kind in one namespace; `None`: to all of them, and to those of a kind without namespaces.
+pub fn api_in<K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>>(
+    client: Client,
+    namespace: Option<&str>,
+    kind: &Kind,
+) -> Api<K> {
+    match namespace {
+        Some(namespace) => Api::namespaced_with(client, namespace, &api_resource(kind)),
+        None => Api::all_with(client, &api_resource(kind)),
+    }
+}
+
 /// Watches the metadata of one kind in one scope. `crd` is what is known of the CRD of the kind.
 pub(super) async fn watch_sources(
     client: Client,
@@ -47,7 +59,7 @@ pub(super) async fn watch_sources(
     let span = tracing::info_span!(
         "watch",
         resource = &*kind.resource,
-        namespace = place.namespace.as_deref()
+        namespace = place.listed_namespace()
     );
     follow(client, hub_state, kind, place, crd)
         .instrument(span)
@@ -61,10 +73,7 @@ async fn follow(
     place: WatchScope,
     crd: CrdMemory,
 ) {
-    let api: Api<SourceMeta> = match &place.namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &api_resource(&kind)),
-        None => Api::all_with(client.clone(), &api_resource(&kind)),
-    };
+    let api: Api<SourceMeta> = api_in(client.clone(), place.listed_namespace(), &kind);
     let has_no_crd = Kind::by_resource(&kind.resource).is_some();
     let (resource, memory) = (kind.resource.clone(), crd.clone());
     let filter = DeletedCrdFilter::remembering(&crd, move || {
@@ -129,10 +138,13 @@ async fn follow(
 /// The right that a refused watch needs, and where to give it.
 fn missing_right(place: &WatchScope) -> String {
     let resource = &place.resource;
+    if place.is_cluster() {
+        return format!("add {resource} to `sources.clusterKinds` of the hub's chart");
+    }
     if Kind::by_resource(resource).is_none() {
         return format!("add {resource} to `sources.kinds` of the hub's chart");
     }
-    match &place.namespace {
+    match place.listed_namespace() {
         Some(namespace) => {
             format!(
                 "give the hub's ServiceAccount get, list and watch on {resource} by a Role in the namespace {namespace}"
@@ -257,9 +269,13 @@ impl SourceWatch {
     }
 
     fn reference(&self, object: &SourceMeta) -> Option<SourceRef> {
+        let namespace = match self.kind.scope {
+            Scope::Namespaced => object.namespace()?,
+            Scope::Cluster => String::new(),
+        };
         Some(SourceRef::new(
             &self.kind.resource,
-            &object.namespace()?,
+            &namespace,
             &object.name_any(),
         ))
     }

@@ -8,8 +8,8 @@ use crate::model::{
     FEEDBACK_NAME_LIMIT, FEEDBACK_VALUE_LIMIT, FeedbackField, FeedbackValue, FieldPath, Grant,
     ImmutablePolicy, Intent, JsonPath, MESSAGE_LIMIT, NamespaceChoice, Operator, PAYLOAD_LIMIT,
     Pattern, Payload, Reason, Refusal, Requirement, Revision, RuleName, RuleUid, Selector,
-    SourceRef, Terms, TermsDigest, Tombstone, is_label, is_plain_text, is_plain_token,
-    is_subdomain, is_uid, plain_text,
+    SourceRef, Terms, TermsDigest, Tombstone, is_label, is_object_name, is_place, is_plain_text,
+    is_plain_token, is_subdomain, is_uid, plain_text,
 };
 use crate::wire;
 
@@ -71,15 +71,17 @@ fn name(text: String, part: Unreadable) -> Result<Arc<str>, Unreadable> {
 pub(super) fn source(wire: Option<wire::Source>) -> Result<SourceRef, Unreadable> {
     let wire = wire.ok_or("source")?;
     let resource = name(wire.resource, "source.resource")?;
-    let namespace: Arc<str> = if is_label(&wire.namespace) {
-        wire.namespace.into()
-    } else {
+    if !is_place(&wire.namespace) {
         return Err("source.namespace");
-    };
-    let source = SourceRef::new(&resource, &namespace, &name(wire.name, "source.name")?);
+    }
+    if !is_object_name(&resource, &wire.name) {
+        return Err("source.name");
+    }
+    let source = SourceRef::new(&resource, &wire.namespace, &wire.name);
     match wire.copy_name.as_str() {
         "" => Ok(source),
-        _ => Ok(source.as_copy(&name(wire.copy_name, "source.copy_name")?)),
+        name if is_object_name(&resource, name) => Ok(source.as_copy(name)),
+        _ => Err("source.copy_name"),
     }
 }
 
@@ -176,6 +178,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::DryRun) => Reason::DryRun,
         Ok(wire::Reason::KindNotServed) => Reason::KindNotServed,
         Ok(wire::Reason::Unhealthy) => Reason::Unhealthy,
+        Ok(wire::Reason::NotEmpty) => Reason::NotEmpty,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -200,6 +203,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::DryRun => wire::Reason::DryRun,
         Reason::KindNotServed => wire::Reason::KindNotServed,
         Reason::Unhealthy => wire::Reason::Unhealthy,
+        Reason::NotEmpty => wire::Reason::NotEmpty,
     };
     wire as i32
 }

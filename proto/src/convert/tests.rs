@@ -23,7 +23,7 @@ fn source() -> impl Strategy<Value = SourceRef> {
     let copy_name = prop::option::of(object_name());
     (
         object_name(),
-        "[a-z0-9]{1,9}(-[a-z0-9]{1,9})?",
+        "([a-z0-9]{1,9}(-[a-z0-9]{1,9})?)?",
         object_name(),
         copy_name,
     )
@@ -958,11 +958,11 @@ fn unreadable_question_is_no_malformed_frame() {
         part: "source.namespace",
     });
     assert_eq!(
-        read(HubFrame::ListCopies(Box::new(question("")))),
+        read(HubFrame::ListCopies(Box::new(question("A")))),
         unreadable
     );
-    let copy = SourceRef::new("configmaps", "", "settings");
-    assert_eq!(SourceRef::checked("configmaps", "", "settings"), None);
+    let copy = SourceRef::new("configmaps", "A", "settings");
+    assert_eq!(SourceRef::checked("configmaps", "A", "settings"), None);
     assert_eq!(
         read(HubFrame::Inspect(Inspect { question: 1, copy })),
         unreadable

@@ -13,9 +13,6 @@ use super::{
 /// The largest encoded frame of an agent, in bytes: the hub's receive buffer keeps the size of the largest one.
 pub const AGENT_FRAME_LIMIT: usize = 16 * 1024;
 
-/// The resource name of namespaces.
-pub const NAMESPACES: &str = "namespaces";
-
 /// The first frame of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -45,7 +42,7 @@ pub struct AckedIntent {
 /// A lost watch of the member's API.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LostWatch {
-    /// The kind, as `plural[.group]`, or [`NAMESPACES`].
+    /// The kind, as `plural[.group]`, or [`NAMESPACES`](super::NAMESPACES).
     pub resource: Arc<str>,
     /// The last HTTP status; 0 for no answer.
     pub status: u16,

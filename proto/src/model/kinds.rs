@@ -59,7 +59,7 @@ pub struct ContentRules {
     pub sensitive: bool,
     /// Values of the top-level field `type` that are never distributed (a trailing `*` matches any rest).
     pub refused_types: &'static [&'static str],
-    /// Object names that every cluster makes itself and that are never distributed.
+    /// Names of objects that every cluster makes itself and that are never distributed (a trailing `*` matches any rest).
     pub refused_names: &'static [&'static str],
 }
 
@@ -96,6 +96,42 @@ const OTHER: ContentRules = ContentRules {
     sensitive: false,
     refused_types: &[],
     refused_names: &[],
+};
+
+/// The rules for namespaces.
+const NAMESPACE: ContentRules = ContentRules {
+    refused_names: &["default", "kube-*"],
+    ..OTHER
+};
+
+/// The rules for ClusterRoles.
+const CLUSTER_ROLE: ContentRules = ContentRules {
+    refused_names: &["admin", "cluster-admin", "edit", "system:*", "view"],
+    ..OTHER
+};
+
+/// The rules for ClusterRoleBindings.
+const CLUSTER_ROLE_BINDING: ContentRules = ContentRules {
+    refused_names: &["cluster-admin", "system:*"],
+    ..OTHER
+};
+
+/// The rules for PriorityClasses.
+const PRIORITY_CLASS: ContentRules = ContentRules {
+    refused_names: &["system-cluster-critical", "system-node-critical"],
+    ..OTHER
+};
+
+/// The rules for FlowSchemas and PriorityLevelConfigurations.
+const FLOW_CONTROL: ContentRules = ContentRules {
+    refused_names: &[
+        "catch-all",
+        "exempt",
+        "global-default",
+        "system",
+        "system-*",
+    ],
+    ..OTHER
 };
 
 /// The kinds of [`Kind::supported`].
@@ -259,6 +295,12 @@ impl ContentRules {
         match resource {
             "configmaps" => &CONFIG_MAP,
             "secrets" => &SECRET,
+            "namespaces" => &NAMESPACE,
+            "clusterroles.rbac.authorization.k8s.io" => &CLUSTER_ROLE,
+            "clusterrolebindings.rbac.authorization.k8s.io" => &CLUSTER_ROLE_BINDING,
+            "priorityclasses.scheduling.k8s.io" => &PRIORITY_CLASS,
+            "flowschemas.flowcontrol.apiserver.k8s.io"
+            | "prioritylevelconfigurations.flowcontrol.apiserver.k8s.io" => &FLOW_CONTROL,
             _ => &OTHER,
         }
     }
@@ -273,18 +315,21 @@ impl ContentRules {
         let Some(object_type) = object_type else {
             return false;
         };
-        self.refused_types
-            .iter()
-            .any(|refused| match refused.strip_suffix('*') {
-                Some(prefix) => object_type.starts_with(prefix),
-                None => object_type == *refused,
-            })
+        is_among(self.refused_types, object_type)
     }
 
     /// Whether an object of this name must never be distributed.
     pub fn refuses_name(&self, name: &str) -> bool {
-        self.refused_names.contains(&name)
+        is_among(self.refused_names, name)
     }
+}
+
+/// Whether a list has a text, or a prefix of it with a trailing `*`.
+fn is_among(listed: &[&str], text: &str) -> bool {
+    listed.iter().any(|entry| match entry.strip_suffix('*') {
+        Some(prefix) => text.starts_with(prefix),
+        None => text == *entry,
+    })
 }
 
 #[cfg(test)]
@@ -309,6 +354,36 @@ mod tests {
             assert!(!secret.content.refuses_type(Some(taken)), "{taken}");
         }
         assert!(!secret.content.refuses_type(None));
+    }
+
+    #[test]
+    fn objects_that_each_cluster_has_itself_are_refused() {
+        for (resource, refused, taken) in [
+            ("namespaces", ["default", "kube-system"], "shop"),
+            (
+                "clusterroles.rbac.authorization.k8s.io",
+                ["cluster-admin", "system:nodes"],
+                "viewer",
+            ),
+            (
+                "priorityclasses.scheduling.k8s.io",
+                ["system-cluster-critical", "system-node-critical"],
+                "system-of-mine",
+            ),
+            (
+                "flowschemas.flowcontrol.apiserver.k8s.io",
+                ["exempt", "system-nodes"],
+                "mine",
+            ),
+        ] {
+            let rules = ContentRules::of(resource);
+            assert!(rules.is_owned(), "{resource}");
+            assert!(
+                refused.iter().all(|name| rules.refuses_name(name)),
+                "{resource}"
+            );
+            assert!(!rules.refuses_name(taken), "{resource}");
+        }
     }
 
     #[test]

@@ -27,15 +27,15 @@ pub use fields::{
 pub use frames::{
     AGENT_FRAME_LIMIT, AckedIntent, AgentFrame, Batch, COPIES_LIMIT, CopyList, CopyOutcome,
     CopyState, Hello, HubFrame, Inspect, Inspected, ListCopies, ListedCopy, LiveObject, LostWatch,
-    NAMESPACES, NamespaceState, Refusal, RuleDelta, STATES_LIMIT, SnapshotBegin, SnapshotEnd,
+    NamespaceState, Refusal, RuleDelta, STATES_LIMIT, SnapshotBegin, SnapshotEnd,
 };
 pub use grants::{Allowance, Grant};
 pub use json_path::{JSON_PATH_LIMIT, JsonPath};
 pub use kinds::{ContentRules, KINDS_LIMIT, Kind, Kinds, Scope, ServedKind, is_privileged};
 pub use names::{
-    ClusterName, RuleName, RuleUid, SourceRef, VERSION_DIGITS, clip, is_label, is_label_key,
-    is_label_value, is_namespace_pattern, is_plain_text, is_plain_token, is_subdomain, is_uid,
-    plain_lines, plain_text,
+    ClusterName, NAMESPACES, RuleName, RuleUid, SourceRef, VERSION_DIGITS, clip, is_label,
+    is_label_key, is_label_value, is_namespace_pattern, is_object_name, is_place, is_plain_text,
+    is_plain_token, is_subdomain, is_uid, plain_lines, plain_text,
 };
 pub use preview::{
     DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit,
@@ -66,7 +66,8 @@ pub const HUB_LABEL: &str = "runnel.dev/hub";
 pub const RULE_LABEL: &str = "runnel.dev/rule-uid";
 /// The annotation with the rule of a copy, `namespace/name`, for users in the member.
 pub const RULE_ANNOTATION: &str = "runnel.dev/rule";
-/// The annotation that names the source of a copy, `plural[.group]/namespace/name`.
+/// The annotation that names the source of a copy, `plural[.group]/namespace/name`, or
+/// `plural[.group]/name` without a namespace.
 pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
 /// The annotation by which an agent identifies its own copy and the content that it wrote.
 pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";

@@ -77,10 +77,17 @@ impl fmt::Display for RuleName {
     }
 }
 
+/// The resource name of namespaces.
+pub const NAMESPACES: &str = "namespaces";
+
+/// The API group whose objects may have names with colons and upper-case letters.
+const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
+
 /// The number of hexadecimal digits in the versioned name of a copy.
 pub const VERSION_DIGITS: usize = 10;
 
-/// An object by kind, namespace and name: a source on the hub, or a copy in a member.
+/// An object by kind, place and name: a source on the hub, or a copy in a member. A place is a namespace, or the cluster for
+/// kinds without namespaces.
 /// A source with a copy name is distinct from the same source under any other copy name: a rename
 /// removes one intent and adds another, each with its own tombstone. An intent's reference is
 /// [`SourceRef::as_copy`] of its source; all other references are plain objects.
@@ -88,7 +95,7 @@ pub const VERSION_DIGITS: usize = 10;
 pub struct SourceRef {
     /// `plural[.group]`; not necessarily a kind that this build supports.
     pub resource: Arc<str>,
-    /// The namespace.
+    /// The namespace; empty for an object of a kind without namespaces.
     pub namespace: Arc<str>,
     /// The name.
     pub name: Arc<str>,
@@ -100,7 +107,8 @@ impl SourceRef {
     /// Returns a reference from text that a user wrote; `None` if no object can have it. A peer refuses a whole frame with
     /// such a reference.
     pub fn checked(resource: &str, namespace: &str, name: &str) -> Option<Self> {
-        let is_possible = is_subdomain(resource) && is_label(namespace) && is_subdomain(name);
+        let is_possible =
+            is_subdomain(resource) && is_place(namespace) && is_object_name(resource, name);
         is_possible.then(|| Self::new(resource, namespace, name))
     }
 
@@ -153,33 +161,57 @@ impl SourceRef {
         digest.is_some_and(|digest| digest.len() == VERSION_DIGITS && digest.bytes().all(hex))
     }
 
-    /// The copy of this intent in a namespace.
+    /// The copy of this intent in a namespace. The copy of a cluster-scoped object is in no namespace.
     pub fn copy_in(&self, namespace: &Arc<str>) -> Self {
-        let name = self.copy_name().clone();
+        let place = if self.is_cluster_scoped() {
+            &self.namespace
+        } else {
+            namespace
+        };
         Self {
             resource: self.resource.clone(),
-            namespace: namespace.clone(),
-            name,
+            namespace: place.clone(),
+            name: self.copy_name().clone(),
             renamed: None,
         }
     }
 
+    /// Whether the object is of a kind without namespaces.
+    pub fn is_cluster_scoped(&self) -> bool {
+        self.namespace.is_empty()
+    }
+
+    /// The namespace; `None` for a cluster-scoped object.
+    pub fn optional_namespace(&self) -> Option<&str> {
+        Some(&*self.namespace).filter(|namespace| !namespace.is_empty())
+    }
+
+    /// Returns the name of the namespace that the object itself is; `None` for an object of another kind.
+    pub fn as_namespace(&self) -> Option<&Arc<str>> {
+        (self.is_cluster_scoped() && &*self.resource == NAMESPACES).then_some(&self.name)
+    }
+
     /// Reads what [`fmt::Display`] wrote of a plain object; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split('/');
-        let (resource, namespace, name) = (parts.next()?, parts.next()?, parts.next()?);
-        let whole = parts.next().is_none()
-            && [resource, namespace, name]
-                .iter()
-                .all(|part| !part.is_empty());
-        whole.then(|| Self::new(resource, namespace, name))
+        let parts: Vec<&str> = text.split('/').collect();
+        let (resource, namespace, name) = match *parts.as_slice() {
+            [resource, name] => (resource, None, name),
+            [resource, namespace, name] => (resource, Some(namespace), name),
+            _ => return None,
+        };
+        let is_whole = !resource.is_empty() && !name.is_empty() && namespace != Some("");
+        is_whole.then(|| Self::new(resource, namespace.unwrap_or_default(), name))
     }
 }
 
 impl fmt::Display for SourceRef {
-    /// `resource/namespace/name`, and ` as copy-name` where that is another one.
+    /// `resource/namespace/name`, or `resource/name` for a cluster-scoped object, and ` as copy-name` where that is another
+    /// name.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}/{}/{}", self.resource, self.namespace, self.name)?;
+        match self.optional_namespace() {
+            Some(namespace) => write!(out, "{}/{namespace}/{}", self.resource, self.name)?,
+            None => write!(out, "{}/{}", self.resource, self.name)?,
+        }
         self.renamed
             .as_ref()
             .map_or(Ok(()), |name| write!(out, " as {name}"))
@@ -265,6 +297,11 @@ pub fn is_label(text: &str) -> bool {
     text.len() <= 63 && is_domain_part(text)
 }
 
+/// Whether this is the place of an object: the name of a namespace, or nothing for the cluster.
+pub fn is_place(text: &str) -> bool {
+    text.is_empty() || is_label(text)
+}
+
 /// Whether this is the name of a namespace, or a glob in which `*` stands for any part of such names.
 pub fn is_namespace_pattern(text: &str) -> bool {
     let plain =
@@ -278,6 +315,18 @@ pub fn is_namespace_pattern(text: &str) -> bool {
 /// name is safe in a request's path.
 pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_domain_part)
+}
+
+/// Whether this can be the name of an object of a kind, `plural[.group]`. Roles and their bindings may also have colons and
+/// upper-case letters, as in `system:nodes`. Such a name is safe in a request's path, too.
+pub fn is_object_name(resource: &str, text: &str) -> bool {
+    let is_rbac = resource
+        .split_once('.')
+        .is_some_and(|(_, group)| group == RBAC_GROUP);
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-.:_".contains(&byte);
+    let is_segment =
+        || text.len() <= 253 && text.bytes().any(|byte| byte != b'.') && text.bytes().all(inner);
+    is_subdomain(text) || (is_rbac && is_segment())
 }
 
 /// Lower-case letters, digits and dashes, with no dash at either end.
@@ -326,9 +375,33 @@ mod tests {
             SourceRef::new("configmaps", "b", "settings-eu")
         );
         assert_eq!(renamed.as_copy("settings"), source);
-        for bad in ["", "a/b", "a/b/c/d", "a//c", "/b/c"] {
+        for bad in ["", "a", "/b", "a/", "a/b/c/d", "a//c", "/b/c", "a/b/"] {
             assert_eq!(SourceRef::parse(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn cluster_scoped_object_has_one_place() {
+        let role = SourceRef::new("clusterroles.rbac.authorization.k8s.io", "", "viewer");
+        assert_eq!(
+            role.to_string(),
+            "clusterroles.rbac.authorization.k8s.io/viewer"
+        );
+        assert_eq!(SourceRef::parse(&role.to_string()), Some(role.clone()));
+        assert!(role.is_cluster_scoped() && role.optional_namespace().is_none());
+        assert_eq!(role.copy_in(&"team-a".into()), role);
+        assert_eq!(
+            role.as_copy("reader").copy_in(&"team-a".into()),
+            SourceRef::new(&role.resource, "", "reader")
+        );
+        assert_eq!(
+            SourceRef::checked("namespaces", "", "a")
+                .unwrap()
+                .as_namespace(),
+            Some(&"a".into())
+        );
+        assert_eq!(role.as_namespace(), None);
+        assert_eq!(SourceRef::checked("namespaces", "A", "a"), None);
     }
 
     #[test]
@@ -397,6 +470,19 @@ mod tests {
                 && !is_plain_token("ä")
                 && !is_plain_token("")
         );
+    }
+
+    #[test]
+    fn roles_have_names_with_colons() {
+        let roles = "clusterroles.rbac.authorization.k8s.io";
+        for name in ["viewer", "system:nodes", "Team_A:reader.v1"] {
+            assert!(is_object_name(roles, name), "{name}");
+            assert_eq!(is_object_name("configmaps", name), is_subdomain(name));
+        }
+        for bad in ["", ".", "..", "a/b", "a%2f", "a b", "a?b", "ä", "a\n"] {
+            assert!(!is_object_name(roles, bad), "{bad:?}");
+        }
+        assert!(!is_object_name(roles, &"a:".repeat(127)));
     }
 
     #[test]

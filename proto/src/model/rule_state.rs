@@ -100,6 +100,8 @@ closed_list! {
         Contended,
         /// As many copies were deleted within an hour as the member's own policy allows; this one waits.
         DeleteLimit,
+        /// The copy is to be deleted, and contains objects that would go with it.
+        NotEmpty,
         /// The object exceeds the agent's limit.
         TooLarge,
         /// The agent does not support this kind or cannot read the item.

@@ -157,6 +157,9 @@ impl Terms {
 
     /// Returns the allowance for copies of a kind in a namespace; `None`: no copy is allowed.
     /// Without `labels` the namespace does not exist. `runnel_namespace` is Runnel's own namespace.
+    ///
+    /// An empty `namespace` is the cluster: only cluster-scoped rules, which need no grant, have copies of kinds without
+    /// namespaces.
     pub fn allowance(
         &self,
         resource: &str,
@@ -164,6 +167,9 @@ impl Terms {
         labels: Option<&BTreeMap<String, String>>,
         runnel_namespace: &str,
     ) -> Option<Allowance> {
+        if namespace.is_empty() && !self.rule.is_cluster_scoped() {
+            return None;
+        }
         let Some(grants) = &self.grants else {
             return Some(Allowance::UNLIMITED);
         };
@@ -194,6 +200,10 @@ mod tests {
 
     fn terms(grants: Option<Vec<Grant>>) -> Terms {
         Terms {
+            rule: RuleName {
+                namespace: "shop".into(),
+                ..RuleName::default()
+            },
             create_namespaces: true,
             grants,
             ..Terms::default()
@@ -243,6 +253,26 @@ mod tests {
         assert_eq!(own("secrets", "b", &some), None);
         assert!(some.grants_kind("configmaps") && !some.grants_kind("secrets"));
         assert_eq!(own("configmaps", "b", &terms(Some(vec![]))), None);
+    }
+
+    #[test]
+    fn only_cluster_scoped_rule_has_cluster_scoped_copies() {
+        let priorities = "priorityclasses.scheduling.k8s.io";
+        let all = Grant {
+            resources: vec![priorities.to_owned()],
+            ..Grant::default()
+        };
+        let of_cluster = Terms::default();
+        for (terms, expected) in [
+            (&of_cluster, Some(Allowance::UNLIMITED)),
+            (&terms(None), None),
+            (&terms(Some(vec![all])), None),
+        ] {
+            assert_eq!(
+                terms.allowance(priorities, "", None, "runnel-system"),
+                expected
+            );
+        }
     }
 
     #[test]

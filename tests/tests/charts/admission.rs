@@ -17,6 +17,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// The namespace of the agent and the name of its account.
 const HOME: &str = "guarded";
 const TARGET: &str = "guarded-shop";
+const PRIORITIES: &str = "priorityclasses.scheduling.k8s.io";
 const POLICY: &str = "ValidatingAdmissionPolicy 'guarded-writes'";
 
 /// The API server, for the holder of the token of the agent's account.
@@ -119,6 +120,7 @@ async fn guarded(cluster: &ControlPlane) -> Result<Attacker<'_>> {
     ];
     let values = json!({"policy": {
         "namespaces": ["*"], "deniedNamespaces": ["not-*"], "createNamespaces": true, "kinds": kinds,
+        "clusterKinds": ["namespaces", PRIORITIES], "allowPrivileged": ["namespaces"], "deleteNamespaces": true,
     }});
     let kubeconfig = account(cluster, AGENT, HOME, &values).await?;
     let kubeconfig = kubeconfig
@@ -152,6 +154,7 @@ async fn stolen_agent_token_is_refused_beyond_the_policy() -> Result<()> {
     copies(&attacker).await?;
     foreign_objects(&attacker).await?;
     objects_of_other_kinds(&attacker).await?;
+    objects_without_namespaces(&attacker).await?;
     large_objects(&attacker).await
 }
 
@@ -210,6 +213,64 @@ async fn objects_of_other_kinds(attacker: &Attacker<'_>) -> Result<()> {
             .await?;
     }
     Ok(())
+}
+
+/// The policy follows the kinds without namespaces, and guards namespaces themselves.
+async fn objects_without_namespaces(attacker: &Attacker<'_>) -> Result<()> {
+    let priority = |name: &str, labels: Value| {
+        let metadata = json!({"name": name, "labels": labels});
+        let class = json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": metadata, "value": 7,
+        });
+        class.to_string()
+    };
+    let bare = priority("bare", json!({}));
+    attacker
+        .refused("a bare class", &CREATE, &bare, "creates only copies")
+        .await?;
+    let copy = priority("copy", json!({"runnel.dev/hub": "h"}));
+    attacker.allowed("a copy", &CREATE, &copy).await?;
+    let foreign = priority("foreign", json!({}));
+    attacker.cluster.kubectl_stdin(&CREATE, &foreign).await?;
+    let delete = ["delete", "priorityclass/foreign"];
+    attacker
+        .refused("its deletion", &delete, "", "deletes only what it created")
+        .await?;
+    attacker
+        .allowed(
+            "the deletion of a copy",
+            &["delete", "priorityclass/copy"],
+            "",
+        )
+        .await?;
+
+    let label = |name: &'static str| ["label", "--overwrite", "namespace", name, "x=y"];
+    for (name, words) in [
+        ("default", "no namespace of Kubernetes itself"),
+        ("kube-system", "only in the namespaces of its policy"),
+        (HOME, "only in the namespaces of its policy"),
+        (TARGET, "seals what it did not create as adopted"),
+    ] {
+        attacker
+            .refused("a label of a namespace", &label(name), "", words)
+            .await?;
+    }
+    let delete = ["delete", "namespace", TARGET];
+    attacker
+        .refused("the deletion of a namespace", &delete, "", "deletes no")
+        .await?;
+    let space = json!({
+        "apiVersion": "v1", "kind": "Namespace",
+        "metadata": {"name": "guarded-copy", "labels": {"runnel.dev/hub": "h"}},
+    });
+    attacker
+        .allowed("a namespace as a copy", &CREATE, &space.to_string())
+        .await?;
+    attacker
+        .allowed("its label", &label("guarded-copy"), "")
+        .await?;
+    let delete = ["delete", "--wait=false", "namespace", "guarded-copy"];
+    attacker.allowed("its deletion", &delete, "").await
 }
 
 async fn creations(attacker: &Attacker<'_>) -> Result<()> {

@@ -194,6 +194,27 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
     ),
     (
         "runnel-agent",
+        "{policy: {clusterKinds: [namespaces]}}",
+        "policy.clusterKinds: namespaces carry rights, run programs or change how the cluster works: name it in \
+         policy.allowPrivileged",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {kinds: [widgets.example.org], clusterKinds: [widgets.example.org]}}",
+        "policy.clusterKinds: widgets.example.org is in policy.kinds, too",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {clusterKinds: ['*']}}",
+        "/policy/clusterKinds/0",
+    ),
+    (
+        "runnel-hub",
+        "{sources: {clusterKinds: ['*.example.org']}}",
+        "/sources/clusterKinds/0",
+    ),
+    (
+        "runnel-agent",
         "{policy: {kinds: ['*']}}",
         "/policy/kinds/0",
     ),

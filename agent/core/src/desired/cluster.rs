@@ -63,9 +63,10 @@ impl Cluster {
         self.hub_cluster_uid.as_deref() == Some(self.location.cluster_uid.as_str())
     }
 
-    /// Whether a namespace exists, terminating or not.
+    /// Whether a namespace exists, terminating or not. The place of cluster-scoped copies, which has an empty name, always
+    /// exists.
     pub fn has_namespace(&self, name: &str) -> bool {
-        self.namespaces.contains_key(name)
+        name.is_empty() || self.namespaces.contains_key(name)
     }
 
     /// The namespaces that exist.
@@ -82,9 +83,7 @@ impl Cluster {
 
     /// Whether a namespace exists and is not being deleted.
     pub(super) fn has_live_namespace(&self, name: &str) -> bool {
-        self.namespaces
-            .get(name)
-            .is_some_and(|namespace| !namespace.terminating)
+        self.has_namespace(name) && !self.is_terminating(name)
     }
 
     /// Stores a namespace (`None`: it is deleted), and returns the former one.
@@ -124,7 +123,8 @@ impl Cluster {
             .collect()
     }
 
-    /// The copies that a source of a rule becomes: in each target namespace that is granted.
+    /// The copies that a source of a rule becomes: in each target namespace that is granted. A cluster-scoped source has one
+    /// copy, whatever namespaces the terms choose.
     pub(super) fn copies_of(&self, rule: &Rule, source: &SourceRef) -> Vec<SourceRef> {
         let Some((terms, _)) = &rule.terms else {
             return vec![];
@@ -133,12 +133,12 @@ impl Cluster {
             return vec![];
         }
         let copies: Vec<_> = match &terms.namespaces {
-            None => vec![source.copy_in(&source.namespace)],
-            Some(_) => rule
+            Some(_) if !source.is_cluster_scoped() => rule
                 .targets
                 .iter()
                 .map(|namespace| source.copy_in(namespace))
                 .collect(),
+            _ => vec![source.copy_in(&source.namespace)],
         };
         copies
             .into_iter()
@@ -181,7 +181,8 @@ impl Cluster {
 
     /// Whether the hub's administrator grants that a copy is there.
     pub(super) fn is_granted(&self, terms: &Terms, copy: &SourceRef) -> bool {
-        terms.grants.is_none() || self.allowance(terms, copy).is_some()
+        let is_unlimited = terms.grants.is_none() && !copy.is_cluster_scoped();
+        is_unlimited || self.allowance(terms, copy).is_some()
     }
 
     /// How a rule may take over an object that Runnel did not create: its conflict policy, limited
@@ -216,10 +217,22 @@ impl Cluster {
         facts: Option<&Facts>,
         copy: &SourceRef,
     ) -> Option<CopyError> {
-        self.denies_namespace(&copy.namespace)
-            .or_else(|| self.policy.denies_kind(&copy.resource))
+        self.denies_place(copy)
+            .or_else(|| self.policy.denies_kind(copy))
             .or_else(|| self.policy.denies_content(facts?))
             .or_else(|| self.denies_creation(copy, &self.target_namespace(rule, copy)))
+    }
+
+    /// Why no copy may be where this one should be: its namespace, or the namespace that it is itself, takes none.
+    pub fn denies_place(&self, copy: &SourceRef) -> Option<CopyError> {
+        let home = &self.location.namespace;
+        let by_namespace = || {
+            let own = copy.as_namespace().map(|name| &**name);
+            let name = own.or(copy.optional_namespace())?;
+            let namespace = self.namespaces.get(name)?;
+            namespace.refuses.then(|| refused_by_namespace(name))
+        };
+        self.policy.denies_place(copy, home).or_else(by_namespace)
     }
 
     /// Returns why a missing namespace may not be created for a copy.
@@ -232,20 +245,11 @@ impl Cluster {
         }
     }
 
-    /// Why no copy may be in a namespace at all.
-    pub fn denies_namespace(&self, namespace: &str) -> Option<CopyError> {
-        let refuses = self
-            .namespaces
-            .get(namespace)
-            .is_some_and(|namespace| namespace.refuses);
-        let by_policy = self
-            .policy
-            .denies_namespace(namespace, &self.location.namespace);
-        by_policy.or_else(|| refuses.then(|| refused_by_namespace(namespace)))
-    }
-
     /// The state of a copy's namespace.
     pub(super) fn target_namespace(&self, rule: &Rule, copy: &SourceRef) -> TargetNamespace {
+        if copy.is_cluster_scoped() {
+            return TargetNamespace::Ready;
+        }
         match self.namespaces.get(&copy.namespace) {
             Some(namespace) if namespace.terminating => TargetNamespace::Terminating,
             Some(_) => TargetNamespace::Ready,
@@ -329,6 +333,7 @@ impl Desired {
         let sources: Vec<_> = known.cloned().collect();
         for source in sources
             .into_iter()
+            .filter(|source| !source.is_cluster_scoped())
             .filter(|source| terms.namespaces.is_some() || source.namespace == *name)
         {
             let copy = source.copy_in(name);

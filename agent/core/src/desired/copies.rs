@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     ConflictPolicy, DeletionPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms,
-    is_subdomain,
+    is_object_name,
 };
 
 use super::{Cluster, Desired, Rule, Rules};
@@ -218,7 +218,7 @@ impl Desired {
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: OrderSource) {
         if !self.cluster.has_live_namespace(&copy.namespace)
             || self.cluster.policy.area(copy).is_none()
-            || !is_subdomain(&copy.name)
+            || !is_object_name(&copy.resource, &copy.name)
         {
             return;
         }
@@ -637,9 +637,14 @@ impl<'a> Owners<'a> {
 }
 
 fn ambiguous(one: &SourceRef, two: &SourceRef) -> CopyError {
+    let name = |source: &SourceRef| match source.optional_namespace() {
+        Some(namespace) => format!("{namespace}/{}", source.name),
+        None => source.name.to_string(),
+    };
     let message = format!(
-        "two sources of this rule have this copy: {}/{} and {}/{}; rename one or narrow the rule",
-        one.namespace, one.name, two.namespace, two.name
+        "two sources of this rule have this copy: {} and {}; rename one or narrow the rule",
+        name(one),
+        name(two)
     );
     CopyError::new(Reason::AmbiguousSource, message)
 }

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use runnel_proto::model::{
     Batch, ContentError, ContentRules, DeletionPolicy, FIXED_FIELDS, Intent, LiveDigest, Payload,
     Reason, Refusal, Revision, RuleDelta, RuleName, RuleUid, SourceRef, Terms, TermsDigest,
-    is_label, is_subdomain,
+    is_object_name, is_place,
 };
 
 use crate::copy::{CopyError, IntentKey, NewPayload};
@@ -577,8 +577,8 @@ fn dropped_names(rule: &Rule, now: &Terms) -> BTreeSet<Arc<str>> {
 
 /// Checks the names of an intent by the rules of Kubernetes.
 fn check_name(source: &SourceRef) -> Result<(), CopyError> {
-    let named = is_subdomain(&source.name) && is_subdomain(source.copy_name());
-    if !named || !is_label(&source.namespace) {
+    let is_name = |name: &str| is_object_name(&source.resource, name);
+    if !is_name(&source.name) || !is_name(source.copy_name()) || !is_place(&source.namespace) {
         return Err(CopyError::new(
             Reason::Invalid,
             "the name is not valid in Kubernetes",

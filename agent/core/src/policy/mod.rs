@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    Content, ContentDigest, ContentRules, FieldPath, Kind, Pattern, Reason, Revision, SourceRef,
-    is_closed_namespace, is_label, matches_any,
+    Content, ContentDigest, ContentRules, FieldPath, Kind, Pattern, Reason, Revision, Scope,
+    SourceRef, is_closed_namespace, is_label, matches_any,
 };
 use serde_json::Value;
 
@@ -114,7 +114,7 @@ impl Names {
 pub struct Area {
     /// The kind as `plural[.group]`.
     pub resource: Arc<str>,
-    /// The namespace; `None` for the whole cluster.
+    /// The namespace; `None` for the whole cluster, and for kinds without namespaces.
     pub namespace: Option<Arc<str>>,
 }
 
@@ -190,8 +190,10 @@ const TRUSTED_LABELS: [&str; 5] = [
 pub struct Policy {
     /// Namespaces that may contain copies.
     pub namespaces: Names,
-    /// Kinds that may be copied, as `plural[.group]`.
+    /// Kinds with namespaces that may be copied, as `plural[.group]`.
     pub kinds: BTreeSet<Arc<str>>,
+    /// Kinds without namespaces that may be copied, as `plural[.group]`.
+    pub cluster_kinds: BTreeSet<Arc<str>>,
     /// Secret types that may be copied.
     pub secret_types: Names,
     /// Labels that no copy may have.
@@ -222,6 +224,7 @@ impl Default for Policy {
         Self {
             namespaces: Names::all(),
             kinds: Kind::resources().cloned().collect(),
+            cluster_kinds: BTreeSet::new(),
             secret_types: Names::all(),
             denied_labels: TRUSTED_LABELS.map(Pattern::new).to_vec(),
             max_copies: MAX_COPIES,
@@ -255,16 +258,16 @@ impl Policy {
 
     /// Returns the areas that the agent watches: one per kind, or one per kind and namespace if the
     /// policy lists all namespaces literally. The agent then needs no permissions in other
-    /// namespaces.
+    /// namespaces. Kinds without namespaces have one area each.
     pub fn areas(&self) -> BTreeSet<Area> {
         let kinds = self.kinds.iter().cloned();
+        let whole = |resource| Area {
+            resource,
+            namespace: None,
+        };
+        let of_cluster = self.cluster_kinds.iter().cloned().map(whole);
         if !self.namespaces.are_listed() {
-            return kinds
-                .map(|resource| Area {
-                    resource,
-                    namespace: None,
-                })
-                .collect();
+            return kinds.map(whole).chain(of_cluster).collect();
         }
         let Names { allowed, denied } = &self.namespaces;
         let names: Vec<&Arc<str>> = allowed
@@ -278,11 +281,32 @@ impl Policy {
                 namespace: Some(Arc::clone(name)),
             })
         };
-        kinds.flat_map(area).collect()
+        kinds.flat_map(area).chain(of_cluster).collect()
+    }
+
+    /// Returns every kind that may be copied.
+    pub fn all_kinds(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.kinds.iter().chain(&self.cluster_kinds)
+    }
+
+    /// Returns the scope in which the policy names a kind; `None` if it does not name it.
+    pub fn scope_of(&self, resource: &str) -> Option<Scope> {
+        if self.cluster_kinds.contains(resource) {
+            Some(Scope::Cluster)
+        } else {
+            self.kinds.contains(resource).then_some(Scope::Namespaced)
+        }
     }
 
     /// Returns the area that contains a copy; `None` if the agent does not watch it.
     pub fn area(&self, copy: &SourceRef) -> Option<Area> {
+        if copy.is_cluster_scoped() {
+            let resource = self.cluster_kinds.get(&*copy.resource)?.clone();
+            return Some(Area {
+                resource,
+                namespace: None,
+            });
+        }
         let resource = self.kinds.get(&*copy.resource)?.clone();
         if !self.namespaces.are_listed() {
             return Some(Area {
@@ -331,8 +355,22 @@ impl Policy {
         })
     }
 
-    /// Returns the error if the policy denies a kind.
-    pub fn denies_kind(&self, resource: &str) -> Option<CopyError> {
+    /// Returns the error if the policy denies the place of a copy: its namespace, or the namespace that it is itself. `home`
+    /// is the agent's own namespace.
+    pub fn denies_place(&self, copy: &SourceRef, home: &str) -> Option<CopyError> {
+        let namespace = copy.as_namespace().map(|name| &**name);
+        let namespace = namespace.or(copy.optional_namespace())?;
+        self.denies_namespace(namespace, home)
+    }
+
+    /// Returns the error if the policy denies the kind of a copy.
+    pub fn denies_kind(&self, copy: &SourceRef) -> Option<CopyError> {
+        let resource = &copy.resource;
+        if copy.is_cluster_scoped() {
+            let text = "are not among the kinds without namespaces that this member's policy allows (clusterKinds)";
+            let is_allowed = self.cluster_kinds.contains(resource);
+            return (!is_allowed).then(|| denied(format!("{resource} {text}")));
+        }
         let text = "are not among the kinds that this member's policy allows (kinds)";
         (!self.kinds.contains(resource)).then(|| denied(format!("{resource} {text}")))
     }
@@ -389,8 +427,8 @@ impl Policy {
         content: &Content,
         home: &str,
     ) -> Option<CopyError> {
-        self.denies_namespace(&copy.namespace, home)
-            .or_else(|| self.denies_kind(&copy.resource))
+        self.denies_place(copy, home)
+            .or_else(|| self.denies_kind(copy))
             .or_else(|| self.denies_content(&Facts::of(kind.content, &seal::canonical(content))))
     }
 

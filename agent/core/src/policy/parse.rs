@@ -28,9 +28,10 @@ fn error(field: &str, hint: impl Into<String>) -> PolicyError {
 
 type Parsed<T> = Result<T, PolicyError>;
 
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "namespaces",
     "kinds",
+    "clusterKinds",
     "allowPrivileged",
     "secretTypes",
     "deniedLabels",
@@ -85,8 +86,12 @@ impl Policy {
             None => vec![],
         };
         if let Some(value) = map.get("kinds") {
-            policy.kinds = kinds(value, &privileged)?;
+            policy.kinds = kinds("kinds", value, &privileged)?;
         }
+        if let Some(value) = map.get("clusterKinds") {
+            policy.cluster_kinds = kinds("clusterKinds", value, &privileged)?;
+        }
+        check_kinds(&policy)?;
         if let Some(value) = map.get("secretTypes") {
             policy.secret_types = lists(
                 "secretTypes",
@@ -226,11 +231,26 @@ fn resources(path: &str, value: &Value) -> Parsed<Vec<String>> {
     }
 }
 
-/// Returns the kinds of a policy. `privileged`: the privileged ones that it may name.
-fn kinds(value: &Value, privileged: &[String]) -> Parsed<BTreeSet<Arc<str>>> {
-    let names = resources("kinds", value)?;
+/// Checks the kinds of a policy together.
+fn check_kinds(policy: &Policy) -> Parsed<()> {
+    if let Some(both) = policy.kinds.intersection(&policy.cluster_kinds).next() {
+        let hint = format!(
+            "{both} is in kinds, too: write kinds with namespaces into kinds, and kinds without into clusterKinds"
+        );
+        return Err(error("clusterKinds", hint));
+    }
+    if policy.all_kinds().count() > KINDS_LIMIT {
+        let hint = format!("must be at most {KINDS_LIMIT} kinds, with those of clusterKinds");
+        return Err(error("kinds", hint));
+    }
+    Ok(())
+}
+
+/// Returns the kinds of a list of a policy. `privileged`: the privileged ones that it may name.
+fn kinds(path: &str, value: &Value, privileged: &[String]) -> Parsed<BTreeSet<Arc<str>>> {
+    let names = resources(path, value)?;
     for (at, name) in names.iter().enumerate() {
-        let field = format!("kinds[{at}]");
+        let field = format!("{path}[{at}]");
         if name
             .split_once('.')
             .is_some_and(|(_, group)| group == OWN_GROUP)
@@ -248,14 +268,7 @@ fn kinds(value: &Value, privileged: &[String]) -> Parsed<BTreeSet<Arc<str>>> {
             return Err(error(&field, hint));
         }
     }
-    let kinds: BTreeSet<Arc<str>> = names.into_iter().map(Arc::from).collect();
-    if kinds.len() > KINDS_LIMIT {
-        return Err(error(
-            "kinds",
-            format!("must be at most {KINDS_LIMIT} kinds"),
-        ));
-    }
-    Ok(kinds)
+    Ok(names.into_iter().map(Arc::from).collect())
 }
 
 /// Whether this can be the plural of a kind with its API group.

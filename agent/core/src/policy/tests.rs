@@ -15,6 +15,11 @@ fn allows(policy: &Policy, namespace: &str) -> bool {
     policy.denies_namespace(namespace, HOME).is_none()
 }
 
+/// A copy of a kind in a namespace.
+fn of_kind(resource: &str) -> SourceRef {
+    SourceRef::new(resource, "team-a", "x")
+}
+
 fn content(value: Value) -> Content {
     Content {
         fields: serde_json::from_value(value).unwrap(),
@@ -250,7 +255,7 @@ fn each_denial_names_its_field() {
         policy.denies_namespace("kube-system", HOME),
         "namespaces.allowed",
     );
-    assert_field(policy.denies_kind("configmaps"), "(kinds)");
+    assert_field(policy.denies_kind(&of_kind("configmaps")), "(kinds)");
     assert_field(
         policy.denies_content(&secret("kubernetes.io/tls", "")),
         "kubernetes.io/tls (secretTypes.allowed)",
@@ -278,8 +283,11 @@ fn each_denial_names_its_field() {
         "(policy.adopt=Never)",
     );
     assert_eq!(policy.denies_content(&secret("a/c", "MTIz")), None);
-    assert_eq!(policy.denies_kind("secrets"), None);
-    assert_field(policy.denies_kind("widgets.example.org"), "(kinds)");
+    assert_eq!(policy.denies_kind(&of_kind("secrets")), None);
+    assert_field(
+        policy.denies_kind(&of_kind("widgets.example.org")),
+        "(kinds)",
+    );
 }
 
 #[test]
@@ -296,8 +304,8 @@ fn any_kind_is_named_with_its_group() {
         "services",
     ];
     assert_eq!(names, expected);
-    assert_eq!(policy.denies_kind("deployments.apps"), None);
-    assert!(policy.denies_kind("configmaps").is_some());
+    assert_eq!(policy.denies_kind(&of_kind("deployments.apps")), None);
+    assert!(policy.denies_kind(&of_kind("configmaps")).is_some());
     let fails = |text: &str| Policy::parse(text).unwrap_err();
     for bad in [
         "'*'",
@@ -316,6 +324,57 @@ fn any_kind_is_named_with_its_group() {
     let own = fails("kinds: [distributionrules.runnel.dev]");
     assert_eq!(own.field, "kinds[0]");
     assert!(own.hint.contains("Runnel itself"), "{own}");
+}
+
+#[test]
+fn kinds_without_namespaces_are_named_apart() {
+    let some = policy(
+        "{namespaces: {allowed: [team-a], denied: [team-b]}, clusterKinds: [namespaces, priorityclasses.scheduling.k8s.io],
+        allowPrivileged: [namespaces]}",
+    );
+    let of_cluster = |resource: &str, name: &str| SourceRef::new(resource, "", name);
+    let high = of_cluster("priorityclasses.scheduling.k8s.io", "high");
+    let whole = |resource: &str| Area {
+        resource: resource.into(),
+        namespace: None,
+    };
+    assert_eq!(some.area(&high), Some(whole(&high.resource)));
+    assert!(some.areas().contains(&whole(&high.resource)));
+    assert!(some.areas().contains(&whole("namespaces")));
+    assert_eq!(some.areas().len(), 4);
+    assert_eq!(some.denies_kind(&high), None);
+    assert_eq!(some.denies_place(&high, HOME), None);
+    // The same name in a namespace is another kind, and each list is for one scope.
+    for other in [
+        of_kind("priorityclasses.scheduling.k8s.io"),
+        of_cluster("configmaps", "x"),
+        of_cluster("clusterroles.rbac.authorization.k8s.io", "x"),
+    ] {
+        assert!(some.denies_kind(&other).is_some(), "{other}");
+        assert_eq!(some.area(&other), None, "{other}");
+    }
+    // A namespace as an object is limited as the copies in it are.
+    for (name, is_allowed) in [
+        ("team-a", true),
+        ("team-b", false),
+        ("x", false),
+        (HOME, false),
+    ] {
+        let denied = some.denies_place(&of_cluster("namespaces", name), HOME);
+        assert_eq!(denied.is_none(), is_allowed, "{name}: {denied:?}");
+    }
+    let glob = policy("{clusterKinds: [namespaces], allowPrivileged: [namespaces]}");
+    for (name, is_allowed) in [("team-a", true), ("argocd", false), ("kube-x", false)] {
+        let denied = glob.denies_place(&of_cluster("namespaces", name), HOME);
+        assert_eq!(denied.is_none(), is_allowed, "{name}: {denied:?}");
+    }
+    let fails = |text: &str| Policy::parse(text).unwrap_err();
+    assert_eq!(fails("clusterKinds: [namespaces]").field, "clusterKinds[0]");
+    assert_eq!(fails("clusterKinds: ['*']").field, "clusterKinds[0]");
+    let both = fails("{kinds: [widgets.example.org], clusterKinds: [widgets.example.org]}");
+    assert_eq!(both.field, "clusterKinds");
+    assert!(both.hint.contains("is in kinds, too"), "{both}");
+    assert!(Policy::default().cluster_kinds.is_empty() && Policy::open().cluster_kinds.is_empty());
 }
 
 #[test]

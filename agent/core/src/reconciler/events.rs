@@ -263,6 +263,7 @@ impl Member {
         // Without a list of namespaces, those of recorded copies are assumed to exist.
         if self.watches.namespaces_unknown().is_some() {
             let copies = self.records.all();
+            let copies = copies.filter(|copy| !copy.is_cluster_scoped());
             let names: BTreeSet<_> = copies.map(|copy| copy.namespace.clone()).collect();
             for name in names {
                 self.desired

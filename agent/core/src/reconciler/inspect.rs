@@ -78,7 +78,7 @@ impl Decider<'_> {
 
     fn namespace_of(&self, copy: &SourceRef) -> NamespaceState {
         let name = &*copy.namespace;
-        if self.desired.cluster().denies_namespace(name).is_some() {
+        if self.desired.cluster().denies_place(copy).is_some() {
             NamespaceState::Closed
         } else if self.desired.cluster().is_terminating(name) {
             NamespaceState::Terminating

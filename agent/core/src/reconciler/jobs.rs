@@ -225,6 +225,7 @@ impl Jobs {
             Reason::Conflict
             | Reason::Forbidden
             | Reason::KindNotServed
+            | Reason::NotEmpty
             | Reason::NamespaceTerminating => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,

@@ -524,7 +524,7 @@ impl Member {
                     && is_news(copy_error.reason)
                     && before != Some(&outcome)
                     // The agent writes no Event into a closed namespace either.
-                    && self.desired.cluster().denies_namespace(&copy.namespace).is_none()
+                    && self.desired.cluster().denies_place(copy).is_none()
                 {
                     self.history.notify(Notice::Failed(
                         copy.clone(),

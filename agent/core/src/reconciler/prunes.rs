@@ -142,14 +142,17 @@ pub(super) fn summary(
 ) -> Option<NamespacePrunes> {
     let waiting = waiting(rule, report, records);
     let copies = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
-    let namespaces: BTreeSet<_> = waiting.keys().map(|copy| &copy.namespace).collect();
+    let namespaces: BTreeSet<_> = waiting
+        .keys()
+        .filter_map(SourceRef::optional_namespace)
+        .collect();
     (copies > 0).then(|| NamespacePrunes {
         copies,
         digest: digest_of(rule, &waiting),
         namespaces: namespaces
             .into_iter()
             .take(NAMESPACES_LIMIT)
-            .map(|name| name.to_string())
+            .map(str::to_owned)
             .collect(),
     })
 }

@@ -73,28 +73,71 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 "resources": ["namespaces", "nodes", "persistentvolumes", "pods", "podtemplates", "replicationcontrollers", "serviceaccounts"]}
 {{- end -}}
 
-{{/* The kinds of the policy as a JSON map from API groups to plurals. Fails for privileged kinds that the values do not allow. */}}
+{{/* The kinds of a list of the policy as a JSON map from API groups to plurals. Fails for privileged kinds that the values do not
+allow. Takes a list: the root, and the name of the list. */}}
 {{- define "runnel-agent.kinds" -}}
-{{- $privileged := include "runnel-agent.privileged" . | fromJson -}}
+{{- $root := index . 0 -}}
+{{- $field := index . 1 -}}
+{{- $policy := $root.Values.policy -}}
+{{- $privileged := include "runnel-agent.privileged" $root | fromJson -}}
 {{- $byGroup := dict -}}
-{{- range $kind := uniq .Values.policy.kinds | sortAlpha -}}
+{{- range $kind := uniq (get $policy $field) | sortAlpha -}}
 {{- $parts := splitn "." 2 $kind -}}
 {{- $group := default "" $parts._1 -}}
 {{- $isPrivileged := ternary (has $kind $privileged.resources) (has $group $privileged.groups) (empty $group) -}}
-{{- if and $isPrivileged (not (has $kind $.Values.policy.allowPrivileged)) -}}
-{{- fail (printf "policy.kinds: %s carry rights, run programs or change how the cluster works: name it in policy.allowPrivileged, too, or remove it" $kind) -}}
+{{- if and $isPrivileged (not (has $kind $policy.allowPrivileged)) -}}
+{{- fail (printf "policy.%s: %s carry rights, run programs or change how the cluster works: name it in policy.allowPrivileged, too, or remove it" $field $kind) -}}
 {{- end -}}
 {{- if eq $group "runnel.dev" -}}
-{{- fail (printf "policy.kinds: %s are objects of Runnel itself, which it never distributes: remove it" $kind) -}}
+{{- fail (printf "policy.%s: %s are objects of Runnel itself, which it never distributes: remove it" $field $kind) -}}
+{{- end -}}
+{{- if and (eq $field "clusterKinds") (has $kind $policy.kinds) -}}
+{{- fail (printf "policy.clusterKinds: %s is in policy.kinds, too: write kinds with namespaces into policy.kinds, and kinds without into policy.clusterKinds" $kind) -}}
 {{- end -}}
 {{- $_ := set $byGroup $group (append (default list (get $byGroup $group)) $parts._0) -}}
 {{- end -}}
 {{- toJson $byGroup -}}
 {{- end -}}
 
-{{/* The rights on copies and their Events. A Role is written only by who has its rights, or may escalate. */}}
+{{/* The rights on copies in namespaces, and on Events. */}}
 {{- define "runnel-agent.copyRules" -}}
-{{- range $group, $plurals := include "runnel-agent.kinds" . | fromJson }}
+{{- include "runnel-agent.kindRules" (include "runnel-agent.kinds" (list . "kinds") | fromJson) }}
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end -}}
+
+{{/* The rights on copies without namespaces, except on namespaces themselves. */}}
+{{- define "runnel-agent.clusterCopyRules" -}}
+{{- $kinds := include "runnel-agent.kinds" (list . "clusterKinds") | fromJson -}}
+{{- with without (default list (get $kinds "")) "namespaces" -}}
+{{- $_ := set $kinds "" . -}}
+{{- else -}}
+{{- $_ := unset $kinds "" -}}
+{{- end -}}
+{{- include "runnel-agent.kindRules" $kinds }}
+{{- if .Values.policy.deleteNamespaces }}
+- apiGroups: ["*"]
+  resources: ["*"]
+  verbs: [list]
+{{- end }}
+{{- end -}}
+
+{{/* The rights on namespaces: as targets, and as copies. */}}
+{{- define "runnel-agent.namespaceVerbs" -}}
+{{- $policy := .Values.policy -}}
+{{- $areCopies := has "namespaces" $policy.clusterKinds -}}
+{{- $verbs := list "get" "list" "watch" -}}
+{{- if or $policy.createNamespaces $areCopies }}{{ $verbs = append $verbs "create" }}{{ end -}}
+{{- if $areCopies }}{{ $verbs = append $verbs "patch" }}{{ end -}}
+{{- if and $areCopies $policy.deleteNamespaces }}{{ $verbs = append $verbs "delete" }}{{ end -}}
+[{{ $verbs | sortAlpha | join ", " }}]
+{{- end -}}
+
+{{/* The rights on copies of kinds, a map from API groups to plurals. A Role is written only by who has its rights, or may
+escalate. */}}
+{{- define "runnel-agent.kindRules" -}}
+{{- range $group, $plurals := . }}
 - apiGroups: [{{ quote $group }}]
   resources: {{ toJson $plurals }}
   verbs: [create, delete, get, list, patch, watch]
@@ -108,9 +151,6 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 {{- end }}
 {{- end }}
-- apiGroups: [events.k8s.io]
-  resources: [events]
-  verbs: [create, patch]
 {{- end -}}
 
 {{- define "runnel-agent.joinSecret" -}}

@@ -61,10 +61,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   namespace: {{ .Release.Namespace }}
 {{- end -}}
 
-{{/* The right to read the kinds of `sources.kinds`, by API group. */}}
+{{/* The right to read kinds, a list, by API group. */}}
 {{- define "runnel-hub.sourceRules" -}}
 {{- $groups := dict -}}
-{{- range uniq (append .Values.sources.kinds "manifestbundles.runnel.dev") -}}
+{{- range uniq . -}}
 {{- $kind := splitn "." 2 . -}}
 {{- $group := default "" $kind._1 -}}
 {{- $_ := set $groups $group (append (default list (get $groups $group)) $kind._0) -}}

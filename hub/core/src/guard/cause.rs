@@ -74,12 +74,18 @@ impl CauseKind {
             }
             CauseKind::NamespaceDeleted => format!("{} on the hub was deleted", named("namespace")),
             CauseKind::CrdDeleted => format!("{} was deleted", named("CRD")),
-            CauseKind::Missed => format!(
-                "sources in {} were deleted while the hub was away",
-                named("namespace")
-            ),
-            CauseKind::SourceLabels => {
-                format!("labels of sources in {} changed", named("namespace"))
+            // Sources without namespaces have no subject.
+            CauseKind::Missed | CauseKind::SourceLabels => {
+                let place = if subjects.is_empty() {
+                    String::new()
+                } else {
+                    format!(" in {}", named("namespace"))
+                };
+                if self == CauseKind::Missed {
+                    format!("sources{place} were deleted while the hub was away")
+                } else {
+                    format!("labels of sources{place} changed")
+                }
             }
             CauseKind::Clusters => format!("labels of {} changed", named("member cluster")),
             CauseKind::HubNamespaces => {
@@ -161,6 +167,14 @@ mod tests {
         assert_eq!(
             describe(many.iter()).unwrap(),
             "labels of member clusters eu-1, eu-2, eu-3 and 2 more changed"
+        );
+        assert_eq!(
+            describe([CauseKind::SourceLabels.of("")].iter()).unwrap(),
+            "labels of sources changed"
+        );
+        assert_eq!(
+            describe([CauseKind::Missed.of("shop")].iter()).unwrap(),
+            "sources in namespace shop were deleted while the hub was away"
         );
         assert_eq!(
             describe([CauseKind::Grants.of("")].iter()).unwrap(),

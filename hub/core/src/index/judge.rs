@@ -153,7 +153,10 @@ impl<'a> Judge<'a> {
         let (rule, terminating) = (&entry.rule.terms.rule, &self.fleet.terminating);
         let deleted = match item {
             Item::Rule => format!("rule {rule}"),
-            Item::Source(source) => format!("a source in namespace {}", source.namespace),
+            Item::Source(source) => match source.optional_namespace() {
+                Some(namespace) => format!("a source in namespace {namespace}"),
+                None => format!("a source without namespace, {source},"),
+            },
             Item::Cluster(cluster) => format!("member cluster {cluster}"),
             _ => return None,
         };

@@ -166,3 +166,51 @@ fn object_of_a_controller_is_a_source_only_by_choice() {
     index.set_source(widget.clone(), BTreeMap::new(), Some(content(false)));
     assert!(plan(&index).selects(&widget));
 }
+
+#[test]
+fn entry_without_namespaces_selects_objects_without_them() {
+    const ROLES: &str = "clusterroles.rbac.authorization.k8s.io";
+    let rule = |sources: Value| {
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+            "metadata": {"name": "c", "uid": "c", "generation": 1},
+            "spec": {"sources": sources, "clusters": {"all": true}, "namespaces": {"names": ["team-a"]}},
+        });
+        let object: runnel_api::ClusterDistributionRule = serde_json::from_value(object).unwrap();
+        Rule::cluster_scoped(&object, "runnel-system").unwrap()
+    };
+    let names = |names: Value| json!({"resources": [ROLES, "namespaces"], "names": names});
+    let mut index = index();
+    index.set_rule(rule(json!([names(json!(["*"]))])));
+    let (roles, namespaces) = (
+        WatchScope::in_cluster(ROLES),
+        WatchScope::in_cluster("namespaces"),
+    );
+    let needed = index.needed_scopes();
+    assert!(needed.contains(&roles) && needed.contains(&namespaces));
+    for scope in [roles, namespaces] {
+        index.set_scope(scope, ScopeState::Known);
+    }
+    let object = |resource: &str, name: &str| SourceRef::new(resource, "", name);
+    let (viewer, shop) = (object(ROLES, "viewer"), object("namespaces", "shop"));
+    let own = object("namespaces", "runnel-system");
+    // An object with this kind in a namespace is none of the rule.
+    let other = SourceRef::new(ROLES, "shop", "viewer");
+    for source in [&viewer, &shop, &own, &other] {
+        index.set_source(source.clone(), BTreeMap::new(), Some(content(false)));
+    }
+    let plan = |index: &Index| {
+        let entry = index.rules().get(&"c".into()).unwrap();
+        assert!(entry.plan.unknown.is_empty());
+        entry.plan.selected().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(plan(&index), [viewer.clone(), shop]);
+    // The same holds for a rule that is planned from scratch.
+    index.set_rule(rule(json!([names(json!(["viewer"]))])));
+    assert_eq!(plan(&index), [viewer]);
+    // An entry with namespaces selects none of them.
+    let mut of_namespace = names(json!(["*"]));
+    of_namespace["namespaces"] = json!(["*"]);
+    let scopes = rule(json!([of_namespace])).places(index.scopes().watched());
+    assert!(scopes.iter().all(|scope| !scope.is_cluster()));
+}

@@ -168,7 +168,10 @@ impl RuleLookup {
 }
 
 fn namespaces(patterns: &[Pattern]) -> Vec<Option<Arc<str>>> {
-    if patterns.iter().all(Pattern::is_literal) {
+    if patterns.is_empty() {
+        // The place of objects of kinds without namespaces.
+        vec![Some("".into())]
+    } else if patterns.iter().all(Pattern::is_literal) {
         patterns
             .iter()
             .map(|name| Some(name.as_str().into()))

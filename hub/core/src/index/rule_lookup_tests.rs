@@ -59,7 +59,7 @@ fn spec() -> impl Strategy<Value = Value> {
 fn objects() -> Vec<(SourceRef, BTreeMap<String, String>)> {
     let mut all = Vec::new();
     for resource in ["configmaps", "secrets"] {
-        for namespace in ["n1", "n2", "n3", "kube-system", "runnel-system"] {
+        for namespace in ["", "n1", "n2", "n3", "kube-system", "runnel-system"] {
             for name in ["s1", "s2", "s3", "other"] {
                 for labels in [
                     &[][..],

@@ -6,7 +6,7 @@ use runnel_proto::model::{
 };
 use serde_json::Value;
 
-use super::portable::{is_controlled, is_local_entry, portable_fields};
+use super::portable::{is_automatic, is_controlled, is_local_entry, portable_fields};
 use runnel_api::is_local_kind;
 
 /// The annotation in which `kubectl apply` stores the whole object.
@@ -83,7 +83,8 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
             .is_some_and(|by| by == MANAGED_BY);
     let own = OWN_SECRETS.contains(&name) || name.starts_with(ROLLBACK_SECRETS);
     let local = || kind.content.fields.is_empty() && is_local_kind(&kind.resource);
-    copy || own || kind.content.refuses_name(name) || local()
+    let automatic = || kind.content.is_owned() && is_automatic(labels);
+    copy || own || kind.content.refuses_name(name) || automatic() || local()
 }
 
 /// Whether a controller made an object of a kind without rules of its own. It is a source only for rules that say so.

@@ -6,6 +6,7 @@
 //! instead.
 use std::collections::BTreeMap;
 
+use runnel_proto::model::NAMESPACES;
 use serde_json::{Map, Value};
 
 /// Top-level fields that are no content: they name the object, or are written by its cluster.
@@ -22,12 +23,7 @@ const FILLED_IN: &[(&str, &[&str])] = &[
         ],
     ),
     ("persistentvolumeclaims", &["spec.volumeName"]),
-    (
-        "persistentvolumes",
-        &["spec.claimRef.uid", "spec.claimRef.resourceVersion"],
-    ),
     ("serviceaccounts", &["secrets"]),
-    ("namespaces", &["spec"]),
     ("pods", POD),
     ("podtemplates", &["template.metadata.creationTimestamp"]),
     ("replicationcontrollers", TEMPLATE),
@@ -65,6 +61,7 @@ const TEMPLATE: &[&str] = &["spec.template.metadata.creationTimestamp"];
 
 /// Labels and annotations that a cluster writes into its objects. A trailing `*` matches any rest.
 const LOCAL_ENTRIES: &[&str] = &[
+    "apf.kubernetes.io/autoupdate-spec",
     "autoscaling.alpha.kubernetes.io/*",
     "batch.kubernetes.io/controller-uid",
     "batch.kubernetes.io/job-name",
@@ -72,10 +69,13 @@ const LOCAL_ENTRIES: &[&str] = &[
     "controller-uid",
     "deployment.kubernetes.io/*",
     "deprecated.daemonset.template.generation",
+    "field.cattle.io/*",
     "job-name",
     "kubernetes.io/metadata.name",
+    "lifecycle.cattle.io/*",
     "openshift.io/sa.scc.*",
     "pv.kubernetes.io/*",
+    "rbac.authorization.kubernetes.io/autoupdate",
     "volume.beta.kubernetes.io/storage-provisioner",
     "volume.kubernetes.io/selected-node",
     "volume.kubernetes.io/storage-provisioner",
@@ -90,6 +90,12 @@ const CA_INJECTORS: [&str; 4] = [
     "service.beta.openshift.io/inject-cabundle",
 ];
 
+/// Labels of the objects that an API server makes itself, when it starts: roles, and the API services of its own groups.
+const AUTOMATIC: [&str; 2] = [
+    "kube-aggregator.kubernetes.io/automanaged",
+    "kubernetes.io/bootstrapping",
+];
+
 /// Prefix of the volumes with a token that the API server adds to Pods.
 const TOKEN_VOLUME: &str = "kube-api-access-";
 
@@ -101,6 +107,11 @@ pub(super) fn is_local_entry(key: &str) -> bool {
             Some(prefix) => key.starts_with(prefix),
             None => key == *entry,
         })
+}
+
+/// Whether the API server itself made an object with these labels.
+pub(super) fn is_automatic(labels: &BTreeMap<String, String>) -> bool {
+    AUTOMATIC.iter().any(|label| labels.contains_key(*label))
 }
 
 /// Whether a controller of the cluster made the object from another one. The other one is the source.
@@ -126,6 +137,12 @@ pub(super) fn portable_fields(resource: &str, object: &Value) -> BTreeMap<String
         "services" => remove_addresses(&mut content),
         "jobs.batch" => remove_generated_selector(&mut content),
         "pods" => remove_token(&mut content),
+        // A controller has bound the volume to a claim of its cluster.
+        "persistentvolumes" if content.pointer("/spec/claimRef/uid").is_some() => {
+            remove(&mut content, &["spec", "claimRef"]);
+        }
+        // The rest of a namespace is of its cluster: what is in it, and how it is deleted.
+        NAMESPACES => return BTreeMap::new(),
         // A controller computes the rules of an aggregated role.
         "clusterroles.rbac.authorization.k8s.io" if !content["aggregationRule"].is_null() => {
             remove(&mut content, &["rules"]);
@@ -299,7 +316,12 @@ mod tests {
             (
                 "persistentvolumes",
                 json!({"spec": {"claimRef": {"name": "c", "namespace": "a", "uid": "u", "resourceVersion": "1"}}}),
-                json!({"spec": {"claimRef": {"name": "c", "namespace": "a"}}}),
+                json!({}),
+            ),
+            (
+                "persistentvolumes",
+                json!({"spec": {"capacity": {"storage": "1Gi"}, "claimRef": {"name": "c", "namespace": "a"}}}),
+                json!({"spec": {"capacity": {"storage": "1Gi"}, "claimRef": {"name": "c", "namespace": "a"}}}),
             ),
             (
                 "serviceaccounts",
@@ -308,7 +330,7 @@ mod tests {
             ),
             (
                 "namespaces",
-                json!({"spec": {"finalizers": ["kubernetes"]}, "status": {}}),
+                json!({"spec": {"finalizers": ["kubernetes"], "other": 1}, "status": {}}),
                 json!({}),
             ),
             (

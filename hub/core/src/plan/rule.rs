@@ -20,7 +20,8 @@ use runnel_api::{BUNDLE_KIND, PendingApproval};
 pub struct SourceChoice {
     /// The kinds, as `plural[.group]`. The API server of the hub may not serve all of them.
     pub resources: Vec<Arc<str>>,
-    /// The hub's namespaces to read. Globs leave the namespaces of Kubernetes and Runnel alone.
+    /// The hub's namespaces to read. Globs leave the namespaces of Kubernetes and Runnel alone. Empty: the entry selects
+    /// objects of kinds without namespaces.
     pub namespaces: Vec<Pattern>,
     /// Labels to select by; absent: by name.
     pub selector: Option<Selector>,
@@ -132,7 +133,7 @@ impl Rule {
         }
     }
 
-    /// Reads a `ClusterDistributionRule`; each entry names its namespaces.
+    /// Reads a `ClusterDistributionRule`. Each entry names its namespaces, or selects objects without namespaces.
     pub fn cluster_scoped(
         object: &runnel_api::ClusterDistributionRule,
         runnel_namespace: &str,
@@ -172,7 +173,11 @@ impl Rule {
     pub fn places(&self, scope: &Scope) -> BTreeSet<WatchScope> {
         let of_entry = |entry: &SourceChoice| -> BTreeSet<WatchScope> {
             let names: Vec<&str> = match scope {
-                Scope::Everywhere => vec![""],
+                _ if entry.is_of_cluster() => vec![""],
+                Scope::Everywhere => {
+                    let kinds = entry.resources.iter().cloned();
+                    return kinds.map(WatchScope::everywhere).collect();
+                }
                 Scope::Only(read) => {
                     let named = entry
                         .namespaces
@@ -287,11 +292,11 @@ impl Rule {
                 == (before.all, &before.selector, &before.exclude)
     }
 
-    /// Returns the source namespaces if all are exact names; `None` otherwise.
+    /// Returns the source namespaces if all are exact names; `None` otherwise. The place of cluster-scoped sources is an
+    /// empty name among them.
     pub fn literal_namespaces(&self) -> Option<Vec<&str>> {
-        let mut names = self.sources.iter().flat_map(|entry| &entry.namespaces);
-        names.try_fold(Vec::new(), |mut all, pattern| {
-            all.push(pattern.is_literal().then(|| pattern.as_str())?);
+        self.sources.iter().try_fold(Vec::new(), |mut all, entry| {
+            all.extend(entry.literal_namespaces()?);
             Some(all)
         })
     }
@@ -354,6 +359,21 @@ impl SourceChoice {
             )
     }
 
+    /// Whether the entry selects objects of kinds without namespaces.
+    pub fn is_of_cluster(&self) -> bool {
+        self.namespaces.is_empty()
+    }
+
+    /// As [`Rule::literal_namespaces`], for the entry.
+    pub fn literal_namespaces(&self) -> Option<Vec<&str>> {
+        if self.is_of_cluster() {
+            return Some(vec![""]);
+        }
+        let name = |pattern: &'_ Pattern| pattern.is_literal();
+        let is_literal = self.namespaces.iter().all(name);
+        is_literal.then(|| self.namespaces.iter().map(Pattern::as_str).collect())
+    }
+
     fn selects(
         &self,
         source: &SourceRef,
@@ -362,6 +382,9 @@ impl SourceChoice {
     ) -> bool {
         self.resources.contains(&source.resource)
             && self.reads(&source.namespace, runnel_namespace)
+            && source
+                .as_namespace()
+                .is_none_or(|name| **name != *runnel_namespace)
             && match &self.selector {
                 Some(selector) => selector.matches(labels),
                 None => matches_any(&self.names, &source.name),
@@ -370,6 +393,9 @@ impl SourceChoice {
     }
 
     fn reads(&self, namespace: &str, runnel_namespace: &str) -> bool {
+        if self.is_of_cluster() || namespace.is_empty() {
+            return self.is_of_cluster() && namespace.is_empty();
+        }
         let reserved = namespace.starts_with("kube-") || namespace == runnel_namespace;
         self.namespaces
             .iter()

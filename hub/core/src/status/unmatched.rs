@@ -250,6 +250,9 @@ fn kinds(entry: &SourceChoice) -> String {
 /// Returns the namespaces of an entry.
 fn within(entry: &SourceChoice) -> String {
     let namespaces: Vec<_> = entry.namespaces.iter().map(Pattern::as_str).collect();
+    if namespaces.is_empty() {
+        return "in the cluster of the hub".to_owned();
+    }
     let noun = match namespaces.len() {
         1 => "namespace",
         _ => "namespaces",

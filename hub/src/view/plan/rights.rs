@@ -146,7 +146,7 @@ impl ViewServer {
                     .iter()
                     .any(|namespace| !namespace.is_literal());
                 let names = entry.namespaces.iter().map(|name| name.as_str());
-                if everywhere {
+                if everywhere || entry.is_of_cluster() {
                     wanted.insert((kind, ""));
                 } else {
                     wanted.extend(names.map(|name| (&**kind, name)));
@@ -183,7 +183,7 @@ impl ViewServer {
                 continue;
             }
             let place = if namespace.is_empty() {
-                "in every namespace".to_owned()
+                "in the whole cluster".to_owned()
             } else {
                 format!("in namespace {namespace}")
             };

@@ -196,13 +196,12 @@ fn is_filtered(live_digest: &str) -> bool {
 
 /// Shell characters are allowed only in sentences, such as `message`.
 fn has_names_only(source: &SourceRef) -> bool {
-    let parts = [
-        &source.resource,
-        &source.namespace,
-        &source.name,
-        source.copy_name(),
-    ];
-    parts.iter().all(|part| is_subdomain(part))
+    let names = [&source.name, source.copy_name()];
+    is_subdomain(&source.resource)
+        && is_place(&source.namespace)
+        && names
+            .iter()
+            .all(|name| is_object_name(&source.resource, name))
 }
 
 proptest! {

@@ -1,5 +1,6 @@
 mod adoption;
 mod audit;
+mod cluster_scoped;
 mod contention;
 mod decisions;
 mod drift_and_conflicts;

@@ -468,11 +468,9 @@ impl World {
                 | Work::Adopt(_, body)
                 | Work::Overwrite(_, body) = work
                 {
-                    let denied = self
-                        .policy
-                        .denies_namespace(&copy.namespace, "runnel-system");
+                    let denied = self.policy.denies_place(copy, "runnel-system");
                     assert_eq!(
-                        denied.or(self.policy.denies_kind(&copy.resource)),
+                        denied.or(self.policy.denies_kind(copy)),
                         None,
                         "{copy} is written"
                     );
@@ -606,7 +604,8 @@ impl World {
 
     /// Creates a foreign object as another client.
     pub fn make_foreign(&mut self, copy: &SourceRef) {
-        if self.objects.contains_key(copy) || !self.namespaces.contains_key(&*copy.namespace) {
+        let has_place = copy.is_cluster_scoped() || self.namespaces.contains_key(&*copy.namespace);
+        if self.objects.contains_key(copy) || !has_place {
             return;
         }
         let version = self.next_version();
@@ -855,7 +854,8 @@ impl World {
         }
         let namespace = self.namespaces.get(&*copy.namespace);
         if self.poisoned.contains(&*copy.name)
-            || namespace.is_none_or(|namespace| namespace.terminating)
+            || (!copy.is_cluster_scoped()
+                && namespace.is_none_or(|namespace| namespace.terminating))
         {
             done.copy_error = Some(CopyError::new(Reason::Invalid, "no"));
             return;

@@ -331,7 +331,7 @@ function copiesTable({ copies, copiesError, warning, more, loading }) {
       "tr",
       { "data-key": metadata.name },
       h("td", {}, spec.target.kind),
-      h("td", {}, spec.target.namespace),
+      h("td", {}, spec.target.namespace ?? ""),
       h("th", { scope: "row" }, spec.target.name),
       h("td", {}, copyMark(status.state)),
       h("td", {}, status.reason ?? ""),
