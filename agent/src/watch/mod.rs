@@ -163,6 +163,16 @@ impl Running {
         });
         dropped
     }
+
+    /// Forgets when the watch of an area last received data, unless a watch with the same plural runs. The areas of several
+    /// namespaces, and kinds of several groups, have one.
+    fn forget_times(&self, ended: &Area, times: &WatchTimes) {
+        let plural = ended.plural();
+        let mut running = self.states.iter().filter(|(_, state)| state.kind.is_some());
+        if running.all(|(area, _)| area.plural() != plural) {
+            times.forget(plural);
+        }
+    }
 }
 
 impl Watches {
@@ -205,7 +215,7 @@ impl Watches {
                     let dropped = running.retain(&areas);
                     self.send(Event::Policy(self.policy.clone())).await?;
                     for area in dropped {
-                        self.forget_times(&area, &areas);
+                        running.forget_times(&area, &self.times);
                     }
                     // The policy may name other kinds, whose areas wait until they are read.
                     (schedule.is_read, schedule.failures, reading) = (false, 0, None);
@@ -322,7 +332,7 @@ impl Watches {
             let kind = match kind {
                 Ok(kind) => kind,
                 Err(copy_error) => {
-                    self.forget_times(&area, &BTreeSet::new());
+                    running.forget_times(&area, &self.times);
                     self.send(Event::KindNotServed(area, copy_error)).await?;
                     continue;
                 }
@@ -345,21 +355,6 @@ impl Watches {
             }));
         }
         Ok(())
-    }
-
-    /// Forgets when the watch of an area last received data, unless another area has the same plural.
-    fn forget_times(&self, area: &Area, others: &BTreeSet<Area>) {
-        let plural = |area: &Area| {
-            area.resource
-                .split('.')
-                .next()
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let ended = plural(area);
-        if others.iter().all(|other| plural(other) != ended) {
-            self.times.forget(&ended);
-        }
     }
 
     /// Returns the policy of the file, if it differs from the one in force.
@@ -495,5 +490,52 @@ impl Source for Copies {
 
     fn name(&self) -> (&str, Option<&str>) {
         (&self.area.resource, self.area.namespace.as_deref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use prometheus_client::encoding::text::encode;
+    use prometheus_client::registry::Registry;
+    use tower::{Layer, ServiceExt, service_fn};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn unserved_kind_keeps_the_times_of_a_like_named_plural() {
+        let times = WatchTimes::default();
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(times.clone()));
+        let is_reported = || {
+            let mut text = String::new();
+            encode(&mut text, &registry).unwrap();
+            text.contains("resource=\"services\"")
+        };
+        let area = |resource: &str| Area {
+            resource: resource.into(),
+            namespace: None,
+        };
+        let state = |kind: Option<Kind>| AreaState {
+            kind,
+            stop: CancellationToken::new(),
+        };
+        let (core, custom) = (area("services"), area("services.example.org"));
+        let kind = Kind::new("", "v1", "Service", "services", Scope::Namespaced);
+        let mut running = Running::new();
+        running.states.insert(core.clone(), state(Some(kind)));
+        running.states.insert(custom.clone(), state(None));
+        let server = service_fn(|_: Request<()>| async {
+            Ok::<_, std::io::Error>(Response::new(kube::client::Body::empty()))
+        });
+        let watch = Request::get("/api/v1/services?watch=true").body(());
+        let answer = times.layer(server).oneshot(watch.unwrap()).await;
+        drop(answer.map_err(|error| error.to_string()).unwrap());
+
+        running.forget_times(&custom, &times);
+        assert!(is_reported());
+        running.states.remove(&core);
+        running.forget_times(&custom, &times);
+        assert!(!is_reported());
     }
 }

@@ -118,6 +118,13 @@ pub struct Area {
     pub namespace: Option<Arc<str>>,
 }
 
+impl Area {
+    /// The plural of the kind, without its API group.
+    pub fn plural(&self) -> &str {
+        self.resource.split('.').next().unwrap_or_default()
+    }
+}
+
 /// The properties of an object's content that the policy checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
