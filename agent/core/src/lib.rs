@@ -27,6 +27,7 @@ pub mod health;
 pub mod leader_fence;
 pub mod live;
 pub mod managed_fields;
+pub mod phase;
 pub mod policy;
 pub mod preview;
 pub mod reconciler;

@@ -10,6 +10,7 @@ use runnel_proto::model::{
 
 use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
 use crate::copy::{CopyError, IntentKey};
+use crate::phase::Phase;
 use crate::policy::Facts;
 use crate::records::Records;
 
@@ -158,6 +159,11 @@ impl Rules {
     /// The (source, revision) pairs of a rule.
     pub fn pairs(&self, uid: &RuleUid) -> Vec<AckedIntent> {
         self.by_uid.get(uid).map(Rule::pairs).unwrap_or_default()
+    }
+
+    /// Whether the sources of a rule have kinds of several phases.
+    pub fn has_phases(&self, uid: &RuleUid) -> bool {
+        self.get(uid).is_some_and(|rule| rule.phases.len() > 1)
     }
 
     /// The number of intents of all rules except orphaned ones, and the sum of their digests.
@@ -402,6 +408,8 @@ pub(super) struct Rule {
     pub dropped: BTreeSet<Arc<str>>,
     /// The digest of all known intents, and whether there are unknown ones.
     pub shown: (LiveDigest, bool),
+    /// The number of intents in each phase of kinds.
+    pub phases: BTreeMap<Phase, usize>,
 }
 
 impl Rule {
@@ -477,9 +485,19 @@ impl Rule {
                     self.digest.insert(source, revision);
                 }
                 self.shown.1 = true;
-                self.intents.insert(source.clone(), intent)
+                let before = self.intents.insert(source.clone(), intent);
+                if before.is_none() {
+                    *self.phases.entry(Phase::of(&source.resource)).or_default() += 1;
+                }
+                before
             }
-            None => self.intents.remove(source),
+            None => self.intents.remove(source).inspect(|_| {
+                let phase = Phase::of(&source.resource);
+                let left = self.phases.remove(&phase).unwrap_or_default();
+                if left > 1 {
+                    self.phases.insert(phase, left - 1);
+                }
+            }),
         };
         if let Some(revision) = before.as_ref().and_then(IntentState::revision) {
             self.digest.remove(source, revision);

@@ -315,6 +315,8 @@ enum Idle {
     Settled,
     /// The action has to wait. The copy is reconciled, so that its outcome shows why.
     Waits,
+    /// Earlier copies of the same rule are under way. The copy is queued again after them.
+    Follows,
 }
 
 impl Member {
@@ -334,6 +336,7 @@ impl Member {
                     self.jobs.namespace_failed.remove(name);
                     Err(Idle::Settled)
                 }
+                Key::Copy(copy) if self.follows(copy) => Err(Idle::Follows),
                 Key::Copy(copy) => self.copy_work(copy, now),
                 Key::Question(_) => Err(Idle::Settled),
             };
@@ -342,10 +345,20 @@ impl Member {
                 Err(idle) => idle,
             };
             self.jobs.queue.done(&key, now);
-            if let (Key::Copy(copy), Idle::Waits) = (&key, idle) {
-                self.reconcile_copy(copy, now);
+            match (&key, idle) {
+                (Key::Copy(copy), Idle::Waits) => self.reconcile_copy(copy, now),
+                (Key::Copy(copy), Idle::Settled) => self.jobs.leave_phase(copy),
+                (_, _) => {}
             }
         }
+    }
+
+    /// Has the job of a copy wait, while earlier copies of its rule are under way. A copy whose last try failed has a time of
+    /// its own, and a copy that must be read is read.
+    fn follows(&mut self, copy: &SourceRef) -> bool {
+        !self.history.failed.contains_key(copy)
+            && !self.jobs.reread.contains(copy)
+            && self.jobs.phases.delay(copy)
     }
 
     /// Returns the job for a copy.

@@ -17,6 +17,7 @@ use runnel_proto::model::{Reason, Revision, RuleName, RuleUid, SourceRef};
 
 use super::PARALLEL;
 use super::payloads::{InflightBudget, Payloads, ROOM_BYTES};
+use super::phases::Phases;
 use super::watches::Watches;
 use crate::backoff::{COPY, Jitter, RECHECK, UNAVAILABLE};
 use crate::copy::{CopyError, IntentKey};
@@ -84,6 +85,8 @@ pub(super) struct Jobs {
     /// The size of the payloads that wait to be applied.
     pub(super) budget: InflightBudget,
     budget_limit: usize,
+    /// The copies under way of rules with kinds of several phases.
+    pub(super) phases: Phases,
     jitter: Jitter,
     pub(super) namespace_failed: BTreeMap<Arc<str>, CopyError>,
     /// The deletions of the last hour.
@@ -106,6 +109,7 @@ impl Jobs {
             reread: BTreeSet::new(),
             budget: InflightBudget::default(),
             budget_limit: ROOM_BYTES,
+            phases: Phases::default(),
             jitter: Jitter::new(seed),
             namespace_failed: BTreeMap::new(),
             deletes: Deletes::default(),
@@ -179,7 +183,7 @@ impl Jobs {
         // Copies behind a slow namespace or rule must not delay the stream of the hub.
         for parked in self.queue.take_parked() {
             if let Key::Copy(copy) = parked {
-                self.budget.leave(&copy);
+                self.leave(&copy);
             }
         }
         key
@@ -199,7 +203,31 @@ impl Jobs {
     pub(super) fn cancel(&mut self, copy: &SourceRef) {
         self.decisions.remove(copy);
         self.queue.cancel(&Key::Copy(copy.clone()));
+        self.leave(copy);
+    }
+
+    /// Records that a copy is written or removed for a rule with kinds of several phases.
+    pub(super) fn enter_phase(&mut self, copy: &SourceRef, rule: &RuleUid, removes: bool) {
+        let released = self.phases.enter(copy, rule, removes);
+        self.release(released);
+    }
+
+    /// Records that a copy is not under way any more.
+    pub(super) fn leave(&mut self, copy: &SourceRef) {
         self.budget.leave(copy);
+        self.leave_phase(copy);
+    }
+
+    /// Records that other copies of its rule do not wait for a copy any more.
+    pub(super) fn leave_phase(&mut self, copy: &SourceRef) {
+        let released = self.phases.leave(copy);
+        self.release(released);
+    }
+
+    fn release(&mut self, copies: Vec<SourceRef>) {
+        for copy in copies {
+            self.queue.add_now(&Key::Copy(copy));
+        }
     }
 
     /// Resets the failures of a copy, because its desired state has changed.

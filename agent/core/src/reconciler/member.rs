@@ -248,7 +248,7 @@ impl Member {
             Visibility::Visible => decide(&want, self.records.observed(copy)),
             Visibility::Unwatched => Decision::Forget,
             Visibility::Unlisted => {
-                self.jobs.budget.leave(copy);
+                self.jobs.leave(copy);
                 return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay), now);
             }
             Visibility::Unreadable(copy_error) => {
@@ -305,7 +305,7 @@ impl Member {
         now: Instant,
     ) {
         self.history.settle(copy, outcome.as_ref());
-        self.jobs.budget.leave(copy);
+        self.jobs.leave(copy);
         if self.jobs.reread.contains(copy) {
             self.jobs.queue.add(&Key::Copy(copy.clone()));
             return self.record_outcome(copy, want, outcome, now);
@@ -404,6 +404,7 @@ impl Member {
     ) {
         let key = Key::Copy(copy.clone());
         if *action == Action::CreateNamespace {
+            self.jobs.leave_phase(copy);
             self.jobs.queue.add(&Key::Namespace(copy.namespace.clone()));
             return self.record_outcome(copy, want, Some(CopyStatus::UnderWay), now);
         }
@@ -436,6 +437,7 @@ impl Member {
         }
         if self.waits_for_store(copy, want, action) {
             self.jobs.queue.cancel(&key);
+            self.jobs.leave_phase(copy);
             return self.record_outcome(
                 copy,
                 want,
@@ -445,13 +447,14 @@ impl Member {
         }
         if let Some(later) = self.jobs.delete_later(action, now) {
             self.jobs.queue.add_at(&key, later);
+            self.jobs.leave_phase(copy);
             let waits = self.jobs.delete_limit();
             return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))), now);
         }
         match self.history.failed.get(copy) {
             Some(failed) if Some(&failed.target) == want.target().as_ref() => {
                 let copy_error = failed.copy_error.clone();
-                self.jobs.budget.leave(copy);
+                self.jobs.leave(copy);
                 self.jobs.queue.add(&key);
                 return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
             }
@@ -473,10 +476,11 @@ impl Member {
             Some(later) => {
                 self.jobs.queue.add_at(&key, later);
                 // The correction may wait for minutes, and must not delay the stream of the hub.
-                self.jobs.budget.leave(copy);
+                self.jobs.leave(copy);
             }
             None => {
                 self.jobs.queue.add_now(&key);
+                self.enter_phase(copy, want, action);
                 if let DesiredCopy::Copy(wanted) = want {
                     let bytes = self.payloads.size(&wanted.intent);
                     self.jobs.budget.enter(copy, &wanted.intent, bytes);
@@ -492,6 +496,24 @@ impl Member {
             DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) => CopyStatus::UnderWay,
         };
         self.record_outcome(copy, want, Some(outcome), now);
+    }
+
+    /// Records that a copy is written or removed, if other copies of its rule may come before or after it.
+    fn enter_phase(&mut self, copy: &SourceRef, want: &DesiredCopy, action: &Action) {
+        let removes = match action {
+            Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_) => false,
+            Action::Delete(_) => true,
+            Action::CreateNamespace
+            | Action::Read
+            | Action::Compare(_)
+            | Action::Demote(_)
+            | Action::Retain(_) => return self.jobs.leave_phase(copy),
+        };
+        if let Some((key, _)) = want.target()
+            && (removes || self.desired.rules().has_phases(&key.rule))
+        {
+            self.jobs.enter_phase(copy, &key.rule, removes);
+        }
     }
 
     /// Whether the removal of a copy waits until its reason is stored.

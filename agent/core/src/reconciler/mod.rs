@@ -12,6 +12,7 @@
 //! - `jobs`: the queue of jobs, and their limits.
 //! - `member`: the side of the member cluster, its policy and its revocation. Reconciles one copy.
 //! - `payloads`: the payloads of the copies, and the requests for missing ones.
+//! - `phases`: the order in which the copies of a rule are written and removed.
 //! - `preview`: decides the copies of a plan without writing.
 //! - `prunes`: removals from namespaces that are no longer targets.
 //! - `quota`: limits of copies and bytes.
@@ -24,6 +25,7 @@ mod inspect;
 mod jobs;
 mod member;
 mod payloads;
+mod phases;
 mod preview;
 mod prunes;
 mod quota;

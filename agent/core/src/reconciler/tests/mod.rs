@@ -12,6 +12,7 @@ mod kinds;
 mod lost;
 mod namespace_prunes;
 mod orders;
+mod phases;
 mod policy;
 mod preview;
 mod proof;

@@ -1,0 +1,158 @@
+//! The copies of a rule are written in the order of their kinds, and removed in reverse.
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::decide::{Key, Work};
+use crate::phase::Phase;
+
+const ROLES: &str = "roles.rbac.authorization.k8s.io";
+const BINDINGS: &str = "rolebindings.rbac.authorization.k8s.io";
+const DEPLOYMENTS: &str = "deployments.apps";
+const WIDGETS: &str = "widgets.example.org";
+/// The kinds, in the order in which they are written. No order of names or of the batch is the same.
+const KINDS: [&str; 7] = [
+    ROLES,
+    "configmaps",
+    "secrets",
+    BINDINGS,
+    "services",
+    DEPLOYMENTS,
+    WIDGETS,
+];
+
+fn of_kind(resource: &str, name: &str, revision: u8) -> Intent {
+    let mut content = content(revision);
+    if Kind::by_resource(resource).is_none() {
+        content.version = Some("v1".into());
+    }
+    Intent {
+        source: SourceRef::new(resource, "team", name),
+        revision: Revision([revision; 16]),
+        payload: Payload::encode(content.to_bytes()),
+    }
+}
+
+fn world() -> World {
+    let mut world = World::new(&["team", "a"]);
+    let mut policy = Policy::open();
+    policy.kinds.extend(KINDS.map(Arc::from));
+    world.set_policy(policy);
+    world.connect();
+    world
+}
+
+fn of_every_kind(revision: u8) -> RuleDelta {
+    let copies = KINDS
+        .iter()
+        .flat_map(|kind| [1, 2].map(|number| of_kind(kind, &format!("n{number}"), revision)));
+    RuleDelta {
+        upserts: copies.collect(),
+        ..with_terms("r", terms("r", &["a"]))
+    }
+}
+
+/// Runs everything that is due, and returns the phases of the written and removed copies in their order.
+fn run(world: &mut World) -> Vec<Phase> {
+    let mut order = vec![];
+    loop {
+        world.dispatch();
+        let phases = world.under_way.iter().filter_map(|job| match &job.key {
+            Key::Copy(copy) if !matches!(job.work, Work::Read) => Some(Phase::of(&copy.resource)),
+            _ => None,
+        });
+        let under_way: BTreeSet<_> = phases.collect();
+        assert!(under_way.len() < 2, "{under_way:?} at once");
+        order.extend(under_way);
+        if !(world.work_one() || world.deliver_one()) {
+            assert!(world.core.member.jobs.phases.is_empty());
+            order.dedup();
+            return order;
+        }
+    }
+}
+
+fn phases() -> Vec<Phase> {
+    let mut phases: Vec<_> = KINDS.iter().map(|kind| Phase::of(kind)).collect();
+    phases.dedup();
+    phases
+}
+
+#[test]
+fn kinds_are_written_in_order_and_removed_in_reverse() {
+    let mut world = world();
+    let reversed: Vec<_> = phases().into_iter().rev().collect();
+    world.batch(vec![of_every_kind(1)]);
+    assert_eq!(run(&mut world), phases());
+    world.batch(vec![of_every_kind(2)]);
+    assert_eq!(run(&mut world), phases(), "a change keeps the order, too");
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 14);
+
+    world.remove_rule("r", DeletionPolicy::Delete);
+    assert_eq!(run(&mut world), reversed);
+    assert!(world.objects.is_empty());
+}
+
+#[test]
+fn failed_copy_delays_no_later_one() {
+    let mut world = world();
+    world.poisoned.insert("bad".into());
+    let upserts = [(ROLES, "bad"), (BINDINGS, "good"), (DEPLOYMENTS, "good")]
+        .map(|(kind, name)| of_kind(kind, name, 1));
+    world.batch(vec![RuleDelta {
+        upserts: upserts.into(),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    run(&mut world);
+    let counts = world.reported_state("r").unwrap().counts;
+    assert_eq!((counts.applied, counts.failed), (2, 1));
+
+    // The copy is tried again, and the others stay as they are.
+    world.poisoned.clear();
+    world.now += Duration::from_secs(400);
+    run(&mut world);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 3);
+}
+
+#[test]
+fn rules_do_not_wait_for_each_other() {
+    let mut world = world();
+    let one = RuleDelta {
+        upserts: vec![of_kind("configmaps", "one", 1)],
+        ..with_terms("one", terms("one", &["a"]))
+    };
+    let other = RuleDelta {
+        upserts: vec![of_kind(DEPLOYMENTS, "two", 1)],
+        ..with_terms("two", terms("two", &["a"]))
+    };
+    world.batch(vec![one, other]);
+    world.dispatch();
+    assert_eq!(world.under_way.len(), 2);
+}
+
+#[test]
+fn rule_with_one_phase_is_not_tracked() {
+    let mut world = world();
+    let upserts = ["configmaps", "secrets"].map(|kind| of_kind(kind, "one", 1));
+    world.batch(vec![RuleDelta {
+        upserts: upserts.into(),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    world.dispatch();
+    assert_eq!(world.under_way.len(), 2);
+    assert!(world.core.member.jobs.phases.is_empty());
+}
+
+#[test]
+fn namespace_that_goes_frees_the_copies_that_wait() {
+    let mut world = world();
+    let mut delta = of_every_kind(1);
+    delta.terms = with_terms("r", terms("r", &["a", "b"])).terms;
+    world.set_namespace("b", Some(Namespace::default()));
+    while world.deliver_one() {}
+    world.batch(vec![delta]);
+    world.dispatch();
+    world.set_namespace("b", None);
+    run(&mut world);
+    let counts = world.reported_state("r").unwrap().counts;
+    assert_eq!((counts.applied, counts.waiting), (14, 14));
+}

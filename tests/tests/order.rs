@@ -1,0 +1,165 @@
+//! The order in which an agent writes and removes the copies of a rule: by kind, as the audit log of the member shows it.
+
+use anyhow::{Result, ensure};
+use runnel_tests::audit::Write;
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Id, RuleDraft, Scene, TestCluster};
+use serde_json::{Value, json};
+
+const HOME: &str = "ordered";
+const RBAC: &str = "rbac.authorization.k8s.io/v1";
+/// The kinds in the order in which they are written, which is no alphabetical one.
+const ORDER: [(&str, &str, &str); 6] = [
+    ("rbac.authorization.k8s.io", "roles", RBAC),
+    ("", "configmaps", "v1"),
+    ("rbac.authorization.k8s.io", "rolebindings", RBAC),
+    ("", "services", "v1"),
+    ("apps", "deployments", "apps/v1"),
+    ("autoscaling", "horizontalpodautoscalers", "autoscaling/v2"),
+];
+
+fn kinds() -> Vec<String> {
+    let name = |(group, plural, _): &(&str, &str, &str)| match *group {
+        "" => (*plural).to_owned(),
+        group => format!("{plural}.{group}"),
+    };
+    ORDER.iter().map(name).collect()
+}
+
+fn objects() -> [Value; 6] {
+    let of = |kind: &str, at: usize, field: &str, value: Value| {
+        json!({
+            "apiVersion": ORDER[at].2, "kind": kind,
+            "metadata": {"namespace": HOME, "name": "web", "labels": {"rev": "1"}}, field: value,
+        })
+    };
+    let labels = json!({"app": "web"});
+    let pod = json!({
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "web", "image": "example.org/web:1"}]},
+    });
+    let target = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"});
+    let mut binding = of(
+        "RoleBinding",
+        2,
+        "roleRef",
+        json!({"apiGroup": ORDER[0].0, "kind": "Role", "name": "web"}),
+    );
+    binding["subjects"] = json!([{"kind": "ServiceAccount", "name": "default", "namespace": HOME}]);
+    [
+        of(
+            "Role",
+            0,
+            "rules",
+            json!([{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]),
+        ),
+        of("ConfigMap", 1, "data", json!({"k": "1"})),
+        binding,
+        of(
+            "Service",
+            3,
+            "spec",
+            json!({"selector": labels, "ports": [{"port": 80}]}),
+        ),
+        of(
+            "Deployment",
+            4,
+            "spec",
+            json!({"replicas": 0, "selector": {"matchLabels": labels}, "template": pod}),
+        ),
+        of(
+            "HorizontalPodAutoscaler",
+            5,
+            "spec",
+            json!({"maxReplicas": 2, "scaleTargetRef": target}),
+        ),
+    ]
+}
+
+/// The places of the agent's successful writes in [`ORDER`], with this verb.
+fn places(writes: &[Write], verb: &str) -> Vec<usize> {
+    let by_agent = |write: &&Write| {
+        write.user.ends_with(":runnel-agent")
+            && write.namespace == HOME
+            && write.verb == verb
+            && write.code < 300
+    };
+    let place = |write: &Write| {
+        let is = |(group, plural, _): &(&str, &str, &str)| {
+            *group == write.group && *plural == write.resource
+        };
+        ORDER.iter().position(is)
+    };
+    writes.iter().filter(by_agent).filter_map(place).collect()
+}
+
+/// Waits until every copy of the rule is applied. No controller of this control plane makes a Deployment healthy.
+async fn applied(hub: &TestCluster, rule: &Id, copies: usize) -> Result<()> {
+    let what = format!("with {copies} applied copies");
+    let is_applied = |object: &Value| {
+        let summary = &object["status"]["summary"];
+        ensure!(
+            summary["copies"] == copies
+                && summary["copiesApplied"] == copies
+                && summary["copiesFailed"] == 0,
+            "{}",
+            object["status"]
+        );
+        Ok(())
+    };
+    hub.sees(&what, rule, is_applied).await.map(drop)
+}
+
+#[tokio::test]
+async fn copies_are_written_in_order_and_removed_in_reverse() -> Result<()> {
+    let kinds = kinds();
+    let privileged: Vec<_> = kinds
+        .iter()
+        .filter(|kind| runnel_proto::model::is_privileged(kind))
+        .collect();
+    let fleet = Fleet::start(FleetOptions {
+        hub_values: json!({"sources": {"kinds": kinds}}),
+        agent_values: json!({"policy": {"kinds": kinds, "allowPrivileged": privileged}}),
+        ..FleetOptions::default()
+    })
+    .await?;
+    let scene = Scene::of(&fleet).await?;
+    scene.hub_namespaces(&[HOME]).await?;
+    scene.member_namespaces(&[HOME]).await?;
+    let (hub, member) = (&scene.hub, fleet.member(1));
+    // The hub reads the kinds that rules name. It has read all of them before the rule comes, so that it sends one batch.
+    let nothing = json!({"resources": kinds, "names": ["none"], "namespaces": [HOME]});
+    let early = RuleDraft::cluster_scoped("early")
+        .source(nothing)
+        .everywhere();
+    hub.make(&early.json()).await?;
+    hub.wait_ready(&Id::cluster_rule("early"), "False", "NoSources")
+        .await?;
+    // The last kind first: the order in which the sources were created does not matter.
+    for object in objects().iter().rev() {
+        hub.make(object).await?;
+    }
+    let entry = json!({"resources": kinds, "names": ["web"], "namespaces": [HOME]});
+    let id = Id::cluster_rule("ordered");
+    let mark = member.mark();
+    hub.make(
+        &RuleDraft::cluster_scoped("ordered")
+            .source(entry)
+            .everywhere()
+            .json(),
+    )
+    .await?;
+    applied(hub, &id, ORDER.len()).await?;
+    let mut written = places(&member.writes_since(mark)?, "patch");
+    ensure!(written.is_sorted(), "written as {written:?}");
+    written.dedup();
+    ensure!(written.len() == ORDER.len(), "written as {written:?}");
+
+    let mark = member.mark();
+    hub.delete(&id).await?;
+    hub.lacks(&id).await?;
+    let removed = places(&member.writes_since(mark)?, "delete");
+    let reversed: Vec<_> = (0..ORDER.len()).rev().collect();
+    ensure!(removed == reversed, "removed as {removed:?}");
+    Ok(())
+}
