@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use futures::future::Either;
 use futures::stream::{FuturesUnordered, StreamExt};
+use http::Method;
+use http::header::HeaderValue;
 use kube::api::{
     DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions,
 };
@@ -22,7 +24,7 @@ use tracing::Instrument;
 use crate::call::{Call, with_timeout};
 use crate::kinds::KindRegistry;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
-use runnel_agent_core::classify::{CallError, copy_error, kind_error};
+use runnel_agent_core::classify::{CallError, copy_error, kind_error, write_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::{
     ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Recreate, Work,
@@ -31,9 +33,13 @@ use runnel_agent_core::decide::{
 use runnel_agent_core::diff::Comparison;
 use runnel_agent_core::live::{Live, Ownership, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
+use runnel_agent_core::policy::ServiceAccount;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
 use runnel_agent_core::{body, delete_limit, diff, live};
+
+/// The header of a request that the API server handles as one of another user.
+const IMPERSONATE_USER: &str = "impersonate-user";
 
 /// Access to the member's API server for jobs.
 #[derive(Clone)]
@@ -41,6 +47,8 @@ pub struct Member {
     client: Client,
     sealer: Sealer,
     kinds: KindRegistry,
+    /// The account under which copies are written; `None` for the agent's own. Reads are always the agent's.
+    account: Option<ServiceAccount>,
 }
 
 impl Member {
@@ -51,11 +59,24 @@ impl Member {
             client,
             sealer,
             kinds,
+            account: None,
+        }
+    }
+
+    /// Returns access that writes under this account.
+    fn writing_as(&self, account: Option<ServiceAccount>) -> Self {
+        Self {
+            account,
+            ..self.clone()
         }
     }
 
     /// Runs one job.
     pub async fn run(&self, job: Job) -> Done {
+        self.writing_as(job.account.clone()).run_as(job).await
+    }
+
+    async fn run_as(&self, job: Job) -> Done {
         let mut done = Done::new(job.key.clone());
         match (&job.key, job.work) {
             (Key::Question(_), work) => done.preview_result = self.answer(work).await,
@@ -98,7 +119,7 @@ impl Member {
                 Ok(())
             }
             Err(error) if error.code() == 409 => Ok(()),
-            Err(error) => Err(copy_error(&error)),
+            Err(error) => Err(write_error(&error, self.account.as_ref())),
         }
     }
 
@@ -108,7 +129,13 @@ impl Member {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Call<String> {
-        let request = request.map_err(|_| CallError::Unanswered)?;
+        let mut request = request.map_err(|_| CallError::Unanswered)?;
+        if let Some(account) = &self.account
+            && request.method() != Method::GET
+        {
+            let user = HeaderValue::from_str(&account.user()).map_err(|_| CallError::Unanswered)?;
+            request.headers_mut().insert(IMPERSONATE_USER, user);
+        }
         with_timeout(self.client.request_text(request)).await
     }
 
@@ -257,7 +284,7 @@ impl ApplyRun<'_> {
         if error.is_unserved() {
             self.member.kinds.request_recheck();
         }
-        kind_error(&self.kind, error)
+        kind_error(&self.kind, error, self.member.account.as_ref())
     }
 
     async fn read(&mut self) -> Result<(), CopyError> {

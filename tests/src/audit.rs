@@ -32,6 +32,8 @@ pub struct Write {
     pub name: String,
     /// The user; empty for a token that was not accepted (401).
     pub user: String,
+    /// The user as whom the request was handled, if that is another one.
+    pub impersonated: Option<String>,
     /// The user agent.
     pub user_agent: String,
     /// The HTTP status of the answer.
@@ -46,6 +48,7 @@ struct Entry {
     stage: String,
     verb: String,
     user: User,
+    impersonated_user: Option<User>,
     #[serde(default)]
     user_agent: String,
     #[serde(default, rename = "requestURI")]
@@ -134,6 +137,7 @@ fn write(line: &str) -> Result<Option<Write>> {
         namespace: entry.object_ref.namespace,
         name: entry.object_ref.name,
         user: entry.user.username,
+        impersonated: entry.impersonated_user.map(|user| user.username),
         user_agent: entry.user_agent,
         code,
         dry_run: entry.request_uri.contains("dryRun="),

@@ -28,7 +28,7 @@ use render::{CHARTS, container, documents, one, texts, tried};
 use rights::{has_few_rights, in_words, is_about_content, is_front_proxy, rights, writes};
 
 /// The values of each golden file.
-const RIGHTS: [(&str, &str, &str); 11] = [
+const RIGHTS: [(&str, &str, &str); 12] = [
     ("hub", "runnel-hub", "{}"),
     (
         "hub-of-two-namespaces",
@@ -56,6 +56,12 @@ const RIGHTS: [(&str, &str, &str); 11] = [
         "agent-of-two-namespaces-without-roles",
         "runnel-agent",
         "{policy: {namespaces: [team-a, team-b], createRoles: false}}",
+    ),
+    (
+        "agent-with-accounts",
+        "runnel-agent",
+        "{policy: {impersonate: [{hubNamespace: team-a, serviceAccount: tenants/team-a}, \
+         {hubNamespace: team-b, serviceAccount: tenants/team-b}, {hubNamespace: '*', serviceAccount: others/any}]}}",
     ),
     (
         "kinds-of-an-agent",

@@ -9,7 +9,7 @@ use kube_core::response::StatusDetails;
 use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef};
 
 use crate::copy::CopyError;
-use crate::policy::Area;
+use crate::policy::{Area, ServiceAccount};
 
 /// Limit of the causes of one refusal that are read for lists.
 const UNMERGED_FIELDS: usize = 20;
@@ -146,13 +146,26 @@ pub fn other_scope(kind: &Kind) -> CopyError {
     CopyError::new(Reason::KindNotServed, message)
 }
 
-/// Returns the error of the copy of a kind for a failed request.
-pub fn kind_error(kind: &Kind, error: &CallError) -> CopyError {
+/// Returns the error of the copy of a kind for a failed request. `account`: the account under which the copy is written, if it
+/// is not the agent's own.
+pub fn kind_error(kind: &Kind, error: &CallError, account: Option<&ServiceAccount>) -> CopyError {
     if kind.content.is_owned() && error.is_unserved() {
         not_served(&kind.resource)
     } else {
-        copy_error(error)
+        write_error(error, account)
     }
+}
+
+/// Returns the error of a copy for a failed request, which may be one under another account than the agent's.
+pub fn write_error(error: &CallError, account: Option<&ServiceAccount>) -> CopyError {
+    let CallError::Refused(status) = error else {
+        return copy_error(error);
+    };
+    let lacks_right = |account| lacks_right(status, Some(account));
+    account
+        .filter(|_| status.code == 403)
+        .and_then(lacks_right)
+        .unwrap_or_else(|| copy_error(error))
 }
 
 /// Returns the error of the copy for a failed request.
@@ -218,8 +231,8 @@ fn forbidden(status: &Status) -> CopyError {
     if let Some(denied) = denied(text) {
         return denied;
     }
-    if let Some(missing) = Missing::read(text) {
-        return CopyError::new(Reason::Forbidden, missing.sentence());
+    if let Some(copy_error) = lacks_right(status, None) {
+        return copy_error;
     }
     if text.contains(" cannot ") {
         let message = "the agent lacks a right here (403): grant it the rights of its chart";
@@ -229,6 +242,33 @@ fn forbidden(status: &Status) -> CopyError {
         Reason::Denied,
         "an admission rule of this cluster refused it (403)",
     )
+}
+
+/// How an API server words that the writer of a role or of a binding lacks rights that it would give.
+const ESCALATION: &str = "attempting to grant RBAC permissions not currently held";
+
+/// Returns the error if the agent, or the account under which it writes, lacks a right.
+fn lacks_right(status: &Status, account: Option<&ServiceAccount>) -> Option<CopyError> {
+    let text = status.message.as_str();
+    if text.contains(ESCALATION) {
+        let message = match account {
+            Some(account) => format!(
+                "ServiceAccount {account} (policy.impersonate) lacks rights that this object gives, and nobody may give more than \
+                 they have (403): take these rights out of the source, or give them to that account"
+            ),
+            None => "the agent lacks rights that this object gives, and nobody may give more than they have (403): take these \
+                     rights out of the source, or allow roles.rbac.authorization.k8s.io in the member's policy, too"
+                .to_owned(),
+        };
+        return Some(CopyError::new(Reason::Forbidden, message));
+    }
+    let missing = Missing::read(text)?;
+    let message = match account {
+        Some(account) if missing.verb == "impersonate" => missing.sentence_about(account),
+        Some(account) if missing.user == Some(account.user()) => missing.sentence_of(account),
+        _ => missing.sentence(),
+    };
+    Some(CopyError::new(Reason::Forbidden, message))
 }
 
 /// Returns the error of the copies whose watch is forbidden.
@@ -381,6 +421,9 @@ fn camel_case_reason(reason: &str) -> String {
 /// The verbs of the agent for copies, as in the Roles of its chart.
 const VERBS: &str = "get,list,watch,create,patch,delete";
 
+/// The verbs of an account under which the agent writes copies.
+const WRITES: &str = "create,patch,delete";
+
 /// A missing permission, as the API server reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
@@ -398,7 +441,13 @@ impl Missing {
         let (before, after) = text.split_once("\" cannot ")?;
         let user = before.rsplit_once("User \"")?.1;
         let (verb, after) = after.split_once(" resource \"")?;
-        let (resource, after) = after.split_once('"')?;
+        let (plural, after) = after.split_once('"')?;
+        let group = after.strip_prefix(" in API group \"");
+        let group = group.and_then(|after| after.split_once('"'));
+        let resource = match group {
+            Some((group, _)) if !group.is_empty() => format!("{plural}.{group}"),
+            _ => plural.to_owned(),
+        };
         let namespace = match after.split_once(" in the namespace \"") {
             Some((_, after)) => Some(after.split_once('"')?.0.to_owned()),
             None if after.contains(" at the cluster scope") => None,
@@ -411,11 +460,11 @@ impl Missing {
                     .all(|byte| byte.is_ascii_alphanumeric() || b"-._:@".contains(&byte))
         };
         let whole = plain(verb, 20)
-            && plain(resource, 100)
+            && plain(&resource, 100)
             && namespace.as_deref().is_none_or(|name| plain(name, 63));
         whole.then(|| Self {
             verb: verb.to_owned(),
-            resource: resource.to_owned(),
+            resource,
             namespace,
             user: plain(user, 200).then(|| user.to_owned()),
         })
@@ -438,12 +487,7 @@ impl Missing {
     /// with them. A `;` separates the commands, so that an existing object does not prevent the
     /// second one.
     pub fn sentence(&self) -> String {
-        let Self {
-            verb,
-            resource,
-            namespace,
-            user,
-        } = self;
+        let Self { verb, resource, .. } = self;
         let plural = resource.split('.').next().unwrap_or_default();
         let name = format!("runnel-agent-{plural}");
         let verbs = if resource == "namespaces" {
@@ -451,15 +495,50 @@ impl Missing {
         } else {
             VERBS
         };
-        let subject = match user
-            .as_deref()
-            .map(|user| (user, user.strip_prefix("system:serviceaccount:")))
-        {
-            Some((_, Some(account))) => format!("--serviceaccount={account}"),
-            Some((user, None)) => format!("--user={user}"),
-            None => "--serviceaccount=NAMESPACE:runnel-agent".to_owned(),
+        let subject = self.subject();
+        let (place, role, at) = self.scope();
+        format!(
+            "the agent may not {verb} {resource} {place}; to grant it: \
+             kubectl create {role} {name}{at} --verb={verbs} --resource={resource}; \
+             kubectl create {role}binding {name}{at} --{role}={name} {subject}"
+        )
+    }
+
+    /// Returns the message for a person if an account under which the agent writes lacks the permission.
+    pub fn sentence_of(&self, account: &ServiceAccount) -> String {
+        let Self { verb, resource, .. } = self;
+        let plural = resource.split('.').next().unwrap_or_default();
+        let name = format!("{}-{plural}", account.name);
+        let verbs = if resource == "namespaces" {
+            verb
+        } else {
+            WRITES
         };
-        let (place, role, at) = match namespace {
+        let (place, role, at) = self.scope();
+        let (namespace, account_name) = (&account.namespace, &account.name);
+        format!(
+            "ServiceAccount {account} (policy.impersonate) may not {verb} {resource} {place}; to grant it: \
+             kubectl create {role} {name}{at} --verb={verbs} --resource={resource}; \
+             kubectl create {role}binding {name}{at} --{role}={name} --serviceaccount={namespace}:{account_name}"
+        )
+    }
+
+    /// Returns the message for a person if the agent may not write under an account.
+    pub fn sentence_about(&self, account: &ServiceAccount) -> String {
+        let (namespace, account_name) = (&account.namespace, &account.name);
+        let name = format!("runnel-agent-as-{account_name}");
+        let subject = self.subject();
+        format!(
+            "the agent may not write as ServiceAccount {account} (policy.impersonate); to grant it: \
+             kubectl create role {name} -n {namespace} --verb=impersonate --resource=serviceaccounts \
+             --resource-name={account_name}; \
+             kubectl create rolebinding {name} -n {namespace} --role={name} {subject}"
+        )
+    }
+
+    /// Returns where the permission is missing, the kind of role that grants it, and the arguments for its namespace.
+    fn scope(&self) -> (String, &'static str, String) {
+        match &self.namespace {
             Some(namespace) => (
                 format!("in namespace {namespace}"),
                 "role",
@@ -470,12 +549,17 @@ impl Missing {
                 "clusterrole",
                 String::new(),
             ),
-        };
-        format!(
-            "the agent may not {verb} {resource} {place}; to grant it: \
-             kubectl create {role} {name}{at} --verb={verbs} --resource={resource}; \
-             kubectl create {role}binding {name}{at} --{role}={name} {subject}"
-        )
+        }
+    }
+
+    /// Returns the argument that names the user who lacks the permission.
+    fn subject(&self) -> String {
+        let user = self.user.as_deref();
+        match user.map(|user| (user, user.strip_prefix("system:serviceaccount:"))) {
+            Some((_, Some(account))) => format!("--serviceaccount={account}"),
+            Some((user, None)) => format!("--user={user}"),
+            None => "--serviceaccount=NAMESPACE:runnel-agent".to_owned(),
+        }
     }
 }
 
@@ -578,7 +662,7 @@ mod tests {
             CallError::Refused(serde_json::from_value(status).unwrap())
         };
         let kind = Kind::new("example.org", "v1", "Widget", "widgets", Scope::Namespaced);
-        let reason = |kind: &Kind, error: &CallError| kind_error(kind, error).reason;
+        let reason = |kind: &Kind, error: &CallError| kind_error(kind, error, None).reason;
         assert_eq!(
             reason(&kind, &answer(404, json!({}))),
             Reason::KindNotServed
@@ -595,7 +679,7 @@ mod tests {
             reason(config_maps, &answer(404, json!({}))),
             Reason::Unavailable
         );
-        let named = kind_error(&kind, &answer(404, json!({})));
+        let named = kind_error(&kind, &answer(404, json!({})), None);
         assert!(
             named.message.contains("does not serve widgets.example.org"),
             "{}",
@@ -791,5 +875,62 @@ mod tests {
                 prop_assert!(!missing.sentence().contains(['"', '\n', '$', '`', '&', '|']) && missing.sentence().matches(';').count() == 2);
             }
         }
+    }
+
+    #[test]
+    fn account_that_lacks_a_right_is_named_with_its_commands() {
+        let account = ServiceAccount {
+            namespace: "tenants".into(),
+            name: "team-a".into(),
+        };
+        let forbidden = |message: &str| {
+            let error = status(403, message, json!([]));
+            let copy_error = write_error(&error, Some(&account));
+            assert_eq!(copy_error.reason, Reason::Forbidden, "{message}");
+            copy_error.message
+        };
+        let user = "system:serviceaccount:tenants:team-a";
+        let lacks = forbidden(&format!(
+            "deployments.apps \"web\" is forbidden: User \"{user}\" cannot patch resource \"deployments\" in API group \"apps\" \
+             in the namespace \"shop\""
+        ));
+        assert_eq!(
+            &*lacks,
+            "ServiceAccount tenants/team-a (policy.impersonate) may not patch deployments.apps in namespace shop; to grant it: \
+             kubectl create role team-a-deployments -n shop --verb=create,patch,delete --resource=deployments.apps; \
+             kubectl create rolebinding team-a-deployments -n shop --role=team-a-deployments \
+             --serviceaccount=tenants:team-a"
+        );
+        let agent = "system:serviceaccount:runnel-system:runnel-agent";
+        let not_as = forbidden(&format!(
+            "serviceaccounts \"team-a\" is forbidden: User \"{agent}\" cannot impersonate resource \"serviceaccounts\" in API \
+             group \"\" in the namespace \"tenants\""
+        ));
+        assert!(
+            not_as.ends_with(
+                "kubectl create role runnel-agent-as-team-a -n tenants --verb=impersonate --resource=serviceaccounts \
+                 --resource-name=team-a; kubectl create rolebinding runnel-agent-as-team-a -n tenants \
+                 --role=runnel-agent-as-team-a --serviceaccount=runnel-system:runnel-agent"
+            ),
+            "{not_as}"
+        );
+        // A read is the agent's own.
+        let reads = forbidden(&format!(
+            "secrets is forbidden: User \"{agent}\" cannot get resource \"secrets\" in API group \"\" in the namespace \"a\""
+        ));
+        assert!(
+            reads.starts_with("the agent may not get secrets"),
+            "{reads}"
+        );
+        let escalates = format!(
+            "roles.rbac.authorization.k8s.io \"r\" is forbidden: user \"{user}\" (groups=[]) is {ESCALATION}:\n{{}}"
+        );
+        let message = forbidden(&escalates);
+        assert!(
+            message.starts_with("ServiceAccount tenants/team-a (policy.impersonate) lacks rights"),
+            "{message}"
+        );
+        let error = status(403, &escalates, json!([]));
+        assert_eq!(copy_error(&error).reason, Reason::Forbidden);
     }
 }

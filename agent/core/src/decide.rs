@@ -26,7 +26,7 @@ use runnel_proto::model::{
 use crate::copy::{CopyError, CopyStatus, IntentKey, NewPayload, PlannedChange};
 use crate::diff;
 use crate::live::{Live, Ownership};
-use crate::policy::Policy;
+use crate::policy::{Policy, ServiceAccount};
 use crate::records::Observed;
 
 /// The state of a copy's namespace.
@@ -562,6 +562,8 @@ pub struct Item {
     pub known: PreviewInput,
     /// The copies that must exist before this one is removed.
     pub after: Vec<SourceRef>,
+    /// The account under which the copy would be written; `None` for the agent's own.
+    pub account: Option<ServiceAccount>,
 }
 
 /// The outcome of a previewed copy, or what is needed to compute it.
@@ -602,6 +604,8 @@ pub struct Job {
     pub key: Key,
     /// The work.
     pub work: Work,
+    /// The account under which the job writes; `None` for the agent's own.
+    pub account: Option<ServiceAccount>,
 }
 
 /// The work of a job.

@@ -65,11 +65,15 @@ impl Member {
             source,
             known,
             after,
+            account,
         } = item;
         let mut diff = FieldDiff::default();
         let outcome = match known {
             PreviewInput::Decided(outcome) => Some(outcome),
-            PreviewInput::Open(open) => self.preview_copy(key, &copy, *open, &mut diff).await,
+            PreviewInput::Open(open) => {
+                let member = self.writing_as(account);
+                member.preview_copy(key, &copy, *open, &mut diff).await
+            }
         };
         PreviewFinding {
             copy,
@@ -112,7 +116,7 @@ impl Member {
                 }
                 Err(error) if error.is_absent(copy) => observed = Observed::Absent,
                 Err(error) => {
-                    return Some((PreviewOutcome::Refused, Some(kind_error(&kind, &error))));
+                    return Some((PreviewOutcome::Refused, Some(self.error(&kind, &error))));
                 }
             }
         }
@@ -253,7 +257,7 @@ impl Member {
         });
         let request = body::apply(&written, over.as_ref(), &self.sealer);
         let answer = self.apply_dry(&kind, copy, &request).await;
-        let applied = answer.map_err(|error| refused(&kind, &error))?;
+        let applied = answer.map_err(|error| self.refused(&kind, &error))?;
         if kind.content.is_owned() {
             let unowned = managed_fields::unowned(&request, &applied, UNOWNED_LIMIT);
             if !unowned.is_empty() {
@@ -302,7 +306,29 @@ impl Member {
             ..delete_params(kind).preconditions(conditions)
         };
         let answer = self.text(at(kind, copy).delete(&copy.name, &params)).await;
-        answer.map(drop).map_err(|error| refused(kind, &error))
+        answer.map(drop).map_err(|error| self.refused(kind, &error))
+    }
+}
+
+impl Member {
+    fn error(&self, kind: &Kind, error: &CallError) -> CopyError {
+        kind_error(kind, error, self.account.as_ref())
+    }
+
+    fn refused(&self, kind: &Kind, error: &CallError) -> CopyError {
+        if error.is_race() {
+            CopyError::new(
+                Reason::Conflict,
+                "another client changed the object meanwhile: try again",
+            )
+        } else if error.is_foreign_change() {
+            CopyError::new(
+                Reason::Conflict,
+                "an object of others is there, and it is not equal",
+            )
+        } else {
+            self.error(kind, error)
+        }
     }
 }
 
@@ -312,20 +338,4 @@ struct Answer {
     kind: Kind,
     content: Content,
     applied: DynamicObject,
-}
-
-fn refused(kind: &Kind, error: &CallError) -> CopyError {
-    if error.is_race() {
-        CopyError::new(
-            Reason::Conflict,
-            "another client changed the object meanwhile: try again",
-        )
-    } else if error.is_foreign_change() {
-        CopyError::new(
-            Reason::Conflict,
-            "an object of others is there, and it is not equal",
-        )
-    } else {
-        kind_error(kind, error)
-    }
 }

@@ -19,6 +19,9 @@ const HOME: &str = "guarded";
 const TARGET: &str = "guarded-shop";
 const PRIORITIES: &str = "priorityclasses.scheduling.k8s.io";
 const POLICY: &str = "ValidatingAdmissionPolicy 'guarded-writes'";
+/// The namespace and the name of an account under which the agent may write.
+const TENANTS: &str = "guarded-tenants";
+const TENANT: &str = "team-a";
 
 /// The API server, for the holder of the token of the agent's account.
 struct Attacker<'a> {
@@ -121,7 +124,9 @@ async fn guarded(cluster: &ControlPlane) -> Result<Attacker<'_>> {
     let values = json!({"policy": {
         "namespaces": ["*"], "deniedNamespaces": ["not-*"], "createNamespaces": true, "kinds": kinds,
         "clusterKinds": ["namespaces", PRIORITIES], "allowPrivileged": ["namespaces"], "deleteNamespaces": true,
+        "impersonate": [{"hubNamespace": TENANT, "serviceAccount": format!("{TENANTS}/{TENANT}")}],
     }});
+    cluster.kubectl(&["create", "namespace", TENANTS]).await?;
     let kubeconfig = account(cluster, AGENT, HOME, &values).await?;
     let kubeconfig = kubeconfig
         .to_str()
@@ -155,7 +160,70 @@ async fn stolen_agent_token_is_refused_beyond_the_policy() -> Result<()> {
     foreign_objects(&attacker).await?;
     objects_of_other_kinds(&attacker).await?;
     objects_without_namespaces(&attacker).await?;
+    accounts_of_tenants(&attacker).await?;
     large_objects(&attacker).await
+}
+
+/// The policy holds for the accounts under which the agent may write, and the agent may write under no others.
+async fn accounts_of_tenants(attacker: &Attacker<'_>) -> Result<()> {
+    let cluster = attacker.cluster;
+    for name in [TENANT, "other"] {
+        let create = ["create", "serviceaccount", name, "--namespace", TENANTS];
+        cluster.kubectl(&create).await?;
+    }
+    let subject = format!("--serviceaccount={TENANTS}:{TENANT}");
+    let bind = [
+        "create",
+        "rolebinding",
+        TENANT,
+        "--namespace",
+        TARGET,
+        "--clusterrole=edit",
+        &subject,
+    ];
+    cluster.kubectl(&bind).await?;
+    let kubeconfig = cluster.token_kubeconfig(TENANTS, TENANT).await?;
+    let tenant = Attacker {
+        cluster,
+        kubeconfig: kubeconfig
+            .to_str()
+            .context("a path that is not text")?
+            .to_owned(),
+    };
+    let bare = object("ConfigMap", TARGET, "bare", json!({})).to_string();
+    let words = "creates only copies";
+    tenant
+        .refused("an object without the label", &CREATE, &bare, words)
+        .await?;
+    let mut copy = object(
+        "ConfigMap",
+        TARGET,
+        "of-a-tenant",
+        json!({"runnel.dev/hub": "h"}),
+    );
+    tenant.allowed("a copy", &CREATE, &copy.to_string()).await?;
+
+    let user = |name: &str| format!("--as=system:serviceaccount:{TENANTS}:{name}");
+    copy["metadata"]["name"] = json!("as-a-tenant");
+    let (as_tenant, as_other) = (user(TENANT), user("other"));
+    let create = [&CREATE[..], &[as_tenant.as_str()]].concat();
+    attacker
+        .allowed("a copy as the account", &create, &copy.to_string())
+        .await?;
+    attacker
+        .refused(
+            "an object without the label as the account",
+            &create,
+            &bare,
+            words,
+        )
+        .await?;
+    let create = [&CREATE[..], &["--validate=false", as_other.as_str()]].concat();
+    let refused = attacker.run(&create, &copy.to_string()).await;
+    let refused = refused.err().context("any account may be used")?;
+    let text = format!("{refused:#}");
+    ensure!(text.contains("cannot impersonate"), "{text}");
+    Ok(())
 }
 
 /// The policy follows the kinds, in every field of an object.

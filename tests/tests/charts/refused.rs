@@ -295,4 +295,24 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
         "/proxy/noProxy",
     ),
     ("runnel-agent", "{extraArgs: [run]}", "/extraArgs/0"),
+    (
+        "runnel-agent",
+        "{policy: {impersonate: [{hubNamespace: team-a}]}}",
+        "/policy/impersonate/0",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {impersonate: [{hubNamespace: 'team-*', serviceAccount: tenants/a}]}}",
+        "/policy/impersonate/0/hubNamespace",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {impersonate: [{hubNamespace: team-a, serviceAccount: team-a}]}}",
+        "/policy/impersonate/0/serviceAccount",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {impersonate: [{hubNamespace: team-a, serviceAccount: t/a}, {hubNamespace: team-a, serviceAccount: t/b}]}}",
+        "policy.impersonate: team-a has two entries",
+    ),
 ];

@@ -148,6 +148,14 @@ impl Rules {
         self.by_uid.get(uid).map(|rule| rule.acked(uid))
     }
 
+    /// The name of a rule. An unknown rule has no namespace.
+    pub fn name(&self, uid: &RuleUid) -> RuleName {
+        self.by_uid
+            .get(uid)
+            .map(|rule| rule.name(uid))
+            .unwrap_or_default()
+    }
+
     /// The intents of a rule.
     pub fn intents_of<'a>(&'a self, uid: &'a RuleUid) -> impl Iterator<Item = IntentKey> + 'a {
         self.by_uid

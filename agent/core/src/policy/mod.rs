@@ -4,6 +4,7 @@
 //! The agent does not write a denied copy, and reports it as `Denied` with the field of the policy.
 //! An existing copy stays unchanged and is no longer corrected. The agent still carries out
 //! removals, because a removal brings no content into the cluster.
+mod impersonation;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use serde_json::Value;
 use crate::copy::CopyError;
 use crate::seal;
 
+pub use impersonation::{Impersonation, ServiceAccount};
 pub use parse::PolicyError;
 
 /// The type of a Secret that has no `type` field.
@@ -223,6 +225,8 @@ pub struct Policy {
     pub on_revoke: OnRevoke,
     /// Whether namespaces of the system and of controllers are allowed only by their literal names.
     pub reserves: bool,
+    /// The ServiceAccounts under which the copies of rules are written.
+    pub impersonate: Impersonation,
 }
 
 impl Default for Policy {
@@ -243,6 +247,7 @@ impl Default for Policy {
             deletes_per_hour: DELETES_PER_HOUR,
             on_revoke: OnRevoke::Keep,
             reserves: true,
+            impersonate: Impersonation::default(),
         }
     }
 }

@@ -7,7 +7,7 @@ use runnel_proto::model::{
 };
 use serde_json::{Map, Value};
 
-use super::{Adopt, Names, OnRevoke, Patterns, Policy};
+use super::{Adopt, Impersonation, Names, OnRevoke, Patterns, Policy, ServiceAccount};
 
 /// The error of an invalid policy: the field and a hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +43,13 @@ const FIELDS: [&str; 14] = [
     "createNamespaces",
     "deletesPerHour",
     "onRevoke",
+    "impersonate",
 ];
+const IMPERSONATE: [&str; 2] = ["hubNamespace", "serviceAccount"];
+/// The entry of `impersonate` for all namespaces of the hub without one of their own.
+const OTHER_NAMESPACES: &str = "*";
+/// Limit of the entries of `impersonate`.
+const ACCOUNTS_LIMIT: usize = 1000;
 const LISTS: [&str; 2] = ["allowed", "denied"];
 /// Limit of the entries of one list.
 const ENTRIES: usize = 10_000;
@@ -150,6 +156,9 @@ impl Policy {
             policy.deletes_per_hour = number
                 .ok_or_else(|| error("deletesPerHour", "must be a number of copies, 1 or more"))?;
         }
+        if let Some(value) = map.get("impersonate") {
+            policy.impersonate = impersonation(value)?;
+        }
         if let Some(value) = map.get("onRevoke") {
             policy.on_revoke = match value.as_str() {
                 Some("Keep") => OnRevoke::Keep,
@@ -194,6 +203,49 @@ fn object<'a>(path: &str, value: &'a Value, fields: &[&str]) -> Parsed<&'a Map<S
             ))
         }
     }
+}
+
+/// Returns the accounts of a policy. Each hub namespace has one at most.
+fn impersonation(value: &Value) -> Parsed<Impersonation> {
+    let entries = value
+        .as_array()
+        .filter(|entries| entries.len() <= ACCOUNTS_LIMIT)
+        .ok_or_else(|| {
+            let hint = format!("must be a list of at most {ACCOUNTS_LIMIT} accounts");
+            error("impersonate", hint)
+        })?;
+    let mut accounts = Impersonation::default();
+    for (at, entry) in entries.iter().enumerate() {
+        let path = format!("impersonate[{at}]");
+        let map = object(&path, entry, &IMPERSONATE)?;
+        let text = |field: &str| map.get(field).and_then(Value::as_str).unwrap_or_default();
+        let [namespace, account] = IMPERSONATE.map(text);
+        if namespace != OTHER_NAMESPACES && !is_label(namespace) {
+            let hint = "must be the name of a namespace of the hub, or * for all others";
+            return Err(error(&format!("{path}.hubNamespace"), hint));
+        }
+        let account = account
+            .split_once('/')
+            .filter(|(namespace, name)| is_label(namespace) && is_subdomain(name))
+            .map(|(namespace, name)| ServiceAccount {
+                namespace: namespace.into(),
+                name: name.into(),
+            })
+            .ok_or_else(|| {
+                let hint = "must be a ServiceAccount of this cluster, as NAMESPACE/NAME";
+                error(&format!("{path}.serviceAccount"), hint)
+            })?;
+        let earlier = if namespace == OTHER_NAMESPACES {
+            accounts.others.replace(account)
+        } else {
+            accounts.named.insert(namespace.into(), account)
+        };
+        if earlier.is_some() {
+            let hint = format!("{namespace} has an entry already: remove one of the two");
+            return Err(error(&format!("{path}.hubNamespace"), hint));
+        }
+    }
+    Ok(accounts)
 }
 
 fn lists(path: &str, value: &Value, fits: fn(&str) -> bool, what: &str) -> Parsed<Names> {

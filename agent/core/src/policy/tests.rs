@@ -2,7 +2,7 @@ use super::*;
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use runnel_proto::model::KINDS_LIMIT;
+use runnel_proto::model::{KINDS_LIMIT, RuleName};
 use serde_json::json;
 
 const HOME: &str = "runnel-system";
@@ -541,5 +541,69 @@ proptest! {
     #[test]
     fn any_text_is_a_policy_or_an_error(text in ".{0,80}") {
         let _ = Policy::parse(&text);
+    }
+}
+
+#[test]
+fn account_follows_the_hub_namespace_of_the_rule() {
+    let rule = |namespace: &str| RuleName {
+        kind: "DistributionRule".into(),
+        namespace: namespace.into(),
+        name: "r".into(),
+    };
+    let account = |policy: &Policy, namespace: &str| {
+        let account = policy.impersonate.account(&rule(namespace));
+        account.map(ToString::to_string)
+    };
+    let named = "impersonate: [{hubNamespace: team-a, serviceAccount: tenants/team-a}]";
+    let policy_of_one = policy(named);
+    assert_eq!(
+        account(&policy_of_one, "team-a").as_deref(),
+        Some("tenants/team-a")
+    );
+    assert_eq!(account(&policy_of_one, "team-b"), None);
+    let all = policy(
+        "impersonate: [{hubNamespace: team-a, serviceAccount: tenants/team-a}, \
+         {hubNamespace: '*', serviceAccount: tenants/any}]",
+    );
+    assert_eq!(account(&all, "team-a").as_deref(), Some("tenants/team-a"));
+    assert_eq!(account(&all, "team-b").as_deref(), Some("tenants/any"));
+    // Cluster-scoped rules are of the hub's administrator.
+    assert_eq!(account(&all, ""), None);
+    let user = all.impersonate.account(&rule("team-b")).unwrap().user();
+    assert_eq!(user, "system:serviceaccount:tenants:any");
+    assert_eq!(Policy::open().impersonate, Impersonation::default());
+}
+
+#[test]
+fn account_that_cannot_be_meant_is_refused_by_its_field() {
+    let one = |namespace: &str, account: &str| {
+        format!("{{hubNamespace: {namespace:?}, serviceAccount: {account:?}}}")
+    };
+    let many = vec![one("a", "b/c"); 1001].join(", ");
+    for (entries, field) in [
+        (one("team-*", "a/b"), "impersonate[0].hubNamespace"),
+        (one("", "a/b"), "impersonate[0].hubNamespace"),
+        (one("team-a", "b"), "impersonate[0].serviceAccount"),
+        (one("team-a", "A/b"), "impersonate[0].serviceAccount"),
+        (one("team-a", "a/b/c"), "impersonate[0].serviceAccount"),
+        (
+            one("team-a", "system:admin/b"),
+            "impersonate[0].serviceAccount",
+        ),
+        (
+            "{hubNamespace: a}".to_owned(),
+            "impersonate[0].serviceAccount",
+        ),
+        ("{namespace: a}".to_owned(), "impersonate[0].namespace"),
+        ("text".to_owned(), "impersonate[0]"),
+        (
+            [one("a", "b/c"), one("a", "b/d")].join(", "),
+            "impersonate[1].hubNamespace",
+        ),
+        (many, "impersonate"),
+    ] {
+        let refused = Policy::parse(&format!("impersonate: [{entries}]")).unwrap_err();
+        assert_eq!(refused.field, field, "{}", refused.hint);
     }
 }

@@ -2,7 +2,9 @@
 //! stage to a [`Computed`].
 //!
 //! The pipeline only reads. A preview runs the same pipeline over another desired set.
-use runnel_proto::model::{DeletionPolicy, DriftPolicy, Revision, RuleUid, SourceRef};
+use std::collections::BTreeSet;
+
+use runnel_proto::model::{DeletionPolicy, DriftPolicy, Revision, RuleName, RuleUid, SourceRef};
 
 use super::history::{CopyHistory, Loss};
 use super::jobs::Jobs;
@@ -12,6 +14,7 @@ use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{Decision, DesiredCopy, Order, TargetNamespace, WantedCopy, decide};
 use crate::desired::Desired;
 use crate::live::{Live, Ownership, Sealed};
+use crate::policy::ServiceAccount;
 use crate::records::{Observed, Records};
 use crate::report::Report;
 
@@ -283,22 +286,33 @@ impl Decider<'_> {
             && !wanted.is_ambiguous
     }
 
-    /// Whether a rule needs a missing namespace to be created.
-    pub(super) fn needs_namespace(&self, name: &str) -> bool {
-        let needs = |copy: &SourceRef| match self.desired_copy(copy) {
+    /// Returns the account under which the copies of a rule are written; `None` for the agent's own.
+    pub(super) fn account(&self, rule: &RuleName) -> Option<ServiceAccount> {
+        let policy = &self.jobs.limits.policy;
+        policy.impersonate.account(rule).cloned()
+    }
+
+    /// Returns the accounts of the rules that need a missing namespace to be created. `None` is the agent's own, and the
+    /// first one if a rule has it.
+    pub(super) fn accounts_for_namespace(&self, name: &str) -> BTreeSet<Option<ServiceAccount>> {
+        if self.watches.namespaces_unknown().is_some() || self.desired.cluster().has_namespace(name)
+        {
+            return BTreeSet::new();
+        }
+        let account = |copy: &SourceRef| match self.desired_copy(copy) {
             DesiredCopy::Copy(wanted) => {
-                matches!(wanted.place, TargetNamespace::ToCreate(_))
+                let is_needed = matches!(wanted.place, TargetNamespace::ToCreate(_))
                     && !wanted.suspend
                     && !wanted.dry_run
                     && !wanted.is_ambiguous
                     && wanted.denied.is_none()
-                    && wanted.revision.is_some()
+                    && wanted.revision.is_some();
+                is_needed.then(|| self.account(&wanted.rule))
             }
-            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) | DesiredCopy::Absent(..) => false,
+            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) | DesiredCopy::Absent(..) => None,
         };
-        self.watches.namespaces_unknown().is_none()
-            && !self.desired.cluster().has_namespace(name)
-            && self.desired.copies().in_namespace(name).any(needs)
+        let copies = self.desired.copies().in_namespace(name);
+        copies.filter_map(account).collect()
     }
 
     /// Returns the intent and revision of a correct copy over which another client has written

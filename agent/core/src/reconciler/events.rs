@@ -20,7 +20,7 @@ use crate::decide::{Action, Decision, DesiredCopy, Done, Job, Key, Recreate, Wor
 use crate::desired::{CopyDigest, Desired, Namespace};
 use crate::feedback;
 use crate::live::Live;
-use crate::policy::Area;
+use crate::policy::{Area, ServiceAccount};
 use crate::records::{Observed, Records, Usage};
 use crate::report::Report;
 
@@ -309,6 +309,9 @@ impl Member {
     }
 }
 
+/// The work of a job, and the account under which it writes.
+type AccountWork = (Work, Option<ServiceAccount>);
+
 /// The reason why a queued copy gets no job.
 enum Idle {
     /// Nothing is to be done.
@@ -329,19 +332,13 @@ impl Member {
             let owners = self.desired.owners();
             let key = self.jobs.pop(now, |copy| owners.rule_of(copy).cloned())?;
             let work = match &key {
-                Key::Namespace(name) if self.decider().needs_namespace(name) => {
-                    Ok(Work::CreateNamespace)
-                }
-                Key::Namespace(name) => {
-                    self.jobs.namespace_failed.remove(name);
-                    Err(Idle::Settled)
-                }
+                Key::Namespace(name) => self.namespace_work(&key, name),
                 Key::Copy(copy) if self.follows(copy) => Err(Idle::Follows),
                 Key::Copy(copy) => self.copy_work(copy, now),
                 Key::Question(_) => Err(Idle::Settled),
             };
             let idle = match work {
-                Ok(work) => return Some(Job { key, work }),
+                Ok((work, account)) => return Some(Job { key, work, account }),
                 Err(idle) => idle,
             };
             self.jobs.queue.done(&key, now);
@@ -361,8 +358,21 @@ impl Member {
             && self.jobs.phases.delay(copy)
     }
 
+    /// Returns the job for a missing namespace. After a failure another account creates it, if rules with several accounts
+    /// need it.
+    fn namespace_work(&mut self, key: &Key, name: &Arc<str>) -> Result<AccountWork, Idle> {
+        let accounts = self.decider().accounts_for_namespace(name);
+        let failures = usize::try_from(self.jobs.queue.failures(key)).unwrap_or_default();
+        let turn = failures.saturating_sub(1) % accounts.len().max(1);
+        let Some(account) = accounts.into_iter().nth(turn) else {
+            self.jobs.namespace_failed.remove(name);
+            return Err(Idle::Settled);
+        };
+        Ok((Work::CreateNamespace, account))
+    }
+
     /// Returns the job for a copy.
-    fn copy_work(&mut self, copy: &SourceRef, now: Instant) -> Result<Work, Idle> {
+    fn copy_work(&mut self, copy: &SourceRef, now: Instant) -> Result<AccountWork, Idle> {
         if !self.watches.is_complete(copy) {
             return Err(Idle::Settled);
         }
@@ -413,8 +423,10 @@ impl Member {
         let rule = match &want {
             DesiredCopy::Copy(wanted) => wanted.rule.clone(),
             DesiredCopy::Absent(_, rule, _) => rule.clone(),
-            DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => RuleName::default(),
+            DesiredCopy::OlderVersion(key, _) => self.desired.rules().name(&key.rule),
+            DesiredCopy::Nothing => RuleName::default(),
         };
+        let account = self.decider().account(&rule);
         let drift = drifted.is_some();
         let job = RunningJob {
             want: (!depends_on_others).then_some(want),
@@ -429,7 +441,7 @@ impl Member {
             adds,
         };
         self.jobs.running.insert(copy.clone(), job);
-        Ok(work)
+        Ok((work, account))
     }
 
     /// Handles the result of a job for a namespace.

@@ -282,6 +282,8 @@ impl Reconciler {
             Some((number, preview_job)) => Some(Job {
                 key: Key::Question(number),
                 work: Work::Preview(Box::new(preview_job)),
+                // Each of its items has an account.
+                account: None,
             }),
             None => self.member.next_job(now),
         }

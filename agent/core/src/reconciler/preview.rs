@@ -201,11 +201,13 @@ impl Preview<'_> {
             }
             other => other,
         };
+        let rule = desired.rules().name(uid);
         Some(Item {
             copy,
             source,
             known,
             after,
+            account: self.decider.account(&rule),
         })
     }
 
@@ -318,6 +320,7 @@ fn refused_item(refused: &Refusal) -> Item {
         source,
         known: PreviewInput::Decided((PreviewOutcome::Refused, Some(copy_error))),
         after: vec![],
+        account: None,
     }
 }
 

@@ -153,6 +153,31 @@ escalate. */}}
 {{- end }}
 {{- end -}}
 
+{{/* The accounts of policy.impersonate as a JSON map from namespaces to names. */}}
+{{- define "runnel-agent.accounts" -}}
+{{- $byNamespace := dict -}}
+{{- $seen := list -}}
+{{- range .Values.policy.impersonate -}}
+{{- if has .hubNamespace $seen -}}
+{{- fail (printf "policy.impersonate: %s has two entries: remove one of them" .hubNamespace) -}}
+{{- end -}}
+{{- $seen = append $seen .hubNamespace -}}
+{{- $parts := splitn "/" 2 .serviceAccount -}}
+{{- $names := append (default list (get $byNamespace $parts._0)) $parts._1 | uniq | sortAlpha -}}
+{{- $_ := set $byNamespace $parts._0 $names -}}
+{{- end -}}
+{{- toJson $byNamespace -}}
+{{- end -}}
+
+{{/* The users whose writes are those of the agent, as a JSON list, which is also a CEL list. */}}
+{{- define "runnel-agent.writers" -}}
+{{- $users := list (printf "system:serviceaccount:%s:%s" .Release.Namespace (include "runnel-agent.serviceAccount" .)) -}}
+{{- range $namespace, $names := include "runnel-agent.accounts" . | fromJson -}}
+{{- range $names }}{{ $users = append $users (printf "system:serviceaccount:%s:%s" $namespace .) }}{{ end -}}
+{{- end -}}
+{{- toJson $users -}}
+{{- end -}}
+
 {{- define "runnel-agent.joinSecret" -}}
 {{- default (printf "%s-join" (include "runnel-agent.fullname" .)) .Values.join.existingSecret -}}
 {{- end -}}

@@ -1,3 +1,4 @@
+mod accounts;
 mod adoption;
 mod audit;
 mod cluster_scoped;

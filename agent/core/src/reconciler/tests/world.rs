@@ -698,6 +698,7 @@ impl World {
                  source,
                  known,
                  after,
+                 ..
              }| {
                 let outcome = match known {
                     PreviewInput::Decided(outcome) => Some(outcome),
