@@ -9,6 +9,7 @@ use kube::api::DynamicObject;
 use kube::discovery::{Discovery, verbs};
 use runnel_proto::model::{Kind, Kinds, Scope, SourceRef};
 use runnel_transport::discovery::{served_kind, served_resources};
+use serde_json::Value;
 use tokio::sync::{Notify, watch};
 
 use crate::call::{Call, with_timeout};
@@ -35,6 +36,7 @@ pub struct KindRegistry {
     kinds: Arc<watch::Sender<Kinds>>,
     recheck: Arc<Notify>,
     feedback: Arc<watch::Sender<FeedbackPaths>>,
+    defined: Arc<Notify>,
 }
 
 impl KindRegistry {
@@ -104,10 +106,45 @@ impl KindRegistry {
         self.recheck.notified().await;
     }
 
+    /// Requests that the kinds are read again at once, if a definition shows that its kind is served in other versions than the
+    /// known ones.
+    pub fn definition_seen(&self, definition: &DynamicObject) {
+        let resource = definition.metadata.name.as_deref().unwrap_or_default();
+        let served = served_versions(&definition.data);
+        let kinds = self.kinds.borrow();
+        let known: BTreeSet<&str> = kinds
+            .versions(resource)
+            .map(|kind| &*kind.version)
+            .collect();
+        if served != known {
+            self.defined.notify_one();
+        }
+    }
+
+    /// Waits for a definition whose kind is served in other versions than the known ones.
+    pub async fn definition_changed(&self) {
+        self.defined.notified().await;
+    }
+
     /// Replaces the kinds.
     pub fn replace(&self, kinds: Kinds) {
         self.kinds.send_replace(kinds);
     }
+}
+
+/// Returns the versions in which the API server serves the kind of a CustomResourceDefinition: none before it is established.
+fn served_versions(definition: &Value) -> BTreeSet<&str> {
+    let list = |path: &str| definition.pointer(path).and_then(Value::as_array);
+    let is_established =
+        |condition: &Value| condition["type"] == "Established" && condition["status"] == "True";
+    if !list("/status/conditions").is_some_and(|all| all.iter().any(is_established)) {
+        return BTreeSet::new();
+    }
+    let served = list("/spec/versions").into_iter().flatten();
+    let served = served.filter(|version| version["served"] == true);
+    served
+        .filter_map(|version| version["name"].as_str())
+        .collect()
 }
 
 /// Reads the kinds of these names that the API server serves, in every version.
@@ -127,6 +164,7 @@ pub async fn discover(client: Client, named: BTreeSet<Arc<str>>) -> Call<Kinds> 
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use kube::discovery::{self, ApiCapabilities};
     use runnel_proto::model::Reason;
     use serde_json::json;
@@ -188,6 +226,36 @@ mod tests {
             assert_eq!(error.reason, Reason::KindNotServed);
             assert!(error.message.contains(text), "{}", error.message);
         }
+    }
+
+    #[test]
+    fn definition_that_shows_other_versions_is_noticed() {
+        let definition = |established: &str, versions: &[(&str, bool)]| -> DynamicObject {
+            let versions: Vec<_> = versions
+                .iter()
+                .map(|(name, served)| json!({"name": name, "served": served}))
+                .collect();
+            serde_json::from_value(json!({
+                "metadata": {"name": "widgets.example.org"},
+                "spec": {"versions": versions},
+                "status": {"conditions": [{"type": "Established", "status": established}]},
+            }))
+            .unwrap()
+        };
+        let registry = KindRegistry::default();
+        let is_noticed = |definition: &DynamicObject| {
+            registry.definition_seen(definition);
+            registry.definition_changed().now_or_never().is_some()
+        };
+        let both = definition("True", &[("v1", true), ("v2", true), ("v0", false)]);
+        assert!(!is_noticed(&definition("False", &[("v1", true)])));
+        assert!(is_noticed(&both));
+        registry.replace([widget("v2"), widget("v1")].into_iter().collect());
+        assert!(!is_noticed(&both));
+        assert!(is_noticed(&definition(
+            "True",
+            &[("v2", true), ("v1", false)]
+        )));
     }
 
     #[test]

@@ -123,6 +123,14 @@ pub fn not_served(resource: &str) -> CopyError {
     CopyError::new(Reason::KindNotServed, message)
 }
 
+/// Returns the error of the copies of a kind whose definition is distributed to this cluster, too, and that is not served yet.
+pub fn waits_for_definition(resource: &str) -> CopyError {
+    let message = format!(
+        "waits until this cluster serves {resource}: its CustomResourceDefinition is distributed, too"
+    );
+    CopyError::new(Reason::WaitingForDependency, message)
+}
+
 /// Returns the error of a copy whose source the hub has read in a version that this cluster does not serve.
 pub fn version_not_served(resource: &str, version: &str) -> CopyError {
     let message = format!(
@@ -151,6 +159,9 @@ pub fn other_scope(kind: &Kind) -> CopyError {
 pub fn kind_error(kind: &Kind, error: &CallError, account: Option<&ServiceAccount>) -> CopyError {
     if kind.content.is_owned() && error.is_unserved() {
         not_served(&kind.resource)
+    } else if let Some(role) = missing_role(kind, error) {
+        let message = format!("waits for {role}, which it binds and which does not exist here");
+        CopyError::new(Reason::WaitingForDependency, message)
     } else {
         write_error(error, account)
     }
@@ -375,6 +386,25 @@ fn is_namespace(status: &Status) -> bool {
         .details
         .as_ref()
         .is_some_and(|details| details.kind == "namespaces")
+}
+
+/// Returns the role that an answer to the write of a binding reports as missing, if its name is plain.
+fn missing_role(kind: &Kind, error: &CallError) -> Option<String> {
+    let CallError::Refused(status) = error else {
+        return None;
+    };
+    let is_binding = matches!(&*kind.plural, "rolebindings" | "clusterrolebindings");
+    let details = status.details.as_ref();
+    let details = details.filter(|_| status.code == 404 && is_binding)?;
+    let kind = match details.kind.as_str() {
+        "roles" => "role",
+        "clusterroles" => "clusterrole",
+        _ => return None,
+    };
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
+    let name = details.name.as_str();
+    let fits = (1..=253).contains(&name.len()) && name.bytes().all(is_plain);
+    fits.then(|| format!("{kind} {name}"))
 }
 
 /// Returns reason, field and text of each cause.
@@ -932,5 +962,41 @@ mod tests {
         );
         let error = status(403, &escalates, json!([]));
         assert_eq!(copy_error(&error).reason, Reason::Forbidden);
+    }
+
+    #[test]
+    fn binding_of_a_missing_role_waits_for_it() {
+        let answer = |kind: &str, name: &str| {
+            let details = json!({"name": name, "kind": kind, "group": "rbac.authorization.k8s.io"});
+            let status = json!({"code": 404, "message": "not found", "reason": "NotFound", "details": details});
+            CallError::Refused(serde_json::from_value(status).unwrap())
+        };
+        let kind = |kind: &str, plural: &str| {
+            Kind::new(
+                "rbac.authorization.k8s.io",
+                "v1",
+                kind,
+                plural,
+                Scope::Namespaced,
+            )
+        };
+        let (binding, role) = (kind("RoleBinding", "rolebindings"), kind("Role", "roles"));
+        let waits = kind_error(&binding, &answer("roles", "reader"), None);
+        assert_eq!(waits.reason, Reason::WaitingForDependency);
+        assert!(
+            waits.message.contains("waits for role reader"),
+            "{}",
+            waits.message
+        );
+        for (kind, answer) in [
+            (&role, answer("roles", "reader")),
+            (&binding, answer("rolebindings", "reader")),
+            (&binding, answer("roles", "a\nb")),
+        ] {
+            assert_ne!(
+                kind_error(kind, &answer, None).reason,
+                Reason::WaitingForDependency
+            );
+        }
     }
 }

@@ -27,6 +27,17 @@ pub fn in_namespace<'a, T>(
     })
 }
 
+/// Returns the copies of a kind among the keys of a map.
+pub fn of_kind<'a, T>(
+    map: &'a BTreeMap<SourceRef, T>,
+    resource: &'a str,
+) -> impl Iterator<Item = &'a SourceRef> + use<'a, T> {
+    let copies = map.range(SourceRef::new(resource, "", "")..);
+    copies
+        .map(|(copy, _)| copy)
+        .take_while(move |copy| *copy.resource == *resource)
+}
+
 /// Returns each kind among the keys of a map once.
 fn resources<T>(map: &BTreeMap<SourceRef, T>) -> impl Iterator<Item = &Arc<str>> {
     let first = map.keys().next().map(|copy| &copy.resource);
@@ -64,6 +75,8 @@ pub enum CopyStatus {
     Failed(CopyError),
     /// Its namespace does not exist yet.
     Waiting,
+    /// The copy waits for another object, which is under way. Contains what it waits for.
+    Delayed(CopyError),
     /// Another client changed or deleted the copy, and the agent does not correct it.
     Drifted(CopyError),
     /// The copy is to be removed and still exists. Contains the error of the last attempt.

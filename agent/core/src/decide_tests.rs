@@ -479,6 +479,9 @@ proptest! {
             }
             CopyStatus::Applied => prop_assert_eq!(outcome, PreviewOutcome::Unchanged),
             CopyStatus::Waiting => prop_assert_eq!(outcome, PreviewOutcome::Wait),
+            CopyStatus::Delayed(delayed) => {
+                prop_assert_eq!((outcome, copy_error), (PreviewOutcome::Wait, Some(delayed)));
+            }
             CopyStatus::Failed(failed) => {
                 prop_assert_eq!((outcome, copy_error), (PreviewOutcome::Refused, Some(failed)));
             }

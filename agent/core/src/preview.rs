@@ -124,6 +124,9 @@ pub fn preview(
         CopyStatus::Drifted(copy_error) => {
             return Some((PreviewOutcome::Unchanged, Some(copy_error)));
         }
+        CopyStatus::Delayed(copy_error) => {
+            return Some((PreviewOutcome::Wait, Some(copy_error)));
+        }
         CopyStatus::Applied => PreviewOutcome::Unchanged,
         CopyStatus::UnderWay | CopyStatus::Removing(_) => PreviewOutcome::Noop,
         CopyStatus::Waiting => PreviewOutcome::Wait,

@@ -211,6 +211,7 @@ impl Report {
         step(&mut self.sum, outcome, exists, add);
         if let CopyStatus::Failed(copy_error)
         | CopyStatus::Drifted(copy_error)
+        | CopyStatus::Delayed(copy_error)
         | CopyStatus::Planned(_, copy_error)
         | CopyStatus::Removing(Some(copy_error)) = outcome
         {
@@ -460,7 +461,10 @@ fn step(counts: &mut Counts, outcome: &CopyStatus, exists: bool, add: bool) {
         CopyStatus::Planned(change, _) if change.is_removal() => step(&mut counts.to_delete),
         CopyStatus::Planned(change, _) if change.is_update() => step(&mut counts.to_update),
         CopyStatus::Planned(..) => step(&mut counts.to_create),
-        CopyStatus::UnderWay | CopyStatus::Removing(_) | CopyStatus::PruneRequested => {}
+        CopyStatus::UnderWay
+        | CopyStatus::Delayed(_)
+        | CopyStatus::Removing(_)
+        | CopyStatus::PruneRequested => {}
     }
 }
 
@@ -598,6 +602,10 @@ mod tests {
             Just(CopyStatus::UnderWay),
             Just(CopyStatus::Applied),
             Just(CopyStatus::Waiting),
+            Just(CopyStatus::Delayed(CopyError::new(
+                Reason::WaitingForDependency,
+                "waits"
+            ))),
             Just(CopyStatus::Removing(None)),
             Just(CopyStatus::PruneRequested),
             (0usize..7).prop_map(planned),
@@ -720,6 +728,7 @@ mod tests {
                         CopyStatus::Waiting => expected.waiting += 1,
                         CopyStatus::Failed(_) => { expected.failed += 1; failures += 1 }
                         CopyStatus::Drifted(_) => { expected.drifted += 1; failures += 1 }
+                        CopyStatus::Delayed(_) => failures += 1,
                         CopyStatus::UnderWay => {}
                     }
                     expected.copies += 1;

@@ -54,6 +54,8 @@ impl Member {
         };
         kind.ok_or_else(|| match &content.version {
             Some(version) if self.kinds.get(&copy.resource).is_some() => {
+                // The definition may have got the version since the kinds were read.
+                self.kinds.request_recheck();
                 classify::version_not_served(&copy.resource, version)
             }
             _ => classify::not_served(&copy.resource),

@@ -76,7 +76,7 @@ pub struct Watches {
 
 /// Delay between two reads of the kinds while one of the policy is missing.
 const MISSING: Backoff = Backoff {
-    base: Duration::from_secs(20),
+    base: Duration::from_secs(2),
     limit: Duration::from_secs(60),
 };
 /// Delay between two reads of the kinds while none is missing.
@@ -86,6 +86,10 @@ const COMPLETE: Backoff = Backoff {
 };
 /// Least delay between two reads of the kinds.
 const MIN_READ_INTERVAL: Duration = Duration::from_secs(10);
+/// Least delay between two reads of the kinds after changes of definitions.
+const DEFINITION_INTERVAL: Duration = Duration::from_secs(1);
+/// The kind of the definitions of kinds.
+const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 /// When the kinds of the policy are read.
 struct Schedule {
@@ -100,12 +104,17 @@ struct Schedule {
 
 impl Schedule {
     /// Requests a read now, or as soon as the last one is long enough ago.
-    fn request(&mut self) {
+    fn request(&mut self, interval: Duration) {
         let now = Instant::now();
-        let at = self
-            .last
-            .map_or(now, |last| now.max(last + MIN_READ_INTERVAL));
+        let at = self.last.map_or(now, |last| now.max(last + interval));
         self.next = self.next.map(|next| next.min(at));
+    }
+
+    /// Requests a read, because a definition of a kind has changed. Discovery shows that a moment later, so that the next
+    /// reads follow soon, too.
+    fn request_for_definition(&mut self) {
+        self.failures = 0;
+        self.request(DEFINITION_INTERVAL);
     }
 }
 
@@ -198,7 +207,8 @@ impl Watches {
             tokio::select! {
                 () = self.events.closed() => return Err(ReceiverDropped),
                 Some(()) = running.watches.next() => {}
-                () = kinds.recheck_requested() => schedule.request(),
+                () = kinds.recheck_requested() => schedule.request(MIN_READ_INTERVAL),
+                () = kinds.definition_changed() => schedule.request_for_definition(),
                 () = until(schedule.next), if reading.is_none() => {
                     let named = self.named().unwrap_or_default();
                     reading = Some(Box::pin(discover(self.client.clone(), named)));
@@ -429,6 +439,9 @@ impl Source for Copies {
         let Some((copy, live)) = self.kinds.reduce(&kind, &object, &self.sealer) else {
             return vec![];
         };
+        if !listed && *kind.resource == *DEFINITIONS {
+            self.kinds.definition_seen(&object);
+        }
         // After a restart, the copy may be the only source of the content while the hub is
         // unreachable.
         let content = if listed {

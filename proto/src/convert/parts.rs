@@ -179,6 +179,7 @@ pub(super) fn reason(wire: i32) -> Reason {
         Ok(wire::Reason::KindNotServed) => Reason::KindNotServed,
         Ok(wire::Reason::Unhealthy) => Reason::Unhealthy,
         Ok(wire::Reason::NotEmpty) => Reason::NotEmpty,
+        Ok(wire::Reason::WaitingForDependency) => Reason::WaitingForDependency,
         Ok(wire::Reason::Unsupported | wire::Reason::Unspecified) | Err(_) => Reason::Unsupported,
     }
 }
@@ -204,6 +205,7 @@ pub(super) fn reason_to_wire(reason: Reason) -> i32 {
         Reason::KindNotServed => wire::Reason::KindNotServed,
         Reason::Unhealthy => wire::Reason::Unhealthy,
         Reason::NotEmpty => wire::Reason::NotEmpty,
+        Reason::WaitingForDependency => wire::Reason::WaitingForDependency,
     };
     wire as i32
 }

@@ -235,6 +235,11 @@ impl Kinds {
         versions.iter().find(|kind| &*kind.version == version)
     }
 
+    /// Returns a kind in every version in which it is served, the preferred one first.
+    pub fn versions(&self, resource: &str) -> impl Iterator<Item = &Kind> {
+        self.0.get(resource).into_iter().flatten()
+    }
+
     /// Returns each kind in its preferred version, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &Kind> {
         self.0.values().filter_map(|versions| versions.first())

@@ -122,6 +122,8 @@ closed_list! {
         WaitingForHub,
         /// The member's API server did not answer, or answered with a passing error.
         Unavailable,
+        /// The copy waits for another object: one that it needs, or one that needs it and goes first.
+        WaitingForDependency,
         /// The rule is a dry run: the message names the change that would be made.
         DryRun,
     }

@@ -9,7 +9,7 @@ use runnel_proto::model::{
 };
 
 use super::{Cluster, Desired, Rule, Rules};
-use crate::copy::{CopyError, CopyStatus, IntentKey, in_namespace};
+use crate::copy::{CopyError, CopyStatus, IntentKey, in_namespace, of_kind};
 use crate::decide::{DesiredCopy, Order, Policies, Takeover, WantedCopy};
 use crate::live::{Live, Ownership};
 use crate::records::Records;
@@ -69,6 +69,16 @@ impl Copies {
     /// The copies that are ordered to be removed.
     pub(super) fn ordered(&self) -> impl Iterator<Item = &SourceRef> {
         self.orders.keys()
+    }
+
+    /// The copies of a kind that are ordered to be removed.
+    pub fn ordered_of<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = &'a SourceRef> {
+        of_kind(&self.orders, resource)
+    }
+
+    /// The copies of [`Self::all`] of a kind.
+    pub fn of_kind<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = &'a SourceRef> {
+        of_kind(&self.claims, resource).chain(self.ordered_of(resource))
     }
 
     /// Whether any intent claims a copy or has ordered its removal.

@@ -4,12 +4,15 @@
 //! The pipeline only reads. A preview runs the same pipeline over another desired set.
 use std::collections::BTreeSet;
 
-use runnel_proto::model::{DeletionPolicy, DriftPolicy, Revision, RuleName, RuleUid, SourceRef};
+use runnel_proto::model::{
+    DeletionPolicy, DriftPolicy, Reason, Revision, RuleName, RuleUid, SourceRef,
+};
 
 use super::history::{CopyHistory, Loss};
 use super::jobs::Jobs;
 use super::prunes::PruneApprovals;
 use super::watches::{Watch, Watches};
+use crate::classify;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{Decision, DesiredCopy, Order, TargetNamespace, WantedCopy, decide};
 use crate::desired::Desired;
@@ -33,6 +36,19 @@ pub(super) struct Decider<'a> {
     /// How often the pipeline has run.
     #[cfg(test)]
     pub(super) runs: &'a std::cell::Cell<usize>,
+}
+
+/// The kind of the definitions of kinds.
+const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+
+/// Returns the object that defines a kind, if the kind is a custom one.
+pub(super) fn definition_of(resource: &str) -> SourceRef {
+    SourceRef::new(DEFINITIONS, "", resource)
+}
+
+/// Returns the kind that an object defines.
+pub(super) fn defined_by(copy: &SourceRef) -> Option<&str> {
+    (*copy.resource == *DEFINITIONS).then(|| &*copy.name)
 }
 
 /// The result of the pipeline for one copy.
@@ -102,6 +118,8 @@ impl Decider<'_> {
                 let depends_on_others =
                     !successors.is_empty() || self.desired.rules().has_versions(&key.rule);
                 let order = self.with_successors(&successors, order);
+                let (order, is_definition) = self.with_objects(copy, order);
+                let depends_on_others = depends_on_others || is_definition;
                 let want = if self
                     .desired
                     .owners()
@@ -254,6 +272,30 @@ impl Decider<'_> {
             None if watch.is_some_and(|watch| !watch.complete) => Visibility::Unlisted,
             None => Visibility::Visible,
         }
+    }
+
+    /// Returns the error of a copy whose kind is not served. While a rule distributes the definition of the kind to this
+    /// cluster, the copy waits for it.
+    pub(super) fn with_definition(&self, copy: &SourceRef, copy_error: CopyError) -> CopyError {
+        let definition = definition_of(&copy.resource);
+        let is_wanted = copy_error.reason == Reason::KindNotServed
+            && matches!(self.desired_copy(&definition), DesiredCopy::Copy(wanted) if wanted.denied.is_none());
+        if is_wanted {
+            classify::waits_for_definition(&copy.resource)
+        } else {
+            copy_error
+        }
+    }
+
+    /// Defers the removal of the definition of a kind while copies of this kind are to be removed: their deletion may need
+    /// their controller, and would not be counted otherwise.
+    fn with_objects(&self, copy: &SourceRef, mut order: Order) -> (Order, bool) {
+        let Some(kind) = defined_by(copy) else {
+            return (order, false);
+        };
+        let exists = |copy: &SourceRef| self.records.live(copy).is_some();
+        order.deferred |= self.desired.copies().ordered_of(kind).any(exists);
+        (order, true)
     }
 
     /// Whether a copy without a record may exist, because its area is not listed or cannot be read.

@@ -104,6 +104,7 @@ fn state(rule: &RuleUid, outcome: &CopyStatus) -> CopyState {
 fn outcome_of(outcome: &CopyStatus) -> (CopyOutcome, Option<(Reason, String)>) {
     let (outcome, copy_error) = match outcome {
         CopyStatus::UnderWay => (CopyOutcome::UnderWay, None),
+        CopyStatus::Delayed(copy_error) => (CopyOutcome::UnderWay, Some(copy_error)),
         CopyStatus::Applied => (CopyOutcome::Applied, None),
         CopyStatus::Failed(copy_error) => (CopyOutcome::Failed, Some(copy_error)),
         CopyStatus::Waiting => (CopyOutcome::Waiting, None),

@@ -254,7 +254,8 @@ impl Jobs {
             | Reason::Forbidden
             | Reason::KindNotServed
             | Reason::NotEmpty
-            | Reason::NamespaceTerminating => RECHECK,
+            | Reason::NamespaceTerminating
+            | Reason::WaitingForDependency => RECHECK,
             Reason::Unavailable => UNAVAILABLE,
             _ => COPY,
         };

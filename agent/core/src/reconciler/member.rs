@@ -8,15 +8,15 @@ use std::time::Instant;
 
 use runnel_proto::model::{Reason, SourceRef};
 
-use super::decider::{Computed, Decider, Visibility};
+use super::decider::{Computed, Decider, Visibility, defined_by, definition_of};
 use super::history::CopyHistory;
 use super::jobs::{Jobs, QueuedDecision};
 use super::payloads::Payloads;
 use super::prunes::PruneApprovals;
 use super::store::Store;
-use super::watches::Watches;
+use super::watches::{Watch, Watches};
 use super::{Notice, Setup};
-use crate::copy::{CopyError, CopyStatus, PlannedChange};
+use crate::copy::{CopyError, CopyStatus, IntentKey, PlannedChange};
 use crate::decide::{
     Action, Decision, DesiredCopy, Key, Limits, WriteEffect, applied_status, decide, is_applied,
     planned,
@@ -220,6 +220,33 @@ impl Member {
             self.jobs.add_fresh(copy);
         }
         self.reconcile_copy(copy, now);
+        // Copies of a kind wait for its definition only while a rule distributes that.
+        if let Some(kind) = defined_by(copy) {
+            self.reconcile_unserved(kind, now);
+        }
+    }
+
+    /// Reconciles the copies of a kind that is not served.
+    fn reconcile_unserved(&mut self, resource: &str, now: Instant) {
+        let copies = self.desired.copies().of_kind(resource);
+        let is_unserved = |copy: &&SourceRef| self.watches.of(copy).is_some_and(Watch::is_unserved);
+        for copy in copies.filter(is_unserved).cloned().collect::<Vec<_>>() {
+            self.reconcile_copy(&copy, now);
+        }
+    }
+
+    /// Notes that an intent's order for a copy needs nothing more. The definition of its kind may wait for that.
+    fn resolve(&mut self, key: &IntentKey, copy: &SourceRef, now: Instant) {
+        self.desired.resolve(key, copy);
+        self.report.touch(&key.rule);
+        // The kinds of definitions have a group.
+        let definition = copy
+            .resource
+            .contains('.')
+            .then(|| definition_of(&copy.resource));
+        if let Some(definition) = definition.filter(|one| self.desired.copies().contains(one)) {
+            self.reconcile_copy(&definition, now);
+        }
     }
 
     /// Reconciles a copy after an event. Only this function decides about a copy after an event.
@@ -252,6 +279,7 @@ impl Member {
                 return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay), now);
             }
             Visibility::Unreadable(copy_error) => {
+                let copy_error = self.decider().with_definition(copy, copy_error);
                 self.jobs.cancel(copy);
                 self.prunes.forget(copy);
                 return self.record_outcome(copy, &want, Some(failure(&want, copy_error)), now);
@@ -270,8 +298,7 @@ impl Member {
                 if is_running || self.jobs.must_read(copy, &self.records, &self.watches) {
                     return self.settle(copy, &want, Some(CopyStatus::Removing(None)), now);
                 }
-                self.desired.resolve(key, copy);
-                self.report.touch(&key.rule);
+                self.resolve(key, copy, now);
                 self.reconcile_copy(copy, now);
             }
             (Decision::Forget, _) => self.settle(copy, &want, None, now),
@@ -380,8 +407,7 @@ impl Member {
                 if !is_removed {
                     return false;
                 }
-                self.desired.resolve(&key, copy);
-                self.report.touch(&key.rule);
+                self.resolve(&key, copy, now);
                 if self.desired.copies().contains(copy) {
                     self.reconcile_copy(copy, now);
                 } else {
@@ -589,6 +615,7 @@ fn is_news(reason: Reason) -> bool {
 fn failure(want: &DesiredCopy, copy_error: CopyError) -> CopyStatus {
     match want {
         DesiredCopy::Absent(..) => CopyStatus::Removing(Some(copy_error)),
+        _ if copy_error.reason == Reason::WaitingForDependency => CopyStatus::Delayed(copy_error),
         DesiredCopy::Copy(_) | DesiredCopy::OlderVersion(..) | DesiredCopy::Nothing => {
             CopyStatus::Failed(copy_error)
         }

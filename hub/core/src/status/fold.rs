@@ -492,7 +492,13 @@ fn verdict(
         counted(number, "cluster", "clusters")
     };
     if !sent.is_empty() {
-        let message = format!("copies are being sent to {}", clusters(sent.len()));
+        let mut message = format!("copies are being sent to {}", clusters(sent.len()));
+        let waits = |state: &RuleClusterState| {
+            state.reason == Reason::Copy(model::Reason::WaitingForDependency)
+        };
+        if let Some((cluster, delayed)) = sent.iter().find(|(_, state)| waits(state)) {
+            message = format!("{message}; in {cluster}: {}", delayed.message);
+        }
         return ConditionValue::new(False, Reason::Progressing, message);
     }
     if !unhealthy.is_empty() {

@@ -293,7 +293,9 @@ pub(super) fn state_of(
             Reason::Progressing,
             "the agent has not connected since the hub started".to_owned(),
         ),
-        ClusterState::Progressing => (Reason::Progressing, "copies are being applied".to_owned()),
+        ClusterState::Progressing => delayed(rule_report).unwrap_or_else(|| {
+            (Reason::Progressing, "copies are being applied".to_owned())
+        }),
         // The first change that is reported, with paths of fields.
         ClusterState::DryRun => worst(rule_report).unwrap_or_else(|| {
             (
@@ -390,11 +392,14 @@ pub(super) fn absent_namespaces<'a>(
     }
 }
 
-/// Tolerated drift is no failure of a write, and neither is the health of a copy.
+/// Tolerated drift is no failure of a write, and neither is the health of a copy, or a copy that waits for another object.
 pub(super) fn is_failure(failure: &Failure) -> bool {
     !matches!(
         failure.reason,
-        model::Reason::Drifted | model::Reason::DryRun | model::Reason::Unhealthy
+        model::Reason::Drifted
+            | model::Reason::DryRun
+            | model::Reason::Unhealthy
+            | model::Reason::WaitingForDependency
     )
 }
 
@@ -420,11 +425,27 @@ fn silent(was_connected: bool) -> (Reason, String) {
 /// of the hub.
 fn worst(rule_report: Option<&RuleReport>) -> Option<(Reason, String)> {
     let mut failures = rule_report?.failures.iter();
-    let worst = failures.find(|failure| failure.reason != model::Reason::Unhealthy)?;
-    Some((
-        worst.reason.into(),
-        format!("{}: its agent reports: {}", worst.copy, worst.message),
-    ))
+    failures
+        .find(|failure| failure.reason != model::Reason::Unhealthy)
+        .map(quoted)
+}
+
+fn quoted(failure: &Failure) -> (Reason, String) {
+    let Failure {
+        reason,
+        copy,
+        message,
+    } = failure;
+    (
+        (*reason).into(),
+        format!("{copy}: its agent reports: {message}"),
+    )
+}
+
+/// Returns the reason and message about the first copy that waits for another object.
+fn delayed(rule_report: Option<&RuleReport>) -> Option<(Reason, String)> {
+    let waits = |failure: &&Failure| failure.reason == model::Reason::WaitingForDependency;
+    rule_report?.failures.iter().find(waits).map(quoted)
 }
 
 /// Returns the reason and message of a cluster whose only failures are unhealthy copies. The message of an object is
