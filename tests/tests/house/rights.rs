@@ -11,11 +11,12 @@ const GOLDEN: &str = "tests/tests/charts/golden";
 const PAGE: &str = "deploy/manual/src/rights.md";
 
 /// The verbs of Kubernetes.
-const VERBS: [&str; 8] = [
+const VERBS: [&str; 9] = [
     "create",
     "delete",
     "deletecollection",
     "get",
+    "impersonate",
     "list",
     "patch",
     "update",

@@ -350,16 +350,7 @@ impl Member {
         }
     }
 
-    /// Has the job of a copy wait, while earlier copies of its rule are under way. A copy whose last try failed has a time of
-    /// its own, and a copy that must be read is read.
-    fn follows(&mut self, copy: &SourceRef) -> bool {
-        !self.history.failed.contains_key(copy)
-            && !self.jobs.reread.contains(copy)
-            && self.jobs.phases.delay(copy)
-    }
-
-    /// Returns the job for a missing namespace. After a failure another account creates it, if rules with several accounts
-    /// need it.
+    /// Returns the job for a missing namespace. After a failure the next account of the rules that need it tries.
     fn namespace_work(&mut self, key: &Key, name: &Arc<str>) -> Result<AccountWork, Idle> {
         let accounts = self.decider().accounts_for_namespace(name);
         let failures = usize::try_from(self.jobs.queue.failures(key)).unwrap_or_default();

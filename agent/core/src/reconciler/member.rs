@@ -542,6 +542,14 @@ impl Member {
         }
     }
 
+    /// Has the job of a copy wait, while earlier copies of its rule are under way. A copy whose last try failed has a time of
+    /// its own, and a copy that must be read is read.
+    pub(super) fn follows(&mut self, copy: &SourceRef) -> bool {
+        !self.history.failed.contains_key(copy)
+            && !self.jobs.reread.contains(copy)
+            && self.jobs.phases.delay(copy)
+    }
+
     /// Whether the removal of a copy waits until its reason is stored.
     pub(super) fn waits_for_store(
         &mut self,
