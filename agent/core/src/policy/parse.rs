@@ -28,7 +28,7 @@ fn error(field: &str, hint: impl Into<String>) -> PolicyError {
 
 type Parsed<T> = Result<T, PolicyError>;
 
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 15] = [
     "namespaces",
     "kinds",
     "clusterKinds",
