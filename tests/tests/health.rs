@@ -26,24 +26,25 @@ const A_WHILE: Duration = Duration::from_secs(4);
 /// How long the status of a copy changes all the time.
 const FLAPPING: Duration = Duration::from_secs(6);
 
+async fn start(members: usize) -> Result<Fleet> {
+    let privileged = ["deployments.apps", "jobs.batch"];
+    Fleet::start(FleetOptions {
+        members,
+        views: true,
+        hub_values: json!({"sources": {"kinds": KINDS}}),
+        agent_values: json!({"policy": {"kinds": KINDS, "allowPrivileged": privileged}}),
+        ..FleetOptions::default()
+    })
+    .await
+}
+
 async fn fleet() -> Result<&'static Fleet> {
-    FLEET
-        .get_or_try_init(|| {
-            let privileged = ["deployments.apps", "jobs.batch"];
-            Fleet::start(FleetOptions {
-                members: MEMBERS,
-                views: true,
-                hub_values: json!({"sources": {"kinds": KINDS}}),
-                agent_values: json!({"policy": {"kinds": KINDS, "allowPrivileged": privileged}}),
-                ..FleetOptions::default()
-            })
-        })
-        .await
+    FLEET.get_or_try_init(|| start(MEMBERS)).await
 }
 
 /// A namespace on the hub and in the members, with the kind `Widget`.
-async fn stage(namespace: &str) -> Result<Scene> {
-    let scene = Scene::of(fleet().await?).await?;
+async fn stage(fleet: &Fleet, namespace: &str) -> Result<Scene> {
+    let scene = Scene::of(fleet).await?;
     scene.hub_namespaces(&[namespace]).await?;
     scene.member_namespaces(&[namespace]).await?;
     let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
@@ -146,7 +147,7 @@ async fn is_healthy(scene: &Scene, rule: &Id, healthy: u64, all: u64) -> Result<
 #[tokio::test]
 async fn health_of_copies_is_reported_with_their_messages() -> Result<()> {
     let namespace = "health";
-    let scene = stage(namespace).await?;
+    let scene = stage(fleet().await?, namespace).await?;
     let web = scene
         .hub
         .make(&deployment(namespace, "example.org/web:1"))
@@ -292,16 +293,18 @@ async fn health_of_copies_is_reported_with_their_messages() -> Result<()> {
 #[tokio::test]
 async fn health_that_changes_all_the_time_is_written_once_a_second() -> Result<()> {
     let namespace = "flapping";
-    let scene = stage(namespace).await?;
+    // Rules of other tests would have reports of their own.
+    let fleet = start(1).await?;
+    let scene = stage(&fleet, namespace).await?;
     let gear = Id::of(&scene.hub.make_soon(&widget(namespace)).await?)?;
     let (id, draft) = rule(namespace);
     scene.hub.make(&draft.json()).await?;
-    scene.hub.all_applied(&id, MEMBERS).await?;
+    scene.hub.all_applied(&id, 1).await?;
     let member = scene.member(1);
     write_condition(member, &gear, "Ready", "True", "").await?;
     is_healthy(&scene, &id, 1, 1).await?;
 
-    let agent = fleet().await?.agent_ops_url(1);
+    let agent = fleet.agent_ops_url(1);
     let sent = async || {
         let metrics = Metrics::of(&agent).await?;
         metrics.sum("runnel_frames_sent_total")
@@ -363,7 +366,7 @@ async fn is_in_phase(scene: &Scene, id: &Id, phase: &str, wave: u64) -> Result<V
 #[tokio::test]
 async fn wave_waits_for_health_and_an_unhealthy_one_goes_back() -> Result<()> {
     let namespace = "gated";
-    let scene = stage(namespace).await?;
+    let scene = stage(fleet().await?, namespace).await?;
     let image = |number: u32| format!("example.org/web:{number}");
     let web = Id::of(&scene.hub.make(&deployment(namespace, &image(1))).await?)?;
     let (id, draft) = rule(namespace);
