@@ -1,8 +1,13 @@
 //! Manifests in bundles: each becomes a copy of its own, and nothing takes effect on the hub.
 
+use std::fs;
+use std::process::Command;
+
 use anyhow::{Context, Result, ensure};
+use runnel_tests::binaries;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, TestCluster, condition};
+use runnel_tests::scratch::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -395,5 +400,50 @@ async fn author_of_a_bundle_may_create_what_carries_rights() -> Result<()> {
     ])
     .await?;
     hub.kubectl_stdin(&create, &two.to_string()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn plugin_makes_bundles_for_kubectl_apply() -> Result<()> {
+    let (fleet, home) = (fleet().await?, "made");
+    let scene = Scene::of(fleet).await?;
+    let rule = prepared(&scene, home, &json!({})).await?;
+    let folder = Scratch::new("bundles")?;
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [service(80), settings("one")]});
+    let mut web = deployment();
+    web["metadata"]["namespace"] = json!("elsewhere");
+    web["status"] = json!({"replicas": 3});
+    fs::write(
+        folder.path().join("all.yaml"),
+        format!("{list}\n---\n{web}\n"),
+    )?;
+    let binaries = tokio::task::spawn_blocking(binaries::build).await??;
+    let mut plugin = Command::new(binaries.folder.join("kubectl-runnel"));
+    plugin
+        .args(["bundle", "--name", "web", "-n", home, "-f"])
+        .arg(folder.path());
+    let made = tokio::task::spawn_blocking(move || plugin.output()).await??;
+    let (text, notes) = (
+        String::from_utf8(made.stdout)?,
+        String::from_utf8_lossy(&made.stderr),
+    );
+    ensure!(
+        made.status.success() && notes.contains("elsewhere is left out"),
+        "{notes}"
+    );
+    let hub = fleet.hub();
+    hub.kubectl_stdin(&["apply", "-f", "-"], &text).await?;
+    scene.hub.all_written(&rule, 6).await?;
+    let again = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
+    hub.kubectl_stdin(&again, &text.replace("one", "two"))
+        .await?;
+    is_everywhere(
+        &scene,
+        &within(&settings(""), home)?,
+        "/data/k",
+        &json!("two"),
+    )
+    .await?;
+    scene.hub.all_written(&rule, 6).await?;
     Ok(())
 }
