@@ -511,6 +511,7 @@ mod tests {
     use http::{Request, Response};
     use prometheus_client::encoding::text::encode;
     use prometheus_client::registry::Registry;
+    use runnel_proto::model::Scope;
     use tower::{Layer, ServiceExt, service_fn};
 
     use super::*;
