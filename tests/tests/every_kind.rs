@@ -18,7 +18,7 @@ use runnel_tests::scene::{Id, RuleDraft, SOON, Scene, TestCluster};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
-use samples::{Sample, samples};
+use samples::{NAME, Sample, samples};
 use values::{differences, is_key, leaves, other_value};
 
 const NAMESPACE: &str = "kinds";
@@ -28,22 +28,15 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Kinds that are dealt with at a time.
 const AT_ONCE: usize = 6;
 
-/// Kinds that no cluster takes from another one.
+/// Namespaced kinds that no cluster takes from another one.
 const LOCAL: &[&str] = &[
-    "certificatesigningrequests.certificates.k8s.io",
     "controllerrevisions.apps",
-    "csinodes.storage.k8s.io",
     "csistoragecapacities.storage.k8s.io",
     "endpoints",
     "endpointslices.discovery.k8s.io",
     "events",
     "events.events.k8s.io",
-    "ipaddresses.networking.k8s.io",
     "leases.coordination.k8s.io",
-    "nodes",
-    "resourceslices.resource.k8s.io",
-    "servicecidrs.networking.k8s.io",
-    "volumeattachments.storage.k8s.io",
 ];
 
 /// What was found for one kind.
@@ -55,16 +48,17 @@ struct Finding {
     fixed: usize,
 }
 
-/// Returns the kinds that an API server creates, changes and lists.
+/// Returns the namespaced kinds that an API server creates, changes and lists.
 async fn served(cluster: &TestCluster) -> Result<BTreeSet<String>> {
     let discovery = Discovery::new(cluster.client()).run_aggregated().await?;
     let mut kinds = BTreeSet::new();
     for group in discovery.groups() {
         for (resource, capabilities) in group.recommended_resources() {
             let needed = [verbs::CREATE, verbs::PATCH, verbs::LIST];
-            if needed
-                .iter()
-                .all(|verb| capabilities.supports_operation(verb))
+            if capabilities.scope == kube::discovery::Scope::Namespaced
+                && needed
+                    .iter()
+                    .all(|verb| capabilities.supports_operation(verb))
             {
                 kinds.insert(match resource.group.as_str() {
                     "" => resource.plural,
@@ -164,14 +158,12 @@ async fn add_foreign_fields(member: &TestCluster, sample: &Sample) -> Result<Val
         "apiVersion": source["apiVersion"],
         "kind": source["kind"],
         "metadata": {
-            "name": sample.name(),
+            "name": NAME,
+            "namespace": NAMESPACE,
             "labels": {"example.com/local": "yes"},
             "annotations": {"example.com/local": "yes"},
         },
     });
-    if let Some(namespace) = source["metadata"].get("namespace") {
-        fields["metadata"]["namespace"] = namespace.clone();
-    }
     if let Some(Value::Object(foreign)) = &sample.foreign {
         for (field, value) in foreign {
             fields[field] = value.clone();
@@ -240,17 +232,10 @@ fn table(findings: &BTreeMap<&str, Finding>) -> String {
 async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
     let samples = samples()?;
     let resources: Vec<&str> = samples.iter().map(|sample| &*sample.resource).collect();
-    let of_scope = |cluster: bool| -> Vec<&str> {
-        let kinds = samples.iter().filter(|sample| sample.cluster == cluster);
-        kinds.map(|sample| &*sample.resource).collect()
-    };
-    let (kinds, cluster_kinds) = (of_scope(false), of_scope(true));
     let fleet = Fleet::start(FleetOptions {
         members: MEMBERS,
-        hub_values: json!({"sources": {"kinds": kinds, "clusterKinds": cluster_kinds}}),
-        agent_values: json!({"policy": {
-            "kinds": kinds, "clusterKinds": cluster_kinds, "allowPrivileged": resources, "deleteNamespaces": true,
-        }}),
+        hub_values: json!({"sources": {"kinds": resources}}),
+        agent_values: json!({"policy": {"kinds": resources, "allowPrivileged": resources}}),
         ..FleetOptions::default()
     })
     .await?;
@@ -292,16 +277,12 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
         scene.hub.make_soon(&sample.source(NAMESPACE)).await?;
     }
     let mut rule = RuleDraft::cluster_scoped(NAMESPACE).everywhere();
-    let names: BTreeSet<&str> = samples.iter().map(Sample::name).collect();
-    for resources in kinds.chunks(10) {
+    for resources in resources.chunks(10) {
         rule = rule.source(json!({
             "namespaces": [NAMESPACE],
             "resources": resources,
-            "names": names,
+            "names": [NAME],
         }));
-    }
-    for resources in cluster_kinds.chunks(10) {
-        rule = rule.source(json!({"resources": resources, "names": names}));
     }
     let rule = Id::of(&scene.hub.make(&rule.json()).await?)?;
     scene
@@ -321,8 +302,7 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
             let writes = fleet.member(number).writes_since(*mark)?;
             let ours: Vec<_> = writes
                 .iter()
-                .filter(|write| write.user.contains("runnel-agent"))
-                .filter(|write| write.namespace == NAMESPACE || names.contains(&*write.name))
+                .filter(|write| write.user.contains("runnel-agent") && write.namespace == NAMESPACE)
                 .collect();
             ensure!(ours.is_empty(), "{ours:?}");
         }
