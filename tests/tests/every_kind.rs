@@ -18,7 +18,7 @@ use runnel_tests::scene::{Id, RuleDraft, SOON, Scene, TestCluster};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
-use samples::{NAME, Sample, samples};
+use samples::{Sample, samples};
 use values::{differences, is_key, leaves, other_value};
 
 const NAMESPACE: &str = "kinds";
@@ -28,15 +28,22 @@ const QUIET: Duration = Duration::from_secs(60);
 /// Kinds that are dealt with at a time.
 const AT_ONCE: usize = 6;
 
-/// Namespaced kinds that no cluster takes from another one.
+/// Kinds that no cluster takes from another one.
 const LOCAL: &[&str] = &[
+    "certificatesigningrequests.certificates.k8s.io",
     "controllerrevisions.apps",
+    "csinodes.storage.k8s.io",
     "csistoragecapacities.storage.k8s.io",
     "endpoints",
     "endpointslices.discovery.k8s.io",
     "events",
     "events.events.k8s.io",
+    "ipaddresses.networking.k8s.io",
     "leases.coordination.k8s.io",
+    "nodes",
+    "resourceslices.resource.k8s.io",
+    "servicecidrs.networking.k8s.io",
+    "volumeattachments.storage.k8s.io",
 ];
 
 /// What was found for one kind.
@@ -48,17 +55,16 @@ struct Finding {
     fixed: usize,
 }
 
-/// Returns the namespaced kinds that an API server creates, changes and lists.
+/// Returns the kinds that an API server creates, changes and lists.
 async fn served(cluster: &TestCluster) -> Result<BTreeSet<String>> {
     let discovery = Discovery::new(cluster.client()).run_aggregated().await?;
     let mut kinds = BTreeSet::new();
     for group in discovery.groups() {
         for (resource, capabilities) in group.recommended_resources() {
             let needed = [verbs::CREATE, verbs::PATCH, verbs::LIST];
-            if capabilities.scope == kube::discovery::Scope::Namespaced
-                && needed
-                    .iter()
-                    .all(|verb| capabilities.supports_operation(verb))
+            if needed
+                .iter()
+                .all(|verb| capabilities.supports_operation(verb))
             {
                 kinds.insert(match resource.group.as_str() {
                     "" => resource.plural,
@@ -158,12 +164,14 @@ async fn add_foreign_fields(member: &TestCluster, sample: &Sample) -> Result<Val
         "apiVersion": source["apiVersion"],
         "kind": source["kind"],
         "metadata": {
-            "name": NAME,
-            "namespace": NAMESPACE,
+            "name": sample.name(),
             "labels": {"example.com/local": "yes"},
             "annotations": {"example.com/local": "yes"},
         },
     });
+    if let Some(namespace) = source["metadata"].get("namespace") {
+        fields["metadata"]["namespace"] = namespace.clone();
+    }
     if let Some(Value::Object(foreign)) = &sample.foreign {
         for (field, value) in foreign {
             fields[field] = value.clone();
@@ -232,10 +240,17 @@ fn table(findings: &BTreeMap<&str, Finding>) -> String {
 async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
     let samples = samples()?;
     let resources: Vec<&str> = samples.iter().map(|sample| &*sample.resource).collect();
+    let of_scope = |cluster: bool| -> Vec<&str> {
+        let kinds = samples.iter().filter(|sample| sample.cluster == cluster);
+        kinds.map(|sample| &*sample.resource).collect()
+    };
+    let (kinds, cluster_kinds) = (of_scope(false), of_scope(true));
     let fleet = Fleet::start(FleetOptions {
         members: MEMBERS,
-        hub_values: json!({"sources": {"kinds": resources}}),
-        agent_values: json!({"policy": {"kinds": resources, "allowPrivileged": resources}}),
+        hub_values: json!({"sources": {"kinds": kinds, "clusterKinds": cluster_kinds}}),
+        agent_values: json!({"policy": {
+            "kinds": kinds, "clusterKinds": cluster_kinds, "allowPrivileged": resources, "deleteNamespaces": true,
+        }}),
         ..FleetOptions::default()
     })
     .await?;
@@ -277,12 +292,16 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
         scene.hub.make_soon(&sample.source(NAMESPACE)).await?;
     }
     let mut rule = RuleDraft::cluster_scoped(NAMESPACE).everywhere();
-    for resources in resources.chunks(10) {
+    let names: BTreeSet<&str> = samples.iter().map(Sample::name).collect();
+    for resources in kinds.chunks(10) {
         rule = rule.source(json!({
             "namespaces": [NAMESPACE],
             "resources": resources,
-            "names": [NAME],
+            "names": names,
         }));
+    }
+    for resources in cluster_kinds.chunks(10) {
+        rule = rule.source(json!({"resources": resources, "names": names}));
     }
     let rule = Id::of(&scene.hub.make(&rule.json()).await?)?;
     scene
@@ -302,7 +321,8 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
             let writes = fleet.member(number).writes_since(*mark)?;
             let ours: Vec<_> = writes
                 .iter()
-                .filter(|write| write.user.contains("runnel-agent") && write.namespace == NAMESPACE)
+                .filter(|write| write.user.contains("runnel-agent"))
+                .filter(|write| write.namespace == NAMESPACE || names.contains(&*write.name))
                 .collect();
             ensure!(ours.is_empty(), "{ours:?}");
         }

@@ -1,4 +1,4 @@
-//! The objects of `built_in.yaml` and `custom.yaml`.
+//! The objects of `built_in.yaml`, `cluster_scoped.yaml` and `custom.yaml`.
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
@@ -6,8 +6,8 @@ use runnel_tests::scene::Draft;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The name of every sample.
-pub const NAME: &str = "sample";
+/// The name of a sample that has no other one.
+const NAME: &str = "sample";
 
 /// An object of one kind, and what is done to it.
 #[derive(Clone, Debug, Deserialize)]
@@ -15,6 +15,12 @@ pub const NAME: &str = "sample";
 pub struct Sample {
     /// The kind, as `plural[.group]`.
     pub resource: String,
+    /// Whether the kind has no namespaces.
+    #[serde(default)]
+    pub cluster: bool,
+    /// The name of the object.
+    #[serde(default)]
+    name: Option<String>,
     /// The source, without name and namespace.
     #[serde(default)]
     pub object: Value,
@@ -42,15 +48,22 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The source in a namespace.
+    /// The name of the object.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or(NAME)
+    }
+
+    /// The source, in a namespace if its kind has them.
     pub fn source(&self, namespace: &str) -> Value {
         let mut object = self.object.clone();
         object["metadata"] = json!({
-            "name": NAME,
-            "namespace": namespace,
+            "name": self.name(),
             "labels": {"tier": "gold", "color": "blue"},
             "annotations": {"example.com/note": "a note"},
         });
+        if !self.cluster {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
         object
     }
 
@@ -59,7 +72,11 @@ impl Sample {
         let kind = self.kind.as_ref()?;
         let versions = self.versions.iter();
         let versions: Vec<_> = versions.map(|(name, spec)| (&**name, spec)).collect();
-        Some(Draft::definition(&self.resource, kind, &versions).json())
+        let mut definition = Draft::definition(&self.resource, kind, &versions).json();
+        if self.cluster {
+            definition["spec"]["scope"] = json!("Cluster");
+        }
+        Some(definition)
     }
 }
 
@@ -70,6 +87,7 @@ impl Sample {
 pub fn samples() -> Result<Vec<Sample>> {
     let read = |text: &str| serde_saphyr::from_str::<Vec<Sample>>(text);
     let mut all = read(include_str!("built_in.yaml")).context("built_in.yaml")?;
+    all.extend(read(include_str!("cluster_scoped.yaml")).context("cluster_scoped.yaml")?);
     for mut sample in read(include_str!("custom.yaml")).context("custom.yaml")? {
         let group = sample.resource.split_once('.').context("no group")?.1;
         let version = sample.versions.keys().next().context("no version")?;
