@@ -10,7 +10,7 @@ use runnel_proto::model::{
 };
 
 use super::history::{CachedDiff, Failed};
-use super::jobs::RunningJob;
+use super::jobs::{AccountWork, RunningJob};
 use super::member::Member;
 use super::prunes;
 use super::watches::Watch;
@@ -20,7 +20,7 @@ use crate::decide::{Action, Decision, DesiredCopy, Done, Job, Key, Recreate, Wor
 use crate::desired::{CopyDigest, Desired, Namespace};
 use crate::feedback;
 use crate::live::Live;
-use crate::policy::{Area, ServiceAccount};
+use crate::policy::Area;
 use crate::records::{Observed, Records, Usage};
 use crate::report::Report;
 
@@ -308,9 +308,6 @@ impl Member {
         }
     }
 }
-
-/// The work of a job, and the account under which it writes.
-type AccountWork = (Work, Option<ServiceAccount>);
 
 /// The reason why a queued copy gets no job.
 enum Idle {
