@@ -744,11 +744,9 @@ impl World {
             Work::Read => done.observed = Some(self.observed(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done, false),
             Work::Change(target, body) => {
-                let foreign = self
-                    .objects
-                    .get(&copy)
-                    .filter(|object| object.live.uid == target.uid);
-                let ours = foreign.is_none_or(|object| object.live.ownership == Ownership::Ours);
+                // An API server refuses the write of an object that has another version by now.
+                let there = self.objects.get(&copy).filter(|_| self.is(&copy, &target));
+                let ours = there.is_none_or(|object| object.live.ownership == Ownership::Ours);
                 assert!(ours, "a foreign object was changed");
                 self.write(&copy, Some(&target), &body, &mut done, false);
             }
