@@ -23,11 +23,12 @@ const SETTINGS: &str = "app-settings";
 pub(super) const TARGETS: [&str; 2] = ["default", "another-test"];
 /// The copies in each of them.
 pub(super) const COPIES: [&str; 2] = ["configmap/app-settings", "secret/app-login"];
-pub(super) const CRDS: [&str; 5] = [
+pub(super) const CRDS: [&str; 6] = [
     "clusterdistributionrules.runnel.dev",
     "distributiongrants.runnel.dev",
     "distributionrules.runnel.dev",
     "fleets.runnel.dev",
+    "manifestbundles.runnel.dev",
     "memberclusters.runnel.dev",
 ];
 

@@ -93,7 +93,7 @@ async fn deployment_is_shaped_for_each_cluster() -> Result<()> {
         .with("substitute", json!({"fields": ["/spec/template"]}))
         .with("overrides", image(IMAGE));
     let rule = Id::of(&scene.hub.make(&draft.json()).await?)?;
-    scene.hub.all_applied(&rule, 2).await?;
+    scene.hub.all_written(&rule, 2).await?;
     let first = [
         ("/spec/replicas", json!(5)),
         (IMAGE, json!("registry.example.com/app:1")),
@@ -124,7 +124,7 @@ async fn deployment_is_shaped_for_each_cluster() -> Result<()> {
     scene.member(2).is_untouched(&copy).await?;
     scene
         .hub
-        .wait_for_cluster(&rule, "member-1", "Ready", "AllApplied")
+        .wait_for_cluster(&rule, "member-1", "Progressing", "AwaitingHealth")
         .await?;
 
     // What no API server accepts is reported with its answer; the copy stays.
@@ -143,7 +143,7 @@ async fn deployment_is_shaped_for_each_cluster() -> Result<()> {
     let change =
         json!({"spec": {"overrides": null, "transform": {"removeFields": ["/spec/replicas"]}}});
     scene.hub.change(&rule, change).await?;
-    scene.hub.all_applied(&rule, 2).await?;
+    scene.hub.all_written(&rule, 2).await?;
     scene
         .member(1)
         .change(&id, json!({"spec": {"replicas": 7}}))
@@ -194,7 +194,7 @@ async fn drift_of_a_deployment_is_reported_with_its_field() -> Result<()> {
     let source = scene.hub.make(&deployment(namespace)).await?;
     let draft = rule(namespace, "deployments.apps").with("driftPolicy", json!("Report"));
     let rule = Id::of(&scene.hub.make(&draft.json()).await?)?;
-    scene.hub.all_applied(&rule, 2).await?;
+    scene.hub.all_written(&rule, 2).await?;
     let id = Id::of(&source)?;
     let edit = json!([{"op": "replace", "path": IMAGE, "value": "registry.example.com/app:9"}]);
     let edited = scene.member(1).json_patch(&id, edit).await?;
@@ -297,7 +297,7 @@ async fn foreign_deployment_is_adopted_only_when_it_is_equal() -> Result<()> {
         .await?;
     scene
         .hub
-        .wait_for_cluster(&rule, "member-2", "Ready", "AllApplied")
+        .wait_for_cluster(&rule, "member-2", "Progressing", "AwaitingHealth")
         .await?;
     scene.member(1).is_untouched(&other).await?;
     let adopted = scene.member(2).get(&id).await?;
