@@ -82,7 +82,15 @@ async fn name_that_matches_nothing_is_named_until_it_exists() -> Result<()> {
         .split_whitespace()
         .collect();
     ensure!(
-        header[7..] == ["APPLIED", "WAITING", "DRIFTED", "SUSPENDED", "MESSAGE"],
+        header[7..]
+            == [
+                "APPLIED",
+                "HEALTHY",
+                "WAITING",
+                "DRIFTED",
+                "SUSPENDED",
+                "MESSAGE"
+            ],
         "{shown}"
     );
 

@@ -172,18 +172,30 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
         .change(&Id::of(&ours)?, json!({"data": {"c": "new"}}))
         .await?;
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "bundled"}, "data": {"a": "b"},
+    });
+    hub.make(&json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ManifestBundle",
+        "metadata": {"namespace": "home", "name": "bundle"}, "spec": {"manifests": [manifest]},
+    }))
+    .await?;
+    let bundle = json!({
+        "namespaces": ["home"], "resources": ["manifestbundles.runnel.dev"], "names": ["bundle"],
+    });
     let wide = Id::cluster_rule("wide");
     let source = json!({"namespaces": ["home"], "resources": ["configmaps"], "names": ["ours"]});
     hub.make(
         &RuleDraft::cluster_scoped("wide")
             .source(source)
+            .source(bundle)
             .everywhere()
             .into(&["made-too"])
             .with("createNamespaces", json!(true))
             .json(),
     )
     .await?;
-    hub.all_applied(&wide, 1).await?;
+    hub.all_applied(&wide, 2).await?;
     hub.delete(&Id::of(&secret)?).await?;
     scene.vanishes(&secret, &["home", "made"]).await?;
     member.delete(&Id::of(&foreign)?).await?;
