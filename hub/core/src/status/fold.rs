@@ -501,19 +501,6 @@ fn verdict(
         }
         return ConditionValue::new(False, Reason::Progressing, message);
     }
-    if !unhealthy.is_empty() {
-        let awaited = |state: &RuleClusterState| {
-            let known = state.healthy.saturating_add(state.unhealthy);
-            state.with_health.saturating_sub(known)
-        };
-        let copies: i64 = unhealthy.iter().map(|(_, state)| awaited(state)).sum();
-        let message = format!(
-            "{} in {}",
-            not_healthy_yet(copies),
-            clusters(unhealthy.len())
-        );
-        return ConditionValue::new(False, Reason::AwaitingHealth, message);
-    }
     if let Some((cluster, worst)) = in_state(ClusterState::Drifted).next() {
         let copies: i64 = in_state(ClusterState::Drifted)
             .map(|(_, cluster_state)| cluster_state.drifted)
@@ -528,6 +515,19 @@ fn verdict(
         };
         let message = format!("{copies} drifted {scope}: {}", worst.message);
         return ConditionValue::new(False, model::Reason::Drifted, message);
+    }
+    if !unhealthy.is_empty() {
+        let awaited = |state: &RuleClusterState| {
+            let known = state.healthy.saturating_add(state.unhealthy);
+            state.with_health.saturating_sub(known)
+        };
+        let copies: i64 = unhealthy.iter().map(|(_, state)| awaited(state)).sum();
+        let message = format!(
+            "{} in {}",
+            not_healthy_yet(copies),
+            clusters(unhealthy.len())
+        );
+        return ConditionValue::new(False, Reason::AwaitingHealth, message);
     }
     if let Some(unmatched) = unmatched {
         return unmatched;
