@@ -200,15 +200,9 @@ async fn kind_without_right_is_reported_with_a_hint() -> Result<()> {
     scene.hub_namespaces(&[namespace]).await?;
     let (id, draft) = rule("forbidden", namespace, &["serviceaccounts"]);
     scene.hub.make(&draft).await?;
-    let stalled = scene
+    let hint = "add serviceaccounts to `sources.kinds` of the hub's chart";
+    scene
         .hub
-        .wait_ready(&id, "False", "SourceUnreadable")
-        .await?;
-    let message = condition(&stalled, "Ready")?["message"].clone();
-    let message = message.as_str().context("no message")?;
-    ensure!(
-        message.contains("add serviceaccounts to `sources.kinds` of the hub's chart"),
-        "{message}"
-    );
-    Ok(())
+        .wait_refused(&id, "SourceUnreadable", &[hint])
+        .await
 }

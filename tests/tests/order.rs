@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use runnel_tests::audit::Write;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Id, RuleDraft, Scene, TestCluster};
+use runnel_tests::scene::{Id, RuleDraft, Scene};
 use serde_json::{Value, json};
 
 const HOME: &str = "ordered";
@@ -93,23 +93,6 @@ fn places(writes: &[Write], verb: &str) -> Vec<usize> {
     writes.iter().filter(by_agent).filter_map(place).collect()
 }
 
-/// Waits until every copy of the rule is applied. No controller of this control plane makes a Deployment healthy.
-async fn applied(hub: &TestCluster, rule: &Id, copies: usize) -> Result<()> {
-    let what = format!("with {copies} applied copies");
-    let is_applied = |object: &Value| {
-        let summary = &object["status"]["summary"];
-        ensure!(
-            summary["copies"] == copies
-                && summary["copiesApplied"] == copies
-                && summary["copiesFailed"] == 0,
-            "{}",
-            object["status"]
-        );
-        Ok(())
-    };
-    hub.sees(&what, rule, is_applied).await.map(drop)
-}
-
 #[tokio::test]
 async fn copies_are_removed_in_reverse_order_of_kinds() -> Result<()> {
     let kinds = kinds();
@@ -136,7 +119,7 @@ async fn copies_are_removed_in_reverse_order_of_kinds() -> Result<()> {
         .source(entry)
         .everywhere();
     hub.make(&rule.json()).await?;
-    applied(hub, &id, ORDER.len()).await?;
+    hub.all_written(&id, ORDER.len()).await?;
 
     let mark = member.mark();
     hub.delete(&id).await?;

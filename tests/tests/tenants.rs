@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, TestCluster, entry_of};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, entry_of};
 use serde_json::{Value, json};
 
 /// The namespace of the rules on the hub, and that of the copies.
@@ -132,23 +132,6 @@ async fn is_forbidden(scene: &Scene, rule: &Id, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every copy of the rule is applied. No controller of this control plane makes a Deployment healthy.
-async fn applied(hub: &TestCluster, rule: &Id, copies: usize) -> Result<()> {
-    let what = format!("with {copies} applied copies");
-    let is_applied = |object: &Value| {
-        let summary = &object["status"]["summary"];
-        ensure!(
-            summary["copies"] == copies
-                && summary["copiesApplied"] == copies
-                && summary["copiesFailed"] == 0,
-            "{}",
-            object["status"]
-        );
-        Ok(())
-    };
-    hub.sees(&what, rule, is_applied).await.map(drop)
-}
-
 #[tokio::test]
 async fn rule_of_a_tenant_can_do_what_its_account_may() -> Result<()> {
     let fleet = start().await?;
@@ -185,7 +168,7 @@ async fn rule_of_a_tenant_can_do_what_its_account_may() -> Result<()> {
         .kubectl(&["create", "serviceaccount", TENANT, "-n", ACCOUNTS])
         .await?;
     bind_account(plane).await?;
-    applied(hub, &id, 6).await?;
+    hub.all_written(&id, 6).await?;
     for object in program() {
         let copy = member.get(&Id::of(&object)?.within(SHOP)).await?;
         ensure!(
@@ -213,7 +196,7 @@ async fn rule_of_a_tenant_can_do_what_its_account_may() -> Result<()> {
     hub.change(&config, json!({"data": {"k": "2"}})).await?;
     is_forbidden(&scene, &id, &["may not patch configmaps in namespace shop"]).await?;
     bind_account(plane).await?;
-    applied(hub, &id, 6).await?;
+    hub.all_written(&id, 6).await?;
     member
         .sees("with the edit", &config.within(SHOP), |copy| {
             ensure!(copy["data"]["k"] == "2", "{copy}");

@@ -264,10 +264,10 @@ fn lacks_right(status: &Status, account: Option<&ServiceAccount>) -> Option<Copy
     if text.contains(ESCALATION) {
         let message = match account {
             Some(account) => format!(
-                "ServiceAccount {account} (policy.impersonate) lacks rights that this object gives, and nobody may give more than \
-                 they have (403): take these rights out of the source, or give them to that account"
+                "ServiceAccount {account} (policy.impersonate) lacks rights that this object gives, and no account may give more than \
+                 it has (403): take these rights out of the source, or give them to that account"
             ),
-            None => "the agent lacks rights that this object gives, and nobody may give more than they have (403): take these \
+            None => "the agent lacks rights that this object gives, and no account may give more than it has (403): take these \
                      rights out of the source, or allow roles.rbac.authorization.k8s.io in the member's policy, too"
                 .to_owned(),
         };

@@ -108,31 +108,33 @@ pub fn table(rows: &[DeliveryRow]) -> Table {
 /// All clusters, and below them what failed there.
 pub fn clusters(rows: &[DeliveryRow], colors: bool) -> String {
     let mut output = table(rows).text(colors);
-    if rows.iter().any(|row| !row.status.failures.is_empty()) {
-        output += "\nWhat failed (at most five copies per cluster):\n";
-    }
-    for row in rows {
-        for failure in &row.status.failures {
-            let _ = writeln!(
-                output,
-                "  {}: {}: {}: {}",
-                row.cluster, failure.copy, failure.reason, failure.message
-            );
-        }
-    }
-    if rows.iter().any(|row| !row.status.feedback.is_empty()) {
-        output += "\nFeedback (of the first copies in each cluster):\n";
-    }
-    for row in rows {
-        for field in &row.status.feedback {
-            let _ = writeln!(
-                output,
-                "  {}: {}: {}: {}",
-                row.cluster, field.copy, field.name, field.value
-            );
-        }
-    }
+    let failures = rows.iter().flat_map(|row| {
+        let failures = row.status.failures.iter();
+        failures.map(move |one| (row, &one.copy, &one.reason, &one.message))
+    });
+    let title = "What failed (at most five copies per cluster):";
+    write_copies(&mut output, title, failures);
+    let feedback = rows.iter().flat_map(|row| {
+        let feedback = row.status.feedback.iter();
+        feedback.map(move |one| (row, &one.copy, &one.name, &one.value))
+    });
+    let title = "Feedback (of the first copies in each cluster):";
+    write_copies(&mut output, title, feedback);
     output
+}
+
+/// Writes a line for each copy, if there are any.
+fn write_copies<'a>(
+    output: &mut String,
+    title: &str,
+    copies: impl Iterator<Item = (&'a DeliveryRow, &'a String, &'a String, &'a String)>,
+) {
+    for (number, (row, copy, what, text)) in copies.enumerate() {
+        if number == 0 {
+            let _ = writeln!(output, "\n{title}");
+        }
+        let _ = writeln!(output, "  {}: {copy}: {what}: {text}", row.cluster);
+    }
 }
 
 /// Returns the cells for cluster, state, counts and reason.

@@ -97,7 +97,7 @@ fn nothing_of_a_bundle_goes_while_it_is_not_known() {
         plan.set(&bundle("app"), Some(&content(&all)));
         plan.set(&bundle("app"), Some(&state));
         assert!(plan.is_unknown(&service("a")));
-        // Nobody knows what it had before.
+        // What it had before is unknown.
         assert!(plan.is_unknown(&service("other")));
         assert!(!plan.is_unknown(&SourceRef::new("services", "elsewhere", "a")));
     }

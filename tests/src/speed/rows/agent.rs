@@ -9,7 +9,7 @@ use kube::core::ApiResource;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::{MIB, reading};
+use super::{MIB, of_each_sample, reading};
 use crate::audit::{Mark, Write};
 use crate::fleet::Fleet;
 use crate::guard::Program;
@@ -42,17 +42,10 @@ const STEADY: Duration = Duration::from_secs(10);
 const ROWS_OF_KINDS: &[u8] = &[9, 10, 12, 14];
 
 pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
-    let mut readings = Vec::new();
-    for &sample in Sample::measured(quick) {
-        let is_first = sample == Sample::ConfigMap;
-        if is_first || ROWS_OF_KINDS.iter().any(|row| rows.contains(row)) {
-            let measured = run_with(sample, rows, quick).await?.into_iter();
-            readings.extend(
-                measured.filter(|reading| is_first || ROWS_OF_KINDS.contains(&reading.row)),
-            );
-        }
-    }
-    Ok(readings)
+    of_each_sample(rows, quick, ROWS_OF_KINDS, async |sample| {
+        run_with(sample, rows, quick).await
+    })
+    .await
 }
 
 async fn run_with(sample: Sample, rows: &[u8], quick: bool) -> Result<Vec<Reading>> {

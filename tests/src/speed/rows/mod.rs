@@ -27,6 +27,7 @@ use anyhow::Result;
 
 use super::crowd::Crowd;
 use super::lab::{BareHub, PATIENCE};
+use super::sample::Sample;
 use super::verdict::{Judged, Reading};
 use goals::line;
 
@@ -161,6 +162,24 @@ fn judge(rows: &[&Row], readings: Vec<Reading>, broken: &[Broken]) -> Vec<Judged
         }));
     }
     judged
+}
+
+/// Measures each kind of objects. Other kinds than the first one have readings only in the rows `of_kinds`.
+async fn of_each_sample(
+    rows: &[u8],
+    quick: bool,
+    of_kinds: &[u8],
+    measure: impl AsyncFn(Sample) -> Result<Vec<Reading>>,
+) -> Result<Vec<Reading>> {
+    let mut readings = Vec::new();
+    for &sample in Sample::measured(quick) {
+        let is_first = sample == Sample::ConfigMap;
+        if is_first || of_kinds.iter().any(|row| rows.contains(row)) {
+            let measured = measure(sample).await?.into_iter();
+            readings.extend(measured.filter(|one| is_first || of_kinds.contains(&one.row)));
+        }
+    }
+    Ok(readings)
 }
 
 /// Milliseconds since then.

@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{GAP, reading};
+use super::{GAP, of_each_sample, reading};
 use crate::fleet::Fleet;
 use crate::speed::bar::Bar;
 use crate::speed::bare;
@@ -34,17 +34,10 @@ const AT_ONCE: usize = runnel_agent_core::reconciler::PARALLEL;
 const ROWS_OF_KINDS: &[u8] = &[3, 5, 13];
 
 pub(super) async fn run(rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
-    let mut readings = Vec::new();
-    for &sample in Sample::measured(quick) {
-        let is_first = sample == Sample::ConfigMap;
-        if is_first || ROWS_OF_KINDS.iter().any(|row| rows.contains(row)) {
-            let measured = run_with(sample, rows, quick).await?.into_iter();
-            readings.extend(
-                measured.filter(|reading| is_first || ROWS_OF_KINDS.contains(&reading.row)),
-            );
-        }
-    }
-    Ok(readings)
+    of_each_sample(rows, quick, ROWS_OF_KINDS, async |sample| {
+        run_with(sample, rows, quick).await
+    })
+    .await
 }
 
 async fn run_with(sample: Sample, rows: &[u8], quick: bool) -> Result<Vec<Reading>> {
