@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use runnel_proto::model::{
     DeletionPolicy, DriftPolicy, FieldDigests, FieldPath, FieldsKey, Payload, PreviewOutcome,
-    PreviewResult, Reason, Revision, RuleName, SourceRef,
+    PreviewResult, Reason, Revision, RuleName, RuleUid, SourceRef,
 };
 
 use crate::copy::{CopyError, CopyStatus, IntentKey, NewPayload, PlannedChange};
@@ -146,6 +146,15 @@ impl DesiredCopy {
             Self::Nothing => None,
             Self::Copy(wanted) => Some((wanted.intent.clone(), wanted.revision)),
             Self::Absent(key, ..) | Self::OlderVersion(key, _) => Some((key.clone(), None)),
+        }
+    }
+
+    /// Returns the rule of the desired state.
+    pub fn rule_uid(&self) -> Option<&RuleUid> {
+        match self {
+            Self::Nothing => None,
+            Self::Copy(wanted) => Some(&wanted.intent.rule),
+            Self::Absent(key, ..) | Self::OlderVersion(key, _) => Some(&key.rule),
         }
     }
 }

@@ -389,7 +389,7 @@ impl Decider<'_> {
     /// show counts as one of the rule that is to have the copy, and so does our copy that has lost
     /// its seal.
     pub(super) fn owner(&self, copy: &SourceRef, want: &DesiredCopy) -> Option<RuleUid> {
-        let wanting = || want.target().map(|(intent, _)| intent.rule);
+        let wanting = || want.rule_uid().cloned();
         match self.records.live(copy) {
             Some(live) if live.ownership == Ownership::Ours => {
                 live.intent().map(|intent| intent.rule).or_else(wanting)

@@ -535,10 +535,12 @@ impl Member {
             | Action::Demote(_)
             | Action::Retain(_) => return self.jobs.leave_phase(copy),
         };
-        if let Some((key, _)) = want.target()
-            && (removes || self.desired.rules().has_phases(&key.rule))
-        {
-            self.jobs.enter_phase(copy, &key.rule, removes);
+        match want.rule_uid() {
+            Some(rule) if removes || self.desired.rules().has_phases(rule) => {
+                self.jobs.enter_phase(copy, rule, removes);
+            }
+            // It may have the place of another rule, or of one that had more phases.
+            Some(_) | None => self.jobs.leave_phase(copy),
         }
     }
 

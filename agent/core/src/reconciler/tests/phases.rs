@@ -156,3 +156,29 @@ fn namespace_that_goes_frees_the_copies_that_wait() {
     let counts = world.reported_state("r").unwrap().counts;
     assert_eq!((counts.applied, counts.waiting), (14, 14));
 }
+
+#[test]
+fn copy_of_another_rule_leaves_the_order_of_the_first() {
+    let mut world = world();
+    let upserts =
+        [(ROLES, "one"), (DEPLOYMENTS, "shared")].map(|(kind, name)| of_kind(kind, name, 1));
+    world.batch(vec![RuleDelta {
+        upserts: upserts.into(),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    world.dispatch();
+    assert_eq!(world.under_way.len(), 1, "the second copy waits");
+
+    let mut older = terms("older", &["a"]);
+    older.created_at = 50;
+    world.batch(vec![RuleDelta {
+        upserts: vec![of_kind(DEPLOYMENTS, "shared", 2)],
+        ..with_terms("older", older)
+    }]);
+    world.dispatch();
+    assert_eq!(
+        world.under_way.len(),
+        2,
+        "the rule that has it now has no phases"
+    );
+}
