@@ -116,24 +116,33 @@ impl Report {
 
     /// Replaces the health of a copy whose outcomes are the same.
     fn set_health(&mut self, copy: &SourceRef, health: Option<CopyHealth>, message: &str) {
+        let Some(report) = self.copies.get(copy) else {
+            return;
+        };
+        let is_same = report.health == health
+            && (health != Some(CopyHealth::Failed) || self.shows_failure(copy, report, message));
+        if is_same {
+            return;
+        }
         let Some(mut report) = self.copies.remove(copy) else {
             return;
         };
+        self.count_health(copy, &report, "", false);
+        report.health = health;
+        self.count_health(copy, &report, message, true);
+        if let Some((rule, _)) = report.owned() {
+            self.mark(rule, true);
+        }
+        self.copies.insert(copy.clone(), report);
+    }
+
+    /// Whether the failed health of a copy is reported with this message, or is not reported as a failure.
+    fn shows_failure(&self, copy: &SourceRef, report: &CopyReport, message: &str) -> bool {
         let shown = report.owned().and_then(|(rule, _)| {
             let failures = &self.rules.get(rule)?.failures;
             failures.get(&(Reason::Unhealthy.rank(), copy.clone()))
         });
-        let is_other_failure = health == Some(CopyHealth::Failed)
-            && shown.is_some_and(|shown| *shown.message != *message);
-        if report.health != health || is_other_failure {
-            self.count_health(copy, &report, "", false);
-            report.health = health;
-            self.count_health(copy, &report, message, true);
-            if let Some((rule, _)) = report.owned() {
-                self.mark(rule, true);
-            }
-        }
-        self.copies.insert(copy.clone(), report);
+        shown.is_none_or(|shown| *shown.message == *message)
     }
 
     /// Records that the values changed which the rule of a copy's live object has returned. They wait as a change of health
@@ -168,11 +177,12 @@ impl Report {
         }
     }
 
-    /// Records that a rule has something to report. `is_health`: only the health of copies.
-    fn mark(&mut self, rule: &RuleUid, is_health: bool) {
+    /// Records that a rule has something to report, and returns its report. `is_health`: only the health of copies.
+    fn mark(&mut self, rule: &RuleUid, is_health: bool) -> &mut RuleReport {
         let is_first = self.dirty.insert(rule.clone());
         let entry = self.rules.entry(rule.clone()).or_default();
         entry.is_health_only = is_health && (is_first || entry.is_health_only);
+        entry
     }
 
     /// Returns the outcome of one copy for one rule.
@@ -206,9 +216,9 @@ impl Report {
         exists: bool,
         add: bool,
     ) {
-        let entry = self.rules.entry(rule.clone()).or_default();
-        step(&mut entry.counts, outcome, exists, add);
         step(&mut self.sum, outcome, exists, add);
+        let entry = self.mark(rule, false);
+        step(&mut entry.counts, outcome, exists, add);
         if let CopyStatus::Failed(copy_error)
         | CopyStatus::Drifted(copy_error)
         | CopyStatus::Delayed(copy_error)
@@ -240,7 +250,6 @@ impl Report {
                 }
             }
         }
-        self.mark(rule, false);
     }
 
     /// Records that another part of a rule's state changed: its intents, or its terms.
@@ -256,8 +265,7 @@ impl Report {
     /// Makes the reports of rules due at once, even for unsettled rules.
     pub fn report_all(&mut self, rules: impl IntoIterator<Item = RuleUid>) {
         for rule in rules {
-            self.touch(&rule);
-            self.rules.entry(rule).or_default().is_urgent = true;
+            self.mark(&rule, false).is_urgent = true;
         }
     }
 
