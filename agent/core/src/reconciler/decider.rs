@@ -388,9 +388,14 @@ impl Decider<'_> {
     /// Returns the rule to which the live object of a copy belongs. An object that no watch can
     /// show counts as one of the rule that is to have the copy, and so does our copy that has lost
     /// its seal.
-    pub(super) fn owner(&self, copy: &SourceRef, want: &DesiredCopy) -> Option<RuleUid> {
+    pub(super) fn owner(
+        &self,
+        copy: &SourceRef,
+        live: Option<&Live>,
+        want: &DesiredCopy,
+    ) -> Option<RuleUid> {
         let wanting = || want.rule_uid().cloned();
-        match self.records.live(copy) {
+        match live {
             Some(live) if live.ownership == Ownership::Ours => {
                 live.intent().map(|intent| intent.rule).or_else(wanting)
             }

@@ -603,8 +603,8 @@ impl Member {
             (DesiredCopy::OlderVersion(key, _), _) => outcomes.retain(|(uid, _)| *uid != key.rule),
             (DesiredCopy::Nothing, _) | (_, None) => {}
         }
-        let owner = self.decider().owner(copy, want);
         let live = self.records.live(copy);
+        let owner = self.decider().owner(copy, live, want);
         let object = owner.as_ref().map(|rule| ReportedObject {
             rule,
             health: live.and_then(|live| live.health.as_deref()),
