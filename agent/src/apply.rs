@@ -64,16 +64,17 @@ impl Member {
     }
 
     /// Returns access that writes under this account.
-    fn writing_as(&self, account: Option<ServiceAccount>) -> Self {
+    fn writing_as(&self, account: ServiceAccount) -> Self {
         Self {
-            account,
+            account: Some(account),
             ..self.clone()
         }
     }
 
     /// Runs one job.
     pub async fn run(&self, job: Job) -> Done {
-        self.writing_as(job.account.clone()).run_as(job).await
+        let other = job.account.clone().map(|account| self.writing_as(account));
+        other.as_ref().unwrap_or(self).run_as(job).await
     }
 
     async fn run_as(&self, job: Job) -> Done {

@@ -71,7 +71,8 @@ impl Member {
         let outcome = match known {
             PreviewInput::Decided(outcome) => Some(outcome),
             PreviewInput::Open(open) => {
-                let member = self.writing_as(account);
+                let other = account.map(|account| self.writing_as(account));
+                let member = other.as_ref().unwrap_or(self);
                 member.preview_copy(key, &copy, *open, &mut diff).await
             }
         };
