@@ -38,6 +38,11 @@ pub struct Impersonation {
 }
 
 impl Impersonation {
+    /// Whether the agent writes all copies under its own account.
+    pub fn is_empty(&self) -> bool {
+        self.named.is_empty() && self.others.is_none()
+    }
+
     /// Returns the account under which the copies of a rule are written; `None` for the agent's own account, which writes
     /// those of cluster-scoped rules.
     pub fn account(&self, rule: &RuleName) -> Option<&ServiceAccount> {

@@ -353,8 +353,14 @@ impl Decider<'_> {
             }
             DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) | DesiredCopy::Absent(..) => None,
         };
+        // Without other accounts the first copy decides.
+        let limit = if self.jobs.limits.policy.impersonate.is_empty() {
+            1
+        } else {
+            usize::MAX
+        };
         let copies = self.desired.copies().in_namespace(name);
-        copies.filter_map(account).collect()
+        copies.filter_map(account).take(limit).collect()
     }
 
     /// Returns the intent and revision of a correct copy over which another client has written
