@@ -78,17 +78,14 @@ impl Phases {
         let Some(waiting) = self.waiting.get_mut(&group) else {
             return vec![];
         };
-        let is_due = |(rank, _): &(Rank, SourceRef)| *rank <= first;
-        let due: Vec<_> = waiting
-            .iter()
-            .take_while(|one| is_due(one))
-            .cloned()
-            .collect();
-        waiting.retain(|one| !is_due(one));
+        let mut due = vec![];
+        while waiting.first().is_some_and(|(rank, _)| *rank <= first) {
+            due.extend(waiting.pop_first().map(|(_, copy)| copy));
+        }
         if waiting.is_empty() {
             self.waiting.remove(&group);
         }
-        due.into_iter().map(|(_, copy)| copy).collect()
+        due
     }
 
     /// Has the job of a copy wait, if earlier copies of its rule are under way. Returns whether it waits.
