@@ -281,7 +281,7 @@ impl Desired {
             .collect();
         let targets = self.cluster.targets(&terms);
         self.rules.set_broad(uid, is_broad(&terms));
-        self.rules.set_feedback(uid, !terms.feedback.is_empty());
+        self.rules.set_feedback(uid, &terms.feedback);
         let mut dropped = BTreeSet::new();
         if let Some(rule) = self.rules.get_mut(uid) {
             dropped = dropped_names(rule, &terms);

@@ -102,7 +102,7 @@ impl Desired {
         {
             let targets = self.cluster.targets(&terms);
             self.rules.set_broad(&uid, is_broad(&terms));
-            self.rules.set_feedback(&uid, !terms.feedback.is_empty());
+            self.rules.set_feedback(&uid, &terms.feedback);
             let terms = Some((Arc::new(terms), digest));
             let removals = Removals::restored(tombstones);
             let rule = Rule {

@@ -49,7 +49,7 @@ pub struct Rules {
     broad: BTreeSet<RuleUid>,
     /// Rules that have fields of copies returned.
     with_feedback: BTreeSet<RuleUid>,
-    /// How often the fields that rules have returned may have changed.
+    /// How often the fields that rules have returned have changed.
     feedback_changes: u64,
     /// Finished rules since the last call.
     finished_rules: Vec<FinishedRule>,
@@ -87,9 +87,9 @@ impl Rules {
 
     /// Forgets a rule that has no state.
     pub(super) fn forget(&mut self, uid: &RuleUid) {
+        self.set_feedback(uid, &[]);
         self.by_uid.remove(uid);
         self.broad.remove(uid);
-        self.set_feedback(uid, false);
     }
 
     /// The rules whose targets depend on the namespaces that exist.
@@ -106,16 +106,20 @@ impl Rules {
         }
     }
 
-    /// Records whether a rule with new terms has fields of copies returned.
-    pub(super) fn set_feedback(&mut self, uid: &RuleUid, has_feedback: bool) {
-        let had_feedback = self.with_feedback.remove(uid);
-        if has_feedback {
+    /// Records the fields of copies that a rule has returned by its new terms, before these replace the former ones.
+    pub(super) fn set_feedback(&mut self, uid: &RuleUid, fields: &[FeedbackField]) {
+        if self.feedback_of(uid) == fields {
+            return;
+        }
+        if fields.is_empty() {
+            self.with_feedback.remove(uid);
+        } else {
             self.with_feedback.insert(uid.clone());
         }
-        self.feedback_changes += u64::from(has_feedback || had_feedback);
+        self.feedback_changes += 1;
     }
 
-    /// How often the fields that rules have returned may have changed.
+    /// How often the fields that rules have returned have changed.
     pub fn feedback_changes(&self) -> u64 {
         self.feedback_changes
     }

@@ -28,6 +28,13 @@ use crate::policy::{OnRevoke, Policy};
 use crate::records::{Observed, Records};
 use crate::report::{Report, ReportedObject};
 
+/// The paths that are read in live objects.
+struct ReadPaths {
+    paths: FeedbackPaths,
+    /// The changes of the rules with which they were computed; `None` before the first caller has them.
+    changes: Option<u64>,
+}
+
 /// The copies of this cluster.
 pub(super) struct Member {
     /// The desired set of this cluster.
@@ -44,9 +51,7 @@ pub(super) struct Member {
     /// The approvals of removals from namespaces that are no longer targets.
     pub(super) prunes: PruneApprovals,
     pub(super) store: Store,
-    /// The paths that are read in live objects, and the changes of the rules with which they were computed; `None` before
-    /// the stored terms are in force.
-    feedback: (FeedbackPaths, Option<u64>),
+    feedback: ReadPaths,
     /// Whether the hub has revoked this cluster and has not begun a session with it since.
     pub(super) revoked: bool,
     /// How often the pipeline has run.
@@ -74,10 +79,10 @@ impl Member {
             payloads: Payloads::default(),
             report: Report::default(),
             prunes: PruneApprovals::default(),
-            feedback: (
-                FeedbackPaths::of(setup.stored.iter().flat_map(|rule| &rule.terms.feedback)),
-                None,
-            ),
+            feedback: ReadPaths {
+                paths: FeedbackPaths::of(setup.stored.iter().flat_map(|rule| &rule.terms.feedback)),
+                changes: None,
+            },
             store: Store::new(setup.stored),
             revoked: false,
             #[cfg(test)]
@@ -85,21 +90,24 @@ impl Member {
         }
     }
 
-    /// Returns the paths that are to be read in live objects, if they may have changed since the last call. Copies of kinds
-    /// with other paths are read again.
+    /// Returns the paths that are to be read in live objects, if they have changed since the last call. Copies of kinds with
+    /// other paths are read again.
     pub(super) fn take_feedback(&mut self, now: Instant) -> Option<FeedbackPaths> {
         let changes = self.desired.rules().feedback_changes();
-        if self.feedback.1 == Some(changes) {
+        if self.feedback.changes == Some(changes) {
             return None;
         }
-        let is_first = self.feedback.1.replace(changes).is_none();
+        let is_first = self.feedback.changes.replace(changes).is_none();
         // The stored terms come into force later.
         if is_first && changes == 0 {
-            return Some(self.feedback.0.clone());
+            return Some(self.feedback.paths.clone());
         }
         let paths = FeedbackPaths::of(self.desired.rules().feedback());
-        let before = std::mem::replace(&mut self.feedback.0, paths.clone());
-        let changed = paths.changed(&before);
+        let changed = paths.changed(&self.feedback.paths);
+        if changed.is_empty() && !is_first {
+            return None;
+        }
+        self.feedback.paths = paths.clone();
         let copies = changed
             .iter()
             .flat_map(|resource| self.records.names(resource, None));

@@ -361,8 +361,8 @@ impl Reconciler {
         all.filter(|due| *due > now).min()
     }
 
-    /// Returns the paths of fields that rules have returned, if they may have changed since the last call. The caller reads
-    /// them in every live object from then on, and before it starts the next job.
+    /// Returns the paths of fields that rules have returned, at first and if they have changed since the last call. The
+    /// caller reads them in every live object from then on, and before it starts the next job.
     pub fn take_feedback(&mut self, now: Instant) -> Option<FeedbackPaths> {
         self.member.take_feedback(now)
     }

@@ -196,3 +196,29 @@ fn page_of_copies_is_bounded() {
     let page = listed(&mut world, None, u32::MAX);
     assert_eq!((page.copies.len(), page.more), (COPIES_LIMIT, true));
 }
+
+#[test]
+fn paths_of_returned_fields_are_passed_on_when_they_change() {
+    let mut world = World::new(&["team", "a"]);
+    let take = |world: &mut World| world.core.take_feedback(world.now).is_some();
+    assert!(take(&mut world), "the first call");
+    world.connect();
+    let field = |name: &str| FeedbackField {
+        resource: "configmaps".into(),
+        name: name.into(),
+        path: JsonPath::parse(".status.k").unwrap(),
+    };
+    let cases = [
+        (vec![field("one")], true),
+        (vec![field("one")], false),
+        (vec![field("other")], false),
+        (vec![], true),
+        (vec![], false),
+    ];
+    for (step, (feedback, is_news)) in (1..).zip(cases) {
+        let mut terms = terms("r", &["a"]);
+        (terms.created_at, terms.feedback) = (100 + step, feedback);
+        world.batch(vec![with_terms("r", terms)]);
+        assert_eq!(take(&mut world), is_news, "{step}");
+    }
+}
