@@ -9,7 +9,7 @@ use kube_core::response::StatusDetails;
 use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef};
 
 use crate::copy::CopyError;
-use crate::policy::{Area, ServiceAccount};
+use crate::policy::{Area, ServiceAccount, plural};
 
 /// Limit of the causes of one refusal that are read for lists.
 const UNMERGED_FIELDS: usize = 20;
@@ -291,7 +291,7 @@ pub fn refused_watch(status: &Status, area: &Area) -> CopyError {
 /// Returns the error of the copies whose kind, or whose namespaces, could not be listed yet.
 /// `status`: the HTTP status, 0 for no answer.
 pub fn lost_watch(resource: &str, status: u16) -> CopyError {
-    let name = resource.split('.').next().unwrap_or_default();
+    let name = plural(resource);
     match status {
         403 => {
             let message = format!(
@@ -385,7 +385,7 @@ fn is_namespace(status: &Status) -> bool {
     status
         .details
         .as_ref()
-        .is_some_and(|details| details.kind == "namespaces")
+        .is_some_and(|details| details.kind == NAMESPACES)
 }
 
 /// Returns the role that an answer to the write of a binding reports as missing, if its name is plain.
@@ -517,39 +517,28 @@ impl Missing {
     /// with them. A `;` separates the commands, so that an existing object does not prevent the
     /// second one.
     pub fn sentence(&self) -> String {
-        let Self { verb, resource, .. } = self;
-        let plural = resource.split('.').next().unwrap_or_default();
-        let name = format!("runnel-agent-{plural}");
-        let verbs = if resource == "namespaces" {
-            verb
-        } else {
-            VERBS
-        };
-        let subject = self.subject();
-        let (place, role, at) = self.scope();
-        format!(
-            "the agent may not {verb} {resource} {place}; to grant it: \
-             kubectl create {role} {name}{at} --verb={verbs} --resource={resource}; \
-             kubectl create {role}binding {name}{at} --{role}={name} {subject}"
-        )
+        self.sentence_with("the agent", "runnel-agent", VERBS, &self.subject())
     }
 
     /// Returns the message for a person if an account under which the agent writes lacks the permission.
     pub fn sentence_of(&self, account: &ServiceAccount) -> String {
+        let user = format!("ServiceAccount {account} (policy.impersonate)");
+        let (namespace, name) = (&account.namespace, &account.name);
+        let subject = format!("--serviceaccount={namespace}:{name}");
+        self.sentence_with(&user, name, WRITES, &subject)
+    }
+
+    /// Returns the message about a user who lacks the permission. `prefix`: how the name of the role begins. `verbs`: those of
+    /// the role, except for namespaces. `subject`: the argument that names the user.
+    fn sentence_with(&self, user: &str, prefix: &str, verbs: &str, subject: &str) -> String {
         let Self { verb, resource, .. } = self;
-        let plural = resource.split('.').next().unwrap_or_default();
-        let name = format!("{}-{plural}", account.name);
-        let verbs = if resource == "namespaces" {
-            verb
-        } else {
-            WRITES
-        };
+        let name = format!("{prefix}-{}", plural(resource));
+        let verbs = if resource == NAMESPACES { verb } else { verbs };
         let (place, role, at) = self.scope();
-        let (namespace, account_name) = (&account.namespace, &account.name);
         format!(
-            "ServiceAccount {account} (policy.impersonate) may not {verb} {resource} {place}; to grant it: \
+            "{user} may not {verb} {resource} {place}; to grant it: \
              kubectl create {role} {name}{at} --verb={verbs} --resource={resource}; \
-             kubectl create {role}binding {name}{at} --{role}={name} --serviceaccount={namespace}:{account_name}"
+             kubectl create {role}binding {name}{at} --{role}={name} {subject}"
         )
     }
 

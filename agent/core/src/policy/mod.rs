@@ -123,8 +123,13 @@ pub struct Area {
 impl Area {
     /// The plural of the kind, without its API group.
     pub fn plural(&self) -> &str {
-        self.resource.split('.').next().unwrap_or_default()
+        plural(&self.resource)
     }
+}
+
+/// Returns the plural of a kind, `plural[.group]`, without its API group.
+pub fn plural(resource: &str) -> &str {
+    resource.split('.').next().unwrap_or_default()
 }
 
 /// The properties of an object's content that the policy checks.

@@ -7,7 +7,7 @@ use runnel_proto::model::{
 };
 use serde_json::{Map, Value};
 
-use super::{Adopt, Impersonation, Names, OnRevoke, Patterns, Policy, ServiceAccount};
+use super::{Adopt, Impersonation, Names, OnRevoke, Patterns, Policy, ServiceAccount, plural};
 
 /// The error of an invalid policy: the field and a hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -325,7 +325,7 @@ fn kinds(path: &str, value: &Value, privileged: &[String]) -> Parsed<BTreeSet<Ar
 
 /// Whether this can be the plural of a kind with its API group.
 fn is_resource(text: &str) -> bool {
-    let plural = text.split('.').next().unwrap_or_default();
+    let plural = plural(text);
     is_subdomain(text) && is_label(plural) && plural.starts_with(|c: char| c.is_ascii_lowercase())
 }
 
