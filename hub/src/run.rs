@@ -33,6 +33,7 @@ use runnel_hub::writer::{
 use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::Scope;
+use runnel_proto::model::CUSTOM_RESOURCE_DEFINITIONS;
 use runnel_transport::ops::{self, Readiness, Signals, WatchTimes};
 use runnel_transport::tls;
 use tokio::net::TcpListener;
@@ -52,9 +53,6 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(15);
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 128 * 1024;
 const STREAMS: u32 = 8;
-
-/// The resource of CRDs of kinds.
-const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 /// The task that releases the Lease at the end.
 const ELECTION: &str = "election";
@@ -408,10 +406,10 @@ async fn start(
     let namespaces = in_span("namespaces", namespaces);
     forever(tasks, stop(), "watch of namespaces", namespaces);
     let crd = watch::watch_crd::<DistributionRule>(client.clone(), hub_state.clone());
-    let crd = in_span(CRDS, crd);
+    let crd = in_span(CUSTOM_RESOURCE_DEFINITIONS, crd);
     forever(tasks, stop(), "watch of the rules' CRD", crd);
     let crd = watch::watch_crd::<ClusterDistributionRule>(client.clone(), hub_state.clone());
-    let crd = in_span(CRDS, crd);
+    let crd = in_span(CUSTOM_RESOURCE_DEFINITIONS, crd);
     forever(tasks, stop(), "watch of the cluster rules' CRD", crd);
     let sources = watch::watch_needed_sources(client.clone(), hub_state.clone(), watches);
     forever(tasks, stop(), "watches of sources", sources);

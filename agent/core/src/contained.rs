@@ -32,9 +32,6 @@ const AUTOMATIC: [(&str, &[&str]); 2] = [
     ("serviceaccounts", &["default"]),
 ];
 
-/// The resource name of CustomResourceDefinitions.
-const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
-
 /// Limit of the kinds that an error names.
 const NAMED: usize = 3;
 
@@ -61,10 +58,9 @@ pub struct Listing {
 impl Container {
     /// Returns the container that a copy is; `None` for a copy that contains no objects.
     pub fn of(copy: &SourceRef) -> Option<Self> {
-        let is_definition = copy.is_cluster_scoped() && &*copy.resource == CRDS;
-        let definition = is_definition.then(|| Self::Definition(copy.name.clone()));
+        let definition = || copy.as_definition().cloned().map(Self::Definition);
         let namespace = copy.as_namespace().cloned().map(Self::Namespace);
-        namespace.or(definition)
+        namespace.or_else(definition)
     }
 
     /// Returns the lists that must be empty, by the discovery of the API server.
@@ -216,6 +212,7 @@ pub fn unknown(reason: Reason, message: &str) -> CopyError {
 #[cfg(test)]
 mod tests {
     use kube_core::Status;
+    use runnel_proto::model::CUSTOM_RESOURCE_DEFINITIONS;
     use serde_json::{Value, json};
 
     use super::*;
@@ -264,7 +261,7 @@ mod tests {
     }
 
     fn definition(name: &str) -> Container {
-        Container::of(&SourceRef::new(CRDS, "", name)).unwrap()
+        Container::of(&SourceRef::new(CUSTOM_RESOURCE_DEFINITIONS, "", name)).unwrap()
     }
 
     #[test]

@@ -19,7 +19,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
 use kube::api::{DynamicObject, Request};
 use kube::core::{Resource, Status};
-use runnel_proto::model::{HUB_LABEL, Kind, Kinds};
+use runnel_proto::model::{CUSTOM_RESOURCE_DEFINITIONS, HUB_LABEL, Kind, Kinds};
 use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
@@ -88,8 +88,6 @@ const COMPLETE: Backoff = Backoff {
 const MIN_READ_INTERVAL: Duration = Duration::from_secs(10);
 /// Least delay between two reads of the kinds after changes of definitions.
 const DEFINITION_INTERVAL: Duration = Duration::from_secs(1);
-/// The kind of the definitions of kinds.
-const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 /// When the kinds of the policy are read.
 struct Schedule {
@@ -439,7 +437,7 @@ impl Source for Copies {
         let Some((copy, live)) = self.kinds.reduce(&kind, &object, &self.sealer) else {
             return vec![];
         };
-        if !listed && *kind.resource == *DEFINITIONS {
+        if !listed && *kind.resource == *CUSTOM_RESOURCE_DEFINITIONS {
             self.kinds.definition_seen(&object);
         }
         // After a restart, the copy may be the only source of the content while the hub is

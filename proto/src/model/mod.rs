@@ -33,9 +33,10 @@ pub use grants::{Allowance, Grant};
 pub use json_path::{JSON_PATH_LIMIT, JsonPath};
 pub use kinds::{ContentRules, KINDS_LIMIT, Kind, Kinds, Scope, ServedKind, is_privileged};
 pub use names::{
-    ClusterName, NAMESPACES, RuleName, RuleUid, SourceRef, VERSION_DIGITS, clip, is_label,
-    is_label_key, is_label_value, is_namespace_pattern, is_object_name, is_place, is_plain_text,
-    is_plain_token, is_subdomain, is_uid, plain_lines, plain_text,
+    CUSTOM_RESOURCE_DEFINITIONS, ClusterName, NAMESPACES, RuleName, RuleUid, SourceRef,
+    VERSION_DIGITS, clip, is_label, is_label_key, is_label_value, is_namespace_pattern,
+    is_object_name, is_place, is_plain_text, is_plain_token, is_subdomain, is_uid, plain_lines,
+    plain_text,
 };
 pub use preview::{
     DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit,

@@ -79,6 +79,8 @@ impl fmt::Display for RuleName {
 
 /// The resource name of namespaces.
 pub const NAMESPACES: &str = "namespaces";
+/// The resource name of CustomResourceDefinitions.
+pub const CUSTOM_RESOURCE_DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
 /// The API group whose objects may have names with colons and upper-case letters.
 const RBAC_GROUP: &str = "rbac.authorization.k8s.io";
@@ -189,6 +191,14 @@ impl SourceRef {
     /// Returns the name of the namespace that the object itself is; `None` for an object of another kind.
     pub fn as_namespace(&self) -> Option<&Arc<str>> {
         (self.is_cluster_scoped() && &*self.resource == NAMESPACES).then_some(&self.name)
+    }
+
+    /// Returns the kind, `plural.group`, of which the object is the CustomResourceDefinition; `None` for an object of another
+    /// kind.
+    pub fn as_definition(&self) -> Option<&Arc<str>> {
+        let is_definition =
+            self.is_cluster_scoped() && &*self.resource == CUSTOM_RESOURCE_DEFINITIONS;
+        is_definition.then_some(&self.name)
     }
 
     /// Reads what [`fmt::Display`] wrote of a plain object; `None` for any other text.
@@ -401,6 +411,9 @@ mod tests {
             Some(&"a".into())
         );
         assert_eq!(role.as_namespace(), None);
+        let crd = SourceRef::new(CUSTOM_RESOURCE_DEFINITIONS, "", "widgets.example.org");
+        assert_eq!(crd.as_definition(), Some(&crd.name));
+        assert_eq!(role.as_definition(), None);
         assert_eq!(SourceRef::checked("namespaces", "A", "a"), None);
     }
 

@@ -5,7 +5,8 @@
 use std::collections::BTreeSet;
 
 use runnel_proto::model::{
-    DeletionPolicy, DriftPolicy, Reason, Revision, RuleName, RuleUid, SourceRef,
+    CUSTOM_RESOURCE_DEFINITIONS, DeletionPolicy, DriftPolicy, Reason, Revision, RuleName, RuleUid,
+    SourceRef,
 };
 
 use super::history::{CopyHistory, Loss};
@@ -38,17 +39,9 @@ pub(super) struct Decider<'a> {
     pub(super) runs: &'a std::cell::Cell<usize>,
 }
 
-/// The kind of the definitions of kinds.
-const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
-
 /// Returns the object that defines a kind, if the kind is a custom one.
 pub(super) fn definition_of(resource: &str) -> SourceRef {
-    SourceRef::new(DEFINITIONS, "", resource)
-}
-
-/// Returns the kind that an object defines.
-pub(super) fn defined_by(copy: &SourceRef) -> Option<&str> {
-    (*copy.resource == *DEFINITIONS).then(|| &*copy.name)
+    SourceRef::new(CUSTOM_RESOURCE_DEFINITIONS, "", resource)
 }
 
 /// The result of the pipeline for one copy.
@@ -290,7 +283,7 @@ impl Decider<'_> {
     /// Defers the removal of the definition of a kind while copies of this kind are to be removed: their deletion may need
     /// their controller, and would not be counted otherwise.
     fn with_objects(&self, copy: &SourceRef, mut order: Order) -> (Order, bool) {
-        let Some(kind) = defined_by(copy) else {
+        let Some(kind) = copy.as_definition() else {
             return (order, false);
         };
         let exists = |copy: &SourceRef| self.records.live(copy).is_some();

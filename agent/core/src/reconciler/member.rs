@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{Reason, SourceRef};
 
-use super::decider::{Computed, Decider, Visibility, defined_by, definition_of};
+use super::decider::{Computed, Decider, Visibility, definition_of};
 use super::history::CopyHistory;
 use super::jobs::{Jobs, QueuedDecision};
 use super::payloads::Payloads;
@@ -229,7 +229,7 @@ impl Member {
         }
         self.reconcile_copy(copy, now);
         // Copies of a kind wait for its definition only while a rule distributes that.
-        if let Some(kind) = defined_by(copy) {
+        if let Some(kind) = copy.as_definition() {
             self.reconcile_unserved(kind, now);
         }
     }
