@@ -211,7 +211,11 @@ impl RulePlan {
 
     /// Whether a bundle of the namespace is not known completely, so that any source there may be one of its manifests.
     pub(super) fn has_unknown_bundle(&self, namespace: &str) -> bool {
-        if !self.manifests.are_selected {
+        let is_all_known = self.unread.is_empty()
+            && self.unreadable.is_empty()
+            && self.render_errors.is_empty()
+            && self.unknown.is_empty();
+        if !self.manifests.are_selected || is_all_known {
             return false;
         }
         let first = SourceRef::new(BUNDLE_KIND, namespace, "");
