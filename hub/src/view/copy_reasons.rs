@@ -98,16 +98,17 @@ fn of_rule(
         let terms = entry.target_clusters.clusters.get(cluster);
         let unless_reported =
             terms.map(|terms| unchosen_reason(terms, copy, entry.rule.runnel_namespace()));
+        let (source, bundle) = (source.plain(), entry.plan.bundle_of(&source));
         RuleExplanation {
             unless_reported: unless_reported.unwrap_or_default(),
             uid: uid.clone(),
             rule: entry.rule.terms.rule.clone(),
-            source: source.plain(),
-            bundle: entry.plan.bundle_of(&source).cloned(),
+            bundle: bundle.cloned(),
             state,
             message,
             revision: content.map(|content| content.revision),
-            fields: shaped_fields(index, entry, cluster, &source),
+            fields: shaped_fields(index, entry, cluster, (&source, bundle)),
+            source,
         }
     };
     sources(entry, cluster, copy)
@@ -151,19 +152,20 @@ fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeS
         .collect()
 }
 
-/// Returns the fields of a copy that the rule shapes in this cluster, or leaves to other writers.
+/// Returns the fields of a copy that the rule shapes in this cluster, or leaves to other writers. `bundle` has the
+/// manifest that the source is.
 fn shaped_fields(
     index: &Index,
     entry: &RuleEntry,
     cluster: &ClusterName,
-    source: &SourceRef,
+    (source, bundle): (&SourceRef, Option<&SourceRef>),
 ) -> Vec<ShapedField> {
     let Some(known) = index.clusters().get(cluster) else {
         return vec![];
     };
     let shaped = entry.rule.shape.shaped_fields(TemplateContext {
-        source: &source.plain(),
-        bundle: entry.plan.bundle_of(source),
+        source,
+        bundle,
         cluster,
         labels: &known.labels,
     });

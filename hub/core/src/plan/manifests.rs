@@ -205,7 +205,11 @@ impl RulePlan {
 
     /// The bundle that has a manifest; `None` for other sources.
     pub fn bundle_of(&self, intent: &SourceRef) -> Option<&SourceRef> {
-        let mut origins = self.manifests.origins.get(&intent.plain())?.keys();
+        let origins = &self.manifests.origins;
+        if origins.is_empty() {
+            return None;
+        }
+        let mut origins = origins.get(&intent.plain())?.keys();
         origins.find(|origin| is_bundle(origin))
     }
 
