@@ -295,14 +295,14 @@ impl RulePlan {
         &mut self,
         source: &SourceRef,
         selected: Option<&SourceState>,
-    ) -> BTreeSet<SourceRef> {
+    ) -> Arc<BTreeSet<SourceRef>> {
         let before = self.digest;
         self.note(source, selected);
         let content = match selected {
             Some(SourceState::Read(content) | SourceState::Stale(content)) => Some(content),
             _ => None,
         };
-        let touched = self.set_content(source, content);
+        let touched = Arc::new(self.set_content(source, content));
         self.edits.note(before, touched.clone());
         touched
     }
@@ -506,14 +506,11 @@ struct Edit {
 
 impl Edits {
     /// The plan, which had this digest, was changed in these intents.
-    fn note(&mut self, before: SetDigest, touched: BTreeSet<SourceRef>) {
+    fn note(&mut self, before: SetDigest, touched: Arc<BTreeSet<SourceRef>>) {
         if self.0.len() >= REMEMBERED {
             self.0.pop_front();
         }
-        self.0.push_back(Edit {
-            before,
-            touched: Arc::new(touched),
-        });
+        self.0.push_back(Edit { before, touched });
     }
 
     /// The intents that were touched since the plan had this digest; `None`: too long ago, or never.

@@ -177,7 +177,7 @@ impl RenderedPlan {
         for copy in copies {
             settle(&copy, outcomes, wanted, plan, &mut touched);
         }
-        plan.edits.note(before, touched);
+        plan.edits.note(before, touched.into());
     }
 }
 
