@@ -425,7 +425,7 @@ impl ViewServer {
         let client = self.client.clone();
         let api: Api<DynamicObject> = api_in(client, source.optional_namespace(), &kind);
         match tokio::time::timeout(READ_TIMEOUT, api.get_opt(&source.name)).await {
-            Ok(Ok(Some(object))) => body_of(&self.hub_state, &kind, &object),
+            Ok(Ok(Some(object))) => body_of(&self.hub_state, &kind, source, &object),
             _ => SourceState::Unreadable,
         }
     }

@@ -8,8 +8,7 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use kube::api::{DynamicObject, Request};
 use kube::{Api, Client, Resource, ResourceExt};
-use runnel_api::BUNDLE_KIND;
-use runnel_proto::model::{Kind, PAYLOAD_LIMIT, Payload, SourceRef};
+use runnel_proto::model::{Kind, SourceRef};
 use runnel_transport::pages::{PageSize, parse_page};
 use runnel_transport::readable::Readable;
 
@@ -20,11 +19,7 @@ use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{Index, version_number};
-use runnel_hub_core::plan::{
-    SourceContent, SourceState, UnsupportedSource, content_of, denied_of, is_controlled_source,
-    is_never_a_source, read_bundle,
-};
-use serde_json::Value;
+use runnel_hub_core::plan::{SourceState, is_never_a_source, read_source};
 
 /// Reads at a time.
 const READS: usize = 8;
@@ -266,7 +261,7 @@ fn observe(hub_state: &HubState, kind: &Kind, source: &SourceRef, object: Dynami
         return;
     }
     let version = version_number(object.metadata.resource_version.as_deref());
-    let body = body_of(hub_state, kind, &object);
+    let body = body_of(hub_state, kind, source, &object);
     if let SourceState::Read(content) = &body
         && content.has_unknown_kind()
     {
@@ -289,40 +284,18 @@ fn observe(hub_state: &HubState, kind: &Kind, source: &SourceRef, object: Dynami
 }
 
 /// The content of an object as the API server gave it, or why it is none.
-pub fn body_of(hub_state: &HubState, kind: &Kind, object: &DynamicObject) -> SourceState {
+pub fn body_of(
+    hub_state: &HubState,
+    kind: &Kind,
+    source: &SourceRef,
+    object: &DynamicObject,
+) -> SourceState {
     let Ok(object) = serde_json::to_value(object) else {
         return SourceState::Unreadable;
     };
-    match content_of(kind, &object) {
-        Err(refused) => SourceState::Refused(refused),
-        Ok(_) if *kind.resource == *BUNDLE_KIND => {
-            let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-            let of = |pointer: &str| text(pointer).unwrap_or_default();
-            let source =
-                SourceRef::new(BUNDLE_KIND, of("/metadata/namespace"), of("/metadata/name"));
-            let kinds = hub_state.kinds.borrow().clone();
-            let key = &hub_state.settings.revision_key;
-            let Some(mut bundle) = read_bundle(&source, &object, &kinds, key) else {
-                return SourceState::Unreadable;
-            };
-            bundle.controlled = is_controlled_source(kind, &object);
-            SourceState::Read(Arc::new(bundle))
-        }
-        Ok(content) => {
-            let canonical = content.to_bytes();
-            if canonical.len() > PAYLOAD_LIMIT {
-                return SourceState::Refused(UnsupportedSource::TooLarge);
-            }
-            let revision = hub_state
-                .settings
-                .revision_key
-                .revision(&kind.resource, &canonical);
-            let mut read = SourceContent::of(revision, &content, canonical);
-            read.controlled = is_controlled_source(kind, &object);
-            read.denied = denied_of(&object).map(|denied| Payload::encode(denied.to_bytes()));
-            SourceState::Read(Arc::new(read))
-        }
-    }
+    let kinds = hub_state.kinds.borrow();
+    let key = &hub_state.settings.revision_key;
+    read_source(kind, source, &object, &kinds, key)
 }
 
 /// Expires deleted sources after their grace period, and judges removals when they are due. Runs

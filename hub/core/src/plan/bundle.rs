@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use runnel_api::{BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundleSpec};
 use runnel_proto::model::{
-    Kind, Kinds, PAYLOAD_LIMIT, Payload, RevisionKey, Scope, SourceRef, is_subdomain, plain_text,
+    Kind, Kinds, PAYLOAD_LIMIT, RevisionKey, Scope, SourceRef, is_subdomain, plain_text,
 };
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::{
-    RenderError, RenderErrorKind, SourceContent, content_of, denied_of, is_never_a_source,
-};
+use super::content::{ContentRefusal, check_distributed, is_never_a_source, source_content};
+use super::portable::is_controlled;
+use super::{RenderError, RenderErrorKind, SourceContent, SourceState};
 
 /// The metadata that a manifest may have.
 const METADATA: [&str; 3] = ["annotations", "labels", "name"];
@@ -58,15 +59,39 @@ impl SourceContent {
     }
 }
 
+/// Returns the state of an object as the API server gave it. `kind` is its kind, and `kinds` are all that the API server
+/// of the hub serves, for bundles.
+pub fn read_source(
+    kind: &Kind,
+    source: &SourceRef,
+    object: &Value,
+    kinds: &Kinds,
+    key: &RevisionKey,
+) -> SourceState {
+    if !is_bundle(source) {
+        return match source_content(kind, object, key) {
+            Ok(content) => SourceState::Read(Arc::new(content)),
+            Err(refusal) => SourceState::Refused(refusal.into()),
+        };
+    }
+    if let Err(refused) = check_distributed(kind, object) {
+        return SourceState::Refused(refused);
+    }
+    let bundle = read_bundle(source, object, kinds, key);
+    bundle.map_or(SourceState::Unreadable, |bundle| {
+        SourceState::Read(Arc::new(bundle))
+    })
+}
+
 /// Reads a bundle. `kinds` are the kinds that the API server of the hub serves. Returns `None` for an object that is no
 /// bundle, which the schema refuses.
-pub fn read_bundle(
+pub(crate) fn read_bundle(
     source: &SourceRef,
     object: &Value,
     kinds: &Kinds,
     key: &RevisionKey,
 ) -> Option<SourceContent> {
-    let spec: ManifestBundleSpec = serde_json::from_value(object.get("spec")?.clone()).ok()?;
+    let spec = ManifestBundleSpec::deserialize(object.get("spec")?).ok()?;
     let reader = ManifestReader {
         source,
         kinds,
@@ -80,7 +105,10 @@ pub fn read_bundle(
     for (number, manifest) in spec.manifests.iter().enumerate() {
         let place = ManifestPlace::new(source, number, manifest);
         let (intent, read) = match reader.identify(manifest) {
-            Ok((kind, intent)) => (intent, reader.read(&kind, manifest)),
+            Ok((kind, intent)) => {
+                let read = reader.read(&kind, &intent.name, manifest);
+                (intent, read)
+            }
             Err(refused) => {
                 bundle.has_unknown_kind |= matches!(refused, RefusedManifest::UnknownKind(_));
                 (source.clone(), Err(refused.message()))
@@ -98,6 +126,7 @@ pub fn read_bundle(
     }
     let revision = key.revision(BUNDLE_KIND, &bundle.canonical());
     let mut content = SourceContent::of(revision, &runnel_proto::model::Content::default(), vec![]);
+    content.controlled = is_controlled(object);
     content.bundle = Some(Box::new(bundle));
     Some(content)
 }
@@ -256,7 +285,7 @@ impl ManifestReader<'_> {
     }
 
     /// Returns the content of a manifest, or why it is not sent.
-    fn read(&self, kind: &Kind, manifest: &Value) -> Result<SourceContent, String> {
+    fn read(&self, kind: &Kind, name: &str, manifest: &Value) -> Result<SourceContent, String> {
         if kind.content.sensitive {
             return Err(format!(
                 "readers of bundles would see the values: distribute the {} itself, by spec.sources of the rule",
@@ -284,28 +313,20 @@ impl ManifestReader<'_> {
         }
         let labels: BTreeMap<String, String> = metadata
             .and_then(|metadata| metadata.get("labels"))
-            .and_then(|labels| serde_json::from_value(labels.clone()).ok())
+            .and_then(|labels| BTreeMap::deserialize(labels).ok())
             .unwrap_or_default();
-        let name = metadata.and_then(|metadata| metadata.get("name"));
-        let name = name.and_then(Value::as_str).unwrap_or_default();
         if is_never_a_source(kind, name, &labels) {
             return Err(
                 "every cluster makes such an object itself, or it is one of Runnel's own: remove it"
                     .to_owned(),
             );
         }
-        let content = content_of(kind, manifest).map_err(|refused| refused.reason().to_owned())?;
-        let canonical = content.to_bytes();
-        if canonical.len() > PAYLOAD_LIMIT {
-            return Err(format!(
-                "it has {} bytes, and an agent accepts {PAYLOAD_LIMIT}: divide it",
-                canonical.len()
-            ));
-        }
-        let revision = self.key.revision(&kind.resource, &canonical);
-        let mut read = SourceContent::of(revision, &content, canonical);
-        read.denied = denied_of(manifest).map(|denied| Payload::encode(denied.to_bytes()));
-        Ok(read)
+        source_content(kind, manifest, self.key).map_err(|refusal| match refusal {
+            ContentRefusal::Unsupported(refused) => refused.reason().to_owned(),
+            ContentRefusal::TooLarge(bytes) => {
+                format!("it has {bytes} bytes, and an agent accepts {PAYLOAD_LIMIT}: divide it")
+            }
+        })
     }
 }
 

@@ -1,5 +1,6 @@
 use serde_json::json;
 
+use super::super::content_of;
 use super::*;
 
 fn kinds() -> Kinds {

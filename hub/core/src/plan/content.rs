@@ -2,10 +2,12 @@
 use std::collections::BTreeMap;
 
 use runnel_proto::model::{
-    Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, RESERVED_PREFIX,
+    Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, PAYLOAD_LIMIT, Payload,
+    RESERVED_PREFIX, RevisionKey,
 };
 use serde_json::Value;
 
+use super::SourceContent;
 use super::portable::{is_automatic, is_controlled, is_local_entry, portable_fields};
 use runnel_api::is_local_kind;
 
@@ -74,6 +76,24 @@ impl UnsupportedSource {
     }
 }
 
+/// Why an object has no content to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ContentRefusal {
+    /// It is never distributed.
+    Unsupported(UnsupportedSource),
+    /// Its content has this number of bytes, which is more than the agent's limit.
+    TooLarge(usize),
+}
+
+impl From<ContentRefusal> for UnsupportedSource {
+    fn from(refusal: ContentRefusal) -> Self {
+        match refusal {
+            ContentRefusal::Unsupported(refused) => refused,
+            ContentRefusal::TooLarge(_) => Self::TooLarge,
+        }
+    }
+}
+
 /// Whether an object is never a source, by its kind, name and labels alone: it is made by every cluster itself, it is a
 /// copy, or it is Runnel's own.
 pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, String>) -> bool {
@@ -88,16 +108,37 @@ pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, Stri
 }
 
 /// Whether a controller made an object of a kind without rules of its own. It is a source only for rules that say so.
-pub fn is_controlled_source(kind: &Kind, object: &Value) -> bool {
+fn is_controlled_source(kind: &Kind, object: &Value) -> bool {
     kind.content.fields.is_empty() && is_controlled(object)
 }
 
-/// Returns the distributed part of an object.
+/// Returns the content of an object, encoded for the wire.
+///
+/// # Errors
+/// [`ContentRefusal`] if the object is never distributed, or is too large.
+pub(super) fn source_content(
+    kind: &Kind,
+    object: &Value,
+    key: &RevisionKey,
+) -> Result<SourceContent, ContentRefusal> {
+    let content = content_of(kind, object).map_err(ContentRefusal::Unsupported)?;
+    let canonical = content.to_bytes();
+    if canonical.len() > PAYLOAD_LIMIT {
+        return Err(ContentRefusal::TooLarge(canonical.len()));
+    }
+    let revision = key.revision(&kind.resource, &canonical);
+    let mut read = SourceContent::of(revision, &content, canonical);
+    read.controlled = is_controlled_source(kind, object);
+    read.denied = denied_of(object).map(|denied| Payload::encode(denied.to_bytes()));
+    Ok(read)
+}
+
+/// Checks that an object may be distributed, whatever its content.
 ///
 /// # Errors
 /// [`UnsupportedSource::Annotation`] if the owner's annotation denies it,
 /// [`UnsupportedSource::Type`] for types that are never distributed.
-pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
+pub(super) fn check_distributed(kind: &Kind, object: &Value) -> Result<(), UnsupportedSource> {
     let refuses = |annotations: &Value| {
         annotations
             .get(DISTRIBUTE_ANNOTATION)
@@ -117,6 +158,15 @@ pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSou
     {
         return Err(UnsupportedSource::Type);
     }
+    Ok(())
+}
+
+/// Returns the distributed part of an object.
+///
+/// # Errors
+/// [`UnsupportedSource`] if the object is never distributed.
+pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
+    check_distributed(kind, object)?;
     if kind.content.fields.is_empty() {
         return Ok(portable_content(kind, object));
     }
@@ -146,7 +196,7 @@ fn portable_content(kind: &Kind, object: &Value) -> Content {
 
 /// Returns the labels and annotations that are copied only if a rule allows them; `None` if there
 /// are none. Marks of copies, and annotations that contain the whole object, are never copied.
-pub fn denied_of(object: &Value) -> Option<Content> {
+fn denied_of(object: &Value) -> Option<Content> {
     let never = |key: &str| {
         key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED
     };

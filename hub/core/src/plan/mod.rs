@@ -50,15 +50,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use bundle::Bundle;
-pub use bundle::{is_bundle, read_bundle};
+#[cfg(test)]
+pub(crate) use bundle::read_bundle;
+pub use bundle::{is_bundle, read_source};
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_choice::ClusterChoice;
 pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
-pub use content::{
-    ROLLBACK_SECRETS, UnsupportedSource, content_of, denied_of, is_controlled_source,
-    is_never_a_source,
-};
+pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
 pub use grants::{
     EffectiveTerms, GrantChange, Grants, RuleGrant, RuleGrants, TargetClusters, TermsResolver,
