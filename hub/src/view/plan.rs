@@ -14,7 +14,7 @@ use kube::{Api, ResourceExt};
 use runnel_api::{
     PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlanStatus,
 };
-use runnel_proto::model::{ClusterName, FieldsKey, RuleName, RuleUid, Scope, SourceRef};
+use runnel_proto::model::{ClusterName, FieldsKey, RuleName, RuleUid, SourceRef};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
@@ -384,7 +384,7 @@ impl ViewServer {
             .hub_state
             .kind(&place.resource)
             .ok_or(ScopeListError::NotServed)?;
-        if (kind.scope == Scope::Cluster) != place.is_cluster() {
+        if !place.fits(&kind) {
             return Err(ScopeListError::OtherScope);
         }
         let api: Api<DynamicObject> = api_in(self.client.clone(), place.listed_namespace(), &kind);

@@ -11,8 +11,8 @@ use kube::api::{ListParams, ObjectMeta};
 use kube::{Api, Resource};
 use runnel_api::{ClusterDistributionRule, DistributionRule, RuleSyncStatus, UnobservedObject};
 use runnel_hub_core::index::{Index, ListedScope};
-use runnel_hub_core::plan::{Rule, Scope, SourceChoice, WatchScope};
-use runnel_proto::model::{RuleName, RuleUid, Scope as KindScope};
+use runnel_hub_core::plan::{Rule, Scope, WatchScope};
+use runnel_proto::model::{RuleName, RuleUid};
 use serde::de::DeserializeOwned;
 
 use super::error::ViewError;
@@ -138,7 +138,7 @@ impl ViewServer {
         let mut listed = Vec::new();
         for scope in scopes(&rule, &self.hub_state.settings.scope) {
             let found = match self.hub_state.kind(&scope.resource) {
-                Some(kind) if (kind.scope == KindScope::Cluster) == scope.is_cluster() => {
+                Some(kind) if scope.fits(&kind) => {
                     list_metadata(&self.client, &kind, &scope, &rule, room).await
                 }
                 _ => Err(ListError::NotServed),
@@ -222,18 +222,17 @@ fn saved(name: &RuleName, metadata: ObjectMeta) -> Result<SavedRule, ViewError> 
 
 /// Returns the scopes to list: single namespaces, if the rule names them.
 fn scopes(rule: &Rule, watched: &Scope) -> BTreeSet<WatchScope> {
-    if rule.literal_namespaces().is_none() {
-        return rule.places(watched);
-    }
-    let of_entry = |entry: &SourceChoice| {
-        let namespaces = entry.literal_namespaces().unwrap_or_default();
-        let scopes = entry.resources.iter().flat_map(|resource| {
+    let mut scopes = BTreeSet::new();
+    for entry in &rule.sources {
+        let Some(namespaces) = entry.literal_namespaces() else {
+            return rule.places(watched);
+        };
+        for resource in &entry.resources {
             let of_kind = |namespace: &&str| WatchScope::in_namespace(resource.clone(), namespace);
-            namespaces.iter().map(of_kind).collect::<Vec<_>>()
-        });
-        scopes.collect::<Vec<_>>()
-    };
-    rule.sources.iter().flat_map(of_entry).collect()
+            scopes.extend(namespaces.iter().map(of_kind));
+        }
+    }
+    scopes
 }
 
 #[cfg(test)]

@@ -224,7 +224,7 @@ impl SourceWatches {
                 None => Err(Unwatched::Awaited),
             };
         };
-        if (kind.scope == Scope::Cluster) != scope.is_cluster() {
+        if !scope.fits(kind) {
             return unreadable(other_scope(kind));
         }
         if !watched.contains(resource) && watched.len() >= KINDS_LIMIT {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use runnel_proto::model::SourceRef;
+use runnel_proto::model::{Kind, Scope as KindScope, SourceRef};
 
 /// A kind in one namespace of the hub, in all of them, or in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +43,11 @@ impl WatchScope {
     /// Whether the scope is for a kind without namespaces.
     pub fn is_cluster(&self) -> bool {
         self.namespace.as_deref() == Some("")
+    }
+
+    /// Whether the scope of its kind is that of this kind: both have namespaces, or neither has.
+    pub fn fits(&self, kind: &Kind) -> bool {
+        (kind.scope == KindScope::Cluster) == self.is_cluster()
     }
 
     /// The namespace to list and watch; `None`: all objects of the kind.
