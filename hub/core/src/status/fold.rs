@@ -517,14 +517,10 @@ fn verdict(
         return ConditionValue::new(False, model::Reason::Drifted, message);
     }
     if !unhealthy.is_empty() {
-        let awaited = |state: &RuleClusterState| {
-            let known = state.healthy.saturating_add(state.unhealthy);
-            state.with_health.saturating_sub(known)
-        };
-        let copies: i64 = unhealthy.iter().map(|(_, state)| awaited(state)).sum();
+        let copies = unhealthy.iter().map(|(_, state)| state.awaiting_health);
         let message = format!(
             "{} in {}",
-            not_healthy_yet(copies),
+            not_healthy_yet(copies.sum()),
             clusters(unhealthy.len())
         );
         return ConditionValue::new(False, Reason::AwaitingHealth, message);
@@ -623,8 +619,8 @@ fn verdict(
         };
         return ConditionValue::new(False, Reason::NoNamespaces, message);
     }
-    let has_health = states.iter().any(|(_, state)| state.with_health > 0);
-    let all = if has_health && judged == Judged::Healthy {
+    // Without unmatched names, health is judged only if some copy has one.
+    let all = if judged == Judged::Healthy {
         "every copy is applied and healthy"
     } else {
         "every copy is applied"

@@ -7,6 +7,7 @@ use runnel_proto::model::{
 };
 
 use super::report_store::{Connectivity, RuleReport, SessionFacts};
+use super::view::counted;
 use super::{ReportStore, SETTLING, View};
 use crate::index::RuleEntry;
 use crate::plan::{
@@ -48,6 +49,7 @@ pub(super) struct RuleClusterState {
     pub(super) with_health: i64,
     pub(super) healthy: i64,
     pub(super) unhealthy: i64,
+    pub(super) awaiting_health: i64,
     pub(super) reason: Reason,
     pub(super) message: String,
     /// The namespaces for which copies wait.
@@ -85,11 +87,15 @@ fn is_absent(view: &View<'_>, cluster: &ClusterView<'_>) -> bool {
     member.is_some_and(|member| !member.was_connected)
 }
 
-/// The state alone, which is read far more often than the whole entry. The health of copies decides only where everything
-/// else is as it should be.
+/// The state alone, which is read far more often than the whole entry.
 fn state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> ClusterState {
-    match applied_state(view, cluster, now) {
-        ClusterState::Ready => health_state(cluster.rule_report),
+    judge_health(applied_state(view, cluster, now), cluster.rule_report)
+}
+
+/// Adds the health of copies to a state without it. It decides only where everything else is as it should be.
+fn judge_health(applied_state: ClusterState, rule_report: Option<&RuleReport>) -> ClusterState {
+    match applied_state {
+        ClusterState::Ready => health_state(rule_report),
         other => other,
     }
 }
@@ -203,10 +209,7 @@ pub(super) fn state_of(
 ) -> RuleClusterState {
     let (rule_report, name) = (cluster.rule_report, cluster.name);
     let applied_state = applied_state(view, cluster, now);
-    let state = match applied_state {
-        ClusterState::Ready => health_state(rule_report),
-        other => other,
-    };
+    let state = judge_health(applied_state, rule_report);
     let is_by_health = state != applied_state;
     // For an unreachable cluster only.
     let before = || {
@@ -322,6 +325,7 @@ pub(super) fn state_of(
         with_health: counts.with_health.into(),
         healthy: counts.healthy.into(),
         unhealthy: counts.unhealthy.into(),
+        awaiting_health: counts.awaiting_health().into(),
         reason,
         message,
         absent: rule_report
@@ -465,10 +469,8 @@ fn unhealthy(rule_report: Option<&RuleReport>) -> (Reason, String) {
 
 /// Returns the message about copies that are in progress.
 pub(super) fn not_healthy_yet(copies: i64) -> String {
-    match copies {
-        1 => "1 copy is applied and not healthy yet".to_owned(),
-        more => format!("{more} copies are applied and not healthy yet"),
-    }
+    let copies = counted(copies, "copy is", "copies are");
+    format!("{copies} applied and not healthy yet")
 }
 
 /// Returns the message about a rule over the limit of a cluster.
