@@ -6,6 +6,7 @@ use std::path::Path;
 use runnel_api::{
     BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundle, ManifestBundleSpec, limits,
 };
+use runnel_hub_core::plan::{LAST_APPLIED, MANIFEST_METADATA};
 use runnel_proto::model::{is_subdomain, plain_text};
 use serde_json::{Map, Value};
 
@@ -28,7 +29,6 @@ const SERVER_METADATA: [&str; 6] = [
     "selfLink",
     "uid",
 ];
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Prints a bundle.
 pub(super) fn run(session: &CommandContext<'_>, options: &BundleArgs) -> anyhow::Result<()> {
@@ -187,7 +187,7 @@ impl Collected {
                 metadata.remove("annotations");
             }
         }
-        let is_kept = |key: &String| ["annotations", "labels", "name"].contains(&key.as_str());
+        let is_kept = |key: &String| MANIFEST_METADATA.contains(&key.as_str());
         let removed: Vec<_> = metadata
             .keys()
             .filter(|key| !is_kept(key))

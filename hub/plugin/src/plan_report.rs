@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use runnel_api::{PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlanStatus};
 use runnel_proto::closed_list::Verdict;
+use runnel_proto::model::SourceRef;
 use serde_json::{Map, Value, json};
 
 use super::parse::ArgumentError;
@@ -324,11 +325,10 @@ pub fn called(kind: &str, namespace: &str, name: &str) -> String {
 }
 
 fn cells(copy: &PlannedCopy) -> [String; 4] {
-    let parts: Vec<&str> = copy.copy.split('/').collect();
-    let (resource, namespace, name) = match *parts.as_slice() {
-        [resource, namespace, name] => (resource, namespace, name),
-        [resource, name] => (resource, "", name),
-        _ => (&*copy.copy, "", ""),
+    let known = SourceRef::parse(&copy.copy);
+    let (resource, namespace, name) = match &known {
+        Some(known) => (&*known.resource, &*known.namespace, &*known.name),
+        None => (&*copy.copy, "", ""),
     };
     let kind = resource.strip_suffix('s').unwrap_or(resource);
     [&*copy.verdict, namespace, kind, name].map(str::to_owned)

@@ -18,7 +18,7 @@ use super::portable::is_controlled;
 use super::{RenderError, RenderErrorKind, SourceContent, SourceState};
 
 /// The metadata that a manifest may have.
-const METADATA: [&str; 3] = ["annotations", "labels", "name"];
+pub const MANIFEST_METADATA: [&str; 3] = ["annotations", "labels", "name"];
 /// The most bytes of a name or a word of a manifest in a message.
 const SHOWN: usize = 80;
 
@@ -300,7 +300,7 @@ impl ManifestReader<'_> {
         }
         let metadata = manifest.get("metadata").and_then(Value::as_object);
         let is_set = |(key, value): &(&String, &Value)| {
-            !METADATA.contains(&key.as_str()) && !value.is_null()
+            !MANIFEST_METADATA.contains(&key.as_str()) && !value.is_null()
         };
         if let Some((key, _)) = metadata.into_iter().flatten().find(is_set) {
             let key = plain_text(key, SHOWN);

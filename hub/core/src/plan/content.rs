@@ -12,7 +12,7 @@ use super::portable::{is_automatic, is_controlled, is_local_entry, portable_fiel
 use runnel_api::is_local_kind;
 
 /// The annotation in which `kubectl apply` stores the whole object.
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Annotations and labels that are not copied unless a rule allows it: they control tools of the
 /// hub cluster, or repeat the whole object. A trailing `*` matches any rest. Argo CD's

@@ -52,12 +52,14 @@ use std::sync::{Arc, OnceLock};
 use bundle::Bundle;
 #[cfg(test)]
 pub(crate) use bundle::read_bundle;
-pub use bundle::{is_bundle, read_source};
+pub use bundle::{MANIFEST_METADATA, is_bundle, read_source};
 pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
 pub use cluster_choice::ClusterChoice;
 pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
-pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source};
+pub use content::{
+    LAST_APPLIED, ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source,
+};
 pub use cow_sorted_map::CowSortedMap;
 pub use grants::{
     EffectiveTerms, GrantChange, Grants, RuleGrant, RuleGrants, TargetClusters, TermsResolver,

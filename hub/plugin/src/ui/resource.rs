@@ -1,5 +1,6 @@
 //! What the page follows: a closed list of resources, with their paths.
 use runnel_api::{GROUP, VIEW_GROUP, VIEW_VERSION};
+use runnel_hub_core::plan::LAST_APPLIED;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -122,7 +123,7 @@ impl Resource {
                 .get_mut("annotations")
                 .and_then(Value::as_object_mut)
             {
-                annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+                annotations.remove(LAST_APPLIED);
             }
         }
         if self == Self::Members {
