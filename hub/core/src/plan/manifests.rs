@@ -6,16 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_api::BUNDLE_KIND;
-use runnel_proto::model::SourceRef;
+use runnel_proto::model::{Revision, SourceRef};
 
 use super::bundle::{Manifest, is_bundle};
-use super::{CowSortedMap, RenderError, RenderErrorKind, Rule, RulePlan, SourceContent};
+use super::{CowSortedMap, RenderError, RenderErrorKind, RulePlan, SourceContent};
 
 /// The manifests of the selected bundles.
 #[derive(Clone, Default)]
 pub(super) struct Manifests {
-    /// Whether the rule selects bundles at all.
-    are_selected: bool,
     /// The bundles with known content.
     bundles: CowSortedMap<SourceRef, Arc<SourceContent>>,
     /// The bundles that have a manifest, by the intent, and the object itself if the rule selects it too.
@@ -23,22 +21,6 @@ pub(super) struct Manifests {
 }
 
 impl Manifests {
-    /// Those of a plan without any source.
-    pub(super) fn of(rule: &Rule) -> Self {
-        Self {
-            are_selected: rule.selects_bundles(),
-            ..Self::default()
-        }
-    }
-
-    /// Those of a plan of the same rule without any source.
-    pub(super) fn emptied(&self) -> Self {
-        Self {
-            are_selected: self.are_selected,
-            ..Self::default()
-        }
-    }
-
     /// Whether nothing of a bundle is known.
     fn is_empty(&self) -> bool {
         self.bundles.is_empty() && self.origins.is_empty()
@@ -46,13 +28,13 @@ impl Manifests {
 
     /// Whether two have the same bundles with the same content.
     pub(super) fn has_equal_content(&self, other: &Self) -> bool {
-        let revisions = |manifests: &Self| -> Vec<_> {
-            let bundles = manifests.bundles.iter();
-            bundles
-                .map(|(bundle, content)| (bundle.clone(), content.revision))
-                .collect()
-        };
-        self.are_selected == other.are_selected && revisions(self) == revisions(other)
+        self.revisions().eq(other.revisions())
+    }
+
+    /// The revision of each bundle.
+    fn revisions(&self) -> impl Iterator<Item = (&SourceRef, Revision)> {
+        let bundles = self.bundles.iter();
+        bundles.map(|(bundle, content)| (bundle, content.revision))
     }
 
     /// Whether this is a bundle with known content, or a manifest.
@@ -219,7 +201,7 @@ impl RulePlan {
             && self.unreadable.is_empty()
             && self.render_errors.is_empty()
             && self.unknown.is_empty();
-        if !self.manifests.are_selected || is_all_known {
+        if !self.selects_bundles || is_all_known {
             return false;
         }
         let first = SourceRef::new(BUNDLE_KIND, namespace, "");

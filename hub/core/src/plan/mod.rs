@@ -204,6 +204,8 @@ pub struct RulePlan {
     pub render_errors: BTreeMap<SourceRef, RenderError>,
     /// Known Secrets whose values are used in copies of other sources.
     pub secret_refs: BTreeMap<SourceRef, SourceState>,
+    /// Whether the rule selects bundles at all.
+    selects_bundles: bool,
     /// The manifests of the selected bundles.
     manifests: Manifests,
     /// The scopes of the rule's sources that are not listed now.
@@ -219,10 +221,9 @@ impl RulePlan {
     /// A plan without any source.
     pub fn empty(rule: &Rule) -> Self {
         let shown = Expected::with_ignored(&rule.terms.ignore_fields);
-        let manifests = Manifests::of(rule);
         Self {
             shown,
-            manifests,
+            selects_bundles: rule.selects_bundles(),
             ..Self::of(&rule.uid, &Scope::default())
         }
     }
@@ -239,6 +240,7 @@ impl RulePlan {
             refused: BTreeMap::new(),
             render_errors: BTreeMap::new(),
             secret_refs: BTreeMap::new(),
+            selects_bundles: false,
             manifests: Manifests::default(),
             unknown: BTreeSet::new(),
             scope: scope.clone(),
@@ -455,6 +457,7 @@ impl RulePlan {
             && self.render_errors == other.render_errors
             && self.unknown == other.unknown
             && self.has_same_references(other)
+            && self.selects_bundles == other.selects_bundles
             && self.manifests.has_equal_content(&other.manifests)
             && self.scope == other.scope
             && self.intents.len() == other.intents.len()

@@ -86,11 +86,10 @@ impl RenderedPlan {
     /// Creates an empty plan for a selection.
     pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
         let (unknown, shown) = (selection.unknown.clone(), selection.shown.emptied());
-        let manifests = selection.manifests.emptied();
         let plan = RulePlan {
             unknown,
             shown,
-            manifests,
+            selects_bundles: selection.selects_bundles,
             ..RulePlan::of(&selection.uid, &selection.scope)
         };
         Self {
