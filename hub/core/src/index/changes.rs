@@ -1,5 +1,4 @@
 //! Reports to the removal guard which items a rule no longer selects, and which it selects again.
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
@@ -200,10 +199,8 @@ fn record_kinds(
     cause: &Cause,
 ) {
     let lost = |kind: &&str| before.grants_kind(kind) && !now.grants_kind(kind);
-    // The manifests of bundles have kinds that the rule does not name.
-    let sent = entry.plan.digests.keys().map(|kind| &**kind);
-    let kinds: BTreeSet<&str> = entry.rule.resources().chain(sent).filter(lost).collect();
-    let kinds: Vec<Arc<str>> = kinds.into_iter().map(Arc::from).collect();
+    let kinds = entry.plan.kinds(&entry.rule).into_iter().filter(lost);
+    let kinds: Vec<Arc<str>> = kinds.map(Arc::from).collect();
     for kind in kinds {
         entry
             .guard

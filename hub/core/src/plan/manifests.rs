@@ -9,7 +9,7 @@ use runnel_api::BUNDLE_KIND;
 use runnel_proto::model::{Revision, SourceRef};
 
 use super::bundle::{Manifest, is_bundle};
-use super::{CowSortedMap, RenderError, RenderErrorKind, RulePlan, SourceContent};
+use super::{CowSortedMap, RenderError, RenderErrorKind, Rule, RulePlan, SourceContent};
 
 /// The manifests of the selected bundles.
 #[derive(Clone, Default)]
@@ -183,6 +183,12 @@ impl RulePlan {
         }
         let is_selected = self.selects(object).then(|| object.clone());
         is_selected.into_iter().collect()
+    }
+
+    /// The kinds that the rule names, and those of the manifests of its bundles.
+    pub fn kinds<'a>(&'a self, rule: &'a Rule) -> BTreeSet<&'a str> {
+        let of_intents = self.digests.keys().map(|kind| &**kind);
+        rule.resources().chain(of_intents).collect()
     }
 
     /// The bundle that has a manifest; `None` for other sources.

@@ -2,7 +2,7 @@ use runnel_proto::model::{Kind, Kinds, RevisionKey, Scope};
 use serde_json::{Value, json};
 
 use super::super::{
-    ClusterPlans, RevisionHasher, Rule, Scope as HubScope, Source, SourceState, WatchScope, plan,
+    ClusterPlans, RevisionHasher, Scope as HubScope, Source, SourceState, WatchScope, plan,
     read_bundle,
 };
 use super::*;

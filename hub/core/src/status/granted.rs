@@ -85,13 +85,13 @@ fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
             .1
             .insert(cluster);
     }
-    let named = if alike.is_empty() {
-        BTreeSet::new()
-    } else {
-        target_namespaces(view)
-    };
+    if alike.is_empty() {
+        return missing;
+    }
+    let sent_kinds = sent_kinds(view);
+    let named = target_namespaces(view, &sent_kinds);
     for (terms, clusters) in alike.into_values() {
-        collect_missing(view, terms, &clusters, &named, &mut missing);
+        collect_missing(view, terms, &clusters, (&sent_kinds, &named), &mut missing);
     }
     missing
 }
@@ -100,12 +100,14 @@ fn collect_missing<'a>(
     view: &'a View<'_>,
     terms: &Terms,
     clusters: &BTreeSet<&'a ClusterName>,
-    named: &BTreeSet<(&str, String)>,
+    (sent_kinds, named): (&BTreeSet<&'a str>, &BTreeSet<(&str, String)>),
     missing: &mut Missing<'a>,
 ) {
     let grants = terms.grants.as_deref().unwrap_or_default();
-    let (granted, denied): (Vec<_>, Vec<_>) =
-        sent_kinds(view).partition(|resource| terms.grants_kind(resource));
+    let (granted, denied): (BTreeSet<&str>, BTreeSet<&str>) = sent_kinds
+        .iter()
+        .copied()
+        .partition(|resource| terms.grants_kind(resource));
     for resource in denied {
         missing.kinds.entry(resource).or_default().extend(clusters);
     }
@@ -155,24 +157,19 @@ fn collect_missing<'a>(
     missing.limited |= broad && grants.iter().any(|grant| grant.namespaces.is_some());
 }
 
-/// Returns the kinds that the rule names, and those of the manifests of its bundles. A bundle itself is not sent.
-fn sent_kinds<'a>(view: &'a View<'_>) -> impl Iterator<Item = &'a str> {
-    let named = view.rule.resources();
-    let is_other = |kind: &&str| !view.rule.resources().any(|named| named == *kind);
-    let of_manifests = view
-        .plan
-        .digests
-        .keys()
-        .map(|kind| &**kind)
-        .filter(is_other);
-    named
-        .filter(|kind| *kind != BUNDLE_KIND)
-        .chain(of_manifests)
+/// Returns the kinds of what is sent. A bundle itself is not sent.
+fn sent_kinds<'a>(view: &'a View<'_>) -> BTreeSet<&'a str> {
+    let mut kinds = view.plan.kinds(view.rule);
+    kinds.remove(BUNDLE_KIND);
+    kinds
 }
 
 /// Returns the target namespaces that the rule names, by kind: literal ones, or those of its
 /// sources.
-fn target_namespaces<'a>(view: &'a View<'_>) -> BTreeSet<(&'a str, String)> {
+fn target_namespaces<'a>(
+    view: &View<'_>,
+    sent_kinds: &BTreeSet<&'a str>,
+) -> BTreeSet<(&'a str, String)> {
     match &view.rule.terms.namespaces {
         Some(choice) => {
             let of_kind = |resource: &'a str| {
@@ -180,13 +177,12 @@ fn target_namespaces<'a>(view: &'a View<'_>) -> BTreeSet<(&'a str, String)> {
                     .wanted_literals()
                     .map(move |name| (resource, name.to_owned()))
             };
-            sent_kinds(view).flat_map(of_kind).collect()
+            sent_kinds.iter().copied().flat_map(of_kind).collect()
         }
         None => {
             let of_source = |resource: &str, namespace: &str| {
-                sent_kinds(view)
-                    .find(|known| *known == resource)
-                    .map(|known| (known, namespace.to_owned()))
+                let known = sent_kinds.get(resource)?;
+                Some((*known, namespace.to_owned()))
             };
             view.plan
                 .intents
