@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use runnel_tests::binaries;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, TestCluster, condition};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition};
 use runnel_tests::scratch::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -96,31 +96,6 @@ async fn prepared(scene: &Scene, namespace: &str, change: &Value) -> Result<Id> 
     Ok(Id::cluster_rule(namespace))
 }
 
-/// Waits until each member has a value at a path of its copy.
-async fn is_everywhere(scene: &Scene, id: &Id, path: &str, value: &Value) -> Result<()> {
-    for member in &scene.members {
-        let what = format!("with {value} at {path}");
-        let seen = member.sees(&what, id, |copy| {
-            ensure!(copy.pointer(path) == Some(value), "{copy}");
-            Ok(())
-        });
-        seen.await?;
-    }
-    Ok(())
-}
-
-/// Waits until the rule is not ready for this reason, with these words in its message.
-async fn is_stalled(hub: &TestCluster, rule: &Id, reason: &str, words: &[&str]) -> Result<Value> {
-    hub.sees(&format!("{reason} with {words:?}"), rule, |object| {
-        let ready = condition(object, "Ready")?;
-        let message = ready["message"].as_str().unwrap_or_default();
-        let all = words.iter().all(|word| message.contains(word));
-        ensure!(ready["reason"] == reason && all, "{ready}");
-        Ok(())
-    })
-    .await
-}
-
 #[tokio::test]
 async fn manifests_are_delivered_edited_and_removed() -> Result<()> {
     let scene = Scene::of(fleet().await?).await?;
@@ -139,16 +114,16 @@ async fn manifests_are_delivered_edited_and_removed() -> Result<()> {
         within(&all[1], home)?,
         within(&all[2], home)?,
     ];
-    is_everywhere(
-        &scene,
-        &ids[0],
-        "/spec/template/spec/containers/0/name",
-        &json!("web"),
-    )
-    .await?;
+    scene
+        .has_everywhere(
+            &ids[0],
+            "/spec/template/spec/containers/0/name",
+            &json!("web"),
+        )
+        .await?;
     let source = "/metadata/annotations/runnel.dev~1source";
     let named = json!(format!("deployments.apps/{home}/web"));
-    is_everywhere(&scene, &ids[0], source, &named).await?;
+    scene.has_everywhere(&ids[0], source, &named).await?;
     for id in &ids {
         ensure!(scene.hub.find(id).await?.is_none(), "{id} is on the hub");
     }
@@ -161,8 +136,12 @@ async fn manifests_are_delivered_edited_and_removed() -> Result<()> {
         .hub
         .change(&web, json!({"spec": {"manifests": edited}}))
         .await?;
-    is_everywhere(&scene, &ids[1], "/spec/ports/0/port", &json!(8080)).await?;
-    is_everywhere(&scene, &ids[2], "/data/k", &json!("two")).await?;
+    scene
+        .has_everywhere(&ids[1], "/spec/ports/0/port", &json!(8080))
+        .await?;
+    scene
+        .has_everywhere(&ids[2], "/data/k", &json!("two"))
+        .await?;
     scene.member(1).is_untouched(&untouched).await?;
 
     // Drift of a copy is corrected.
@@ -170,7 +149,9 @@ async fn manifests_are_delivered_edited_and_removed() -> Result<()> {
         .member(1)
         .change(&ids[1], json!({"spec": {"selector": {"app": "other"}}}))
         .await?;
-    is_everywhere(&scene, &ids[1], "/spec/selector/app", &json!("web")).await?;
+    scene
+        .has_everywhere(&ids[1], "/spec/selector/app", &json!("web"))
+        .await?;
 
     // A manifest leaves the bundle, and then the bundle goes.
     let left = json!([deployment(), settings("two")]);
@@ -219,13 +200,16 @@ async fn wrong_manifests_are_named_and_remove_nothing() -> Result<()> {
             .hub
             .change(&web, json!({"spec": {"manifests": manifests}}))
             .await?;
-        let status = is_stalled(&scene.hub, &rule, "InvalidCopy", &[&place, words]).await?;
+        let status = scene
+            .hub
+            .wait_refused(&rule, "InvalidCopy", &[&place, words])
+            .await?;
         ensure!(
             !status.to_string().contains("hunter2"),
             "a value of a Secret is in the status"
         );
     }
-    is_everywhere(&scene, &map, "/data/k", &json!("two")).await?;
+    scene.has_everywhere(&map, "/data/k", &json!("two")).await?;
     let manifests = json!([
         settings("two"),
         manifest("example.org/v1", "Lost", "l", &json!({}))
@@ -234,7 +218,10 @@ async fn wrong_manifests_are_named_and_remove_nothing() -> Result<()> {
         .hub
         .change(&web, json!({"spec": {"manifests": manifests}}))
         .await?;
-    is_stalled(&scene.hub, &rule, "InvalidCopy", &["does not serve"]).await?;
+    scene
+        .hub
+        .wait_refused(&rule, "InvalidCopy", &["does not serve"])
+        .await?;
     for member in &scene.members {
         member.get(&service).await.context("it is gone")?;
     }
@@ -252,10 +239,15 @@ async fn wrong_manifests_are_named_and_remove_nothing() -> Result<()> {
         .hub
         .make(&bundle(home, "other", &[settings("other")]))
         .await?;
-    is_stalled(&scene.hub, &rule, "AmbiguousSource", &["/web", "/other"]).await?;
-    is_everywhere(&scene, &map, "/data/k", &json!("two")).await?;
+    scene
+        .hub
+        .wait_refused(&rule, "AmbiguousSource", &["/web", "/other"])
+        .await?;
+    scene.has_everywhere(&map, "/data/k", &json!("two")).await?;
     scene.hub.delete(&web).await?;
-    is_everywhere(&scene, &map, "/data/k", &json!("other")).await?;
+    scene
+        .has_everywhere(&map, "/data/k", &json!("other"))
+        .await?;
     Ok(())
 }
 
@@ -309,13 +301,9 @@ async fn grant_is_for_the_kind_of_the_manifest() -> Result<()> {
     scene.hub.make(&draft.json()).await?;
     let rule = Id::rule(home, "web");
     // The grant that the hub makes is for ConfigMaps and Secrets.
-    is_everywhere(
-        &scene,
-        &within(&settings(""), home)?,
-        "/data/k",
-        &json!("one"),
-    )
-    .await?;
+    scene
+        .has_everywhere(&within(&settings(""), home)?, "/data/k", &json!("one"))
+        .await?;
     scene
         .hub
         .sees("services not granted", &rule, |object| {
@@ -437,13 +425,9 @@ async fn plugin_makes_bundles_for_kubectl_apply() -> Result<()> {
     let again = ["apply", "--server-side", "--force-conflicts", "-f", "-"];
     hub.kubectl_stdin(&again, &text.replace("one", "two"))
         .await?;
-    is_everywhere(
-        &scene,
-        &within(&settings(""), home)?,
-        "/data/k",
-        &json!("two"),
-    )
-    .await?;
+    scene
+        .has_everywhere(&within(&settings(""), home)?, "/data/k", &json!("two"))
+        .await?;
     scene.hub.all_written(&rule, 6).await?;
     Ok(())
 }

@@ -342,12 +342,9 @@ async fn health_that_changes_all_the_time_is_written_once_a_second() -> Result<(
 
 async fn has_image(member: &TestCluster, id: &Id, image: &str) -> Result<()> {
     let what = format!("with the image {image}");
-    let seen = member.sees(&what, id, |copy| {
-        let is = &copy["spec"]["template"]["spec"]["containers"][0]["image"];
-        ensure!(is == image, "{is}");
-        Ok(())
-    });
-    seen.await.map(drop)
+    let path = "/spec/template/spec/containers/0/image";
+    let values = [(path, json!(image))];
+    member.has_values(&what, id, &values).await.map(drop)
 }
 
 async fn is_in_phase(scene: &Scene, id: &Id, phase: &str, wave: u64) -> Result<Value> {

@@ -205,4 +205,5 @@ async fn kind_without_right_is_reported_with_a_hint() -> Result<()> {
         .hub
         .wait_refused(&id, "SourceUnreadable", &[hint])
         .await
+        .map(drop)
 }

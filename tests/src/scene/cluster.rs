@@ -383,6 +383,21 @@ impl TestCluster {
         .await
     }
 
+    /// Waits until the object has these values, by JSON pointers; returns it.
+    ///
+    /// # Errors
+    /// At the deadline, with the first value that differs.
+    pub async fn has_values(&self, what: &str, id: &Id, values: &[(&str, Value)]) -> Result<Value> {
+        let check = |object: &Value| {
+            for (path, value) in values {
+                let found = object.pointer(path).unwrap_or(&Value::Null);
+                ensure!(found == value, "{path} is {found} instead of {value}");
+            }
+            Ok(())
+        };
+        self.sees(what, id, check).await
+    }
+
     /// Waits until the object does not exist.
     ///
     /// # Errors

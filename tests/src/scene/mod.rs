@@ -108,6 +108,20 @@ impl Scene {
         try_join_all(each).await.map(|_| ())
     }
 
+    /// Waits until every member has an object with this value at a JSON pointer.
+    ///
+    /// # Errors
+    /// At the deadline, with the value that is there.
+    pub async fn has_everywhere(&self, id: &Id, path: &str, value: &Value) -> Result<()> {
+        for member in &self.members {
+            let what = format!("with {value} at {path}");
+            member
+                .has_values(&what, id, &[(path, value.clone())])
+                .await?;
+        }
+        Ok(())
+    }
+
     /// Waits until no member has an object of the kind and name of `source` in any of these namespaces.
     ///
     /// # Errors

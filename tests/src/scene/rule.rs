@@ -75,11 +75,12 @@ impl TestCluster {
         .await
     }
 
-    /// Waits until the rule cannot be carried out for this reason, and its message has these words.
+    /// Waits until the rule cannot be carried out for this reason, and its message has these words;
+    /// returns the rule.
     ///
     /// # Errors
     /// At the deadline, with the condition.
-    pub async fn wait_refused(&self, rule: &Id, reason: &str, words: &[&str]) -> Result<()> {
+    pub async fn wait_refused(&self, rule: &Id, reason: &str, words: &[&str]) -> Result<Value> {
         let check = |object: &Value| {
             is_ready(object, "False", reason)?;
             let message = condition(object, "Ready")?["message"].as_str();
@@ -93,9 +94,7 @@ impl TestCluster {
             );
             Ok(())
         };
-        self.sees(&format!("refused, {reason}"), rule, check)
-            .await
-            .map(drop)
+        self.sees(&format!("refused, {reason}"), rule, check).await
     }
 
     /// Waits until every copy of the rule is applied, and `copies` is how many there are; returns the rule.

@@ -22,7 +22,7 @@ use tonic::transport::Channel;
 
 use super::bar::Bar;
 use super::bare;
-use super::sample::Sample;
+use super::sample::{Sample, resource_of};
 use crate::fleet::{Fleet, FleetOptions, NAMESPACE};
 use crate::guard::Program;
 use crate::restartable::Restartable;
@@ -94,7 +94,7 @@ impl Lab {
     /// # Errors
     /// When an API server does not serve it.
     pub async fn define(&self, kind: &ApiResource, definition: &Value) -> Result<()> {
-        let name = format!("{}.{}", kind.plural, kind.group);
+        let name = resource_of(kind);
         let params = PatchParams::apply("speed").force();
         let mut clusters = vec![self.client.clone()];
         for number in 1..=self.fleet.size() {

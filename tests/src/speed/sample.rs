@@ -4,6 +4,8 @@ use kube::api::DynamicObject;
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 
+use crate::scene::Draft;
+
 /// A kind of objects, each of which carries one text as its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sample {
@@ -118,6 +120,12 @@ impl Sample {
     }
 }
 
+/// The name of a custom resource in rules and policies, which is that of its definition.
+#[must_use]
+pub fn resource_of(kind: &ApiResource) -> String {
+    format!("{}.{}", kind.plural, kind.group)
+}
+
 /// The text of a kind for a command line, as `apps/v1/Deployment`.
 #[must_use]
 pub fn kind_text(kind: &ApiResource) -> String {
@@ -149,20 +157,7 @@ pub fn definition_of(kind: &str) -> Value {
     let scale = json!({"type": "integer", "default": 1});
     let spec =
         json!({"type": "object", "properties": {"unit": text, "scale": scale, "marks": marks}});
-    let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {
-        "spec": spec, "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
-    }}});
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-        "metadata": {"name": format!("{plural}.{GROUP}")},
-        "spec": {
-            "group": GROUP, "scope": "Namespaced",
-            "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
-            "versions": [{
-                "name": "v1", "served": true, "storage": true, "schema": schema, "subresources": {"status": {}},
-            }],
-        },
-    })
+    Draft::definition(&format!("{plural}.{GROUP}"), kind, &[("v1", &spec)]).json()
 }
 
 #[cfg(test)]

@@ -50,19 +50,6 @@ fn sources() -> [Value; 4] {
     ]
 }
 
-/// Waits until each member has a value at a path of its copy.
-async fn is_everywhere(scene: &Scene, id: &Id, path: &str, value: &Value) -> Result<()> {
-    for member in &scene.members {
-        member
-            .sees(&format!("with {value} at {path}"), id, |copy| {
-                ensure!(copy.pointer(path) == Some(value), "{copy}");
-                Ok(())
-            })
-            .await?;
-    }
-    Ok(())
-}
-
 #[tokio::test]
 async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
     let fleet = start().await?;
@@ -101,9 +88,15 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
     );
     scene.member(2).make(&definition("Widget")).await?;
     scene.hub.all_applied(&id, 8).await?;
-    is_everywhere(&scene, &service, "/spec/ports/0/port", &json!(80)).await?;
-    is_everywhere(&scene, &role, "/rules/0/verbs", &json!(["get", "list"])).await?;
-    is_everywhere(&scene, &widget, "/spec/size", &json!(3)).await?;
+    scene
+        .has_everywhere(&service, "/spec/ports/0/port", &json!(80))
+        .await?;
+    scene
+        .has_everywhere(&role, "/rules/0/verbs", &json!(["get", "list"]))
+        .await?;
+    scene
+        .has_everywhere(&widget, "/spec/size", &json!(3))
+        .await?;
     // What each API server completes is no drift, and nothing is written.
     let ids = [&policy, &role, &service, &widget];
     let mut before = Vec::new();
@@ -130,8 +123,12 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
         .hub
         .change(&service, json!({"spec": {"ports": ports}}))
         .await?;
-    is_everywhere(&scene, &widget, "/spec/size", &json!(4)).await?;
-    is_everywhere(&scene, &service, "/spec/ports/0/port", &json!(8080)).await?;
+    scene
+        .has_everywhere(&widget, "/spec/size", &json!(4))
+        .await?;
+    scene
+        .has_everywhere(&service, "/spec/ports/0/port", &json!(8080))
+        .await?;
 
     // Drift is corrected, and a field of another manager stays.
     let member = scene.member(1);
@@ -145,10 +142,16 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
         )
         .await?;
     member.change(&role, json!({"rules": []})).await?;
-    is_everywhere(&scene, &widget, "/spec/size", &json!(4)).await?;
+    scene
+        .has_everywhere(&widget, "/spec/size", &json!(4))
+        .await?;
     let selector = "/spec/podSelector/matchLabels/app";
-    is_everywhere(&scene, &policy, selector, &json!("web")).await?;
-    is_everywhere(&scene, &role, "/rules/0/verbs", &json!(["get", "list"])).await?;
+    scene
+        .has_everywhere(&policy, selector, &json!("web"))
+        .await?;
+    scene
+        .has_everywhere(&role, "/rules/0/verbs", &json!(["get", "list"]))
+        .await?;
     ensure!(member.get(&widget).await?["spec"]["color"] == "red");
     scene.hub.all_applied(&id, 8).await?;
 
@@ -172,7 +175,9 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
     scene.hub.make(&definition("Widget")).await?;
     scene.hub.make_soon(&object("Widget", HOME, "web")).await?;
     scene.hub.all_applied(&id, 2).await?;
-    is_everywhere(&scene, &widget, "/spec/size", &json!(3)).await?;
+    scene
+        .has_everywhere(&widget, "/spec/size", &json!(3))
+        .await?;
     scene.hub.delete(&id).await?;
     scene.hub.lacks(&id).await?;
     scene.vanishes(&all[3], &[HOME]).await

@@ -59,18 +59,6 @@ fn rule(namespace: &str, kind: &str) -> RuleDraft {
         .everywhere()
 }
 
-/// Waits until a member's object has these values, by JSON pointers.
-async fn has(scene: &Scene, member: usize, id: &Id, values: &[(&str, Value)]) -> Result<Value> {
-    let check = |object: &Value| {
-        for (path, value) in values {
-            let found = object.pointer(path).unwrap_or(&Value::Null);
-            ensure!(found == value, "{path} is {found} instead of {value}");
-        }
-        Ok(())
-    };
-    scene.member(member).sees("as shaped", id, check).await
-}
-
 const IMAGE: &str = "/spec/template/spec/containers/0/image";
 const CLUSTER: &str = "/spec/template/spec/containers/0/env/0/value";
 
@@ -104,8 +92,11 @@ async fn deployment_is_shaped_for_each_cluster() -> Result<()> {
         (IMAGE, json!("registry.example.com/app:2")),
         (CLUSTER, json!("member-2")),
     ];
-    has(&scene, 1, &id, &first).await?;
-    let copy = has(&scene, 2, &id, &second).await?;
+    scene.member(1).has_values("as shaped", &id, &first).await?;
+    let copy = scene
+        .member(2)
+        .has_values("as shaped", &id, &second)
+        .await?;
 
     // A path that leads nowhere is named, and holds up no other cluster.
     let nowhere = "/spec/template/spec/containers/7/image";
@@ -154,7 +145,7 @@ async fn deployment_is_shaped_for_each_cluster() -> Result<()> {
         ("/spec/replicas", json!(7)),
         (IMAGE, json!("registry.example.com/app:3")),
     ];
-    has(&scene, 1, &id, &left).await?;
+    scene.member(1).has_values("as shaped", &id, &left).await?;
     Ok(())
 }
 
@@ -183,7 +174,10 @@ async fn variable_that_a_cluster_lacks_is_named_with_its_field() -> Result<()> {
         .hub
         .change(&member, json!({"metadata": {"labels": {"zone": "west"}}}))
         .await?;
-    has(&scene, 1, &Id::of(&source)?, &[(CLUSTER, json!("west"))]).await?;
+    scene
+        .member(1)
+        .has_values("as shaped", &Id::of(&source)?, &[(CLUSTER, json!("west"))])
+        .await?;
     scene.member(2).lacks(&Id::of(&source)?).await
 }
 
@@ -258,16 +252,20 @@ async fn what_a_member_adds_to_a_copy_stays() -> Result<()> {
         ("/metadata/labels/team", json!("a")),
         ("/secrets", secrets["secrets"].clone()),
     ];
-    has(&scene, 1, &account, &both).await?;
+    scene
+        .member(1)
+        .has_values("as shaped", &account, &both)
+        .await?;
 
     let id = Id::of(&widget)?;
-    let adopted = has(
-        &scene,
-        1,
-        &id,
-        &[("/metadata/annotations/example.org~1note", json!("ours"))],
-    )
-    .await?;
+    let adopted = scene
+        .member(1)
+        .has_values(
+            "as shaped",
+            &id,
+            &[("/metadata/annotations/example.org~1note", json!("ours"))],
+        )
+        .await?;
     ensure!(adopted["metadata"]["finalizers"] == existing["metadata"]["finalizers"]);
     scene.hub.delete(&rule).await?;
     scene.hub.lacks(&rule).await?;

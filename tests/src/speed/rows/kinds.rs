@@ -11,10 +11,11 @@ use serde_json::json;
 use super::agent::{BareWatch, cpu_at_rest};
 use super::{MIB, reading};
 use crate::fleet::{Fleet, FleetOptions};
+use crate::scene::RuleDraft;
 use crate::speed::bar::Bar;
 use crate::speed::lab::{Lab, PATIENCE, SOURCES, make_namespace};
 use crate::speed::process::{at_rest, resident};
-use crate::speed::sample::{GROUP, definition_of};
+use crate::speed::sample::{GROUP, definition_of, resource_of};
 use crate::speed::text::noise;
 use crate::speed::verdict::Reading;
 use crate::wait::eventually;
@@ -27,7 +28,7 @@ const RULE: &str = "kinds";
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (count, time) = if quick { (8, 10) } else { (40, 600) };
     let kinds: Vec<ApiResource> = (0..count).map(kind).collect();
-    let resources: Vec<String> = kinds.iter().map(resource).collect();
+    let resources: Vec<String> = kinds.iter().map(resource_of).collect();
     let options = FleetOptions {
         log: "runnel=warn".to_owned(),
         hub_values: json!({"sources": {"kinds": resources}}),
@@ -67,10 +68,6 @@ fn kind(number: usize) -> ApiResource {
     ))
 }
 
-fn resource(kind: &ApiResource) -> String {
-    format!("{}.{}", kind.plural, kind.group)
-}
-
 /// Writes the objects of one kind on the hub.
 async fn write(client: &Client, kind: &ApiResource) -> Result<()> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), SOURCES, kind);
@@ -94,13 +91,11 @@ async fn distribute(lab: &Lab, resources: &[String]) -> Result<()> {
         "ClusterDistributionRule",
     ));
     let rules: Api<DynamicObject> = Api::all_with(lab.client.clone(), &kind);
-    let rule = json!({
-        "apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": RULE},
-        "spec": {
-            "sources": [{"resources": resources, "names": ["*"], "namespaces": [SOURCES]}],
-            "clusters": {"all": true},
-        },
-    });
+    let entry = json!({"resources": resources, "names": ["*"], "namespaces": [SOURCES]});
+    let rule = RuleDraft::cluster_scoped(RULE)
+        .source(entry)
+        .everywhere()
+        .json();
     rules
         .patch(RULE, &PatchParams::apply("speed"), &Patch::Apply(rule))
         .await?;
