@@ -3,8 +3,8 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, CopyFeedback, Failure};
 
-use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{ProofState, is_newest, proved, state_of};
+use super::view::ClusterView;
 use super::{ReportStore, View};
 use runnel_api::ClusterState;
 use runnel_api::conditions::Reason;

@@ -5,12 +5,11 @@ use std::collections::BTreeSet;
 use runnel_proto::model::{ClusterName, Reason as CopyFailure};
 
 use super::report_store::RuleReport;
-use super::rule_cluster_state::ClusterView;
 use super::rule_cluster_state::{
     ProofState, has_applied_plan, health_state, is_awaited, is_comparable, is_failure, is_pruning,
     is_reading, proved, state_of,
 };
-use super::view::{ConditionValue, Rolling, View, approve_command, counted};
+use super::view::{ClusterView, ConditionValue, Rolling, View, approve_command, counted};
 use super::{Now, ReportStore};
 use crate::plan::{RollbackBlocker, Rule};
 use crate::rollout::{

@@ -6,8 +6,8 @@ use runnel_proto::model::{
     self, ClusterName, Failure, LostWatch, NAMESPACES_LIMIT, ProofKey, SourceRef, WaitingNamespaces,
 };
 
-use super::report_store::{Connectivity, RuleReport, SessionFacts};
-use super::view::counted;
+use super::report_store::RuleReport;
+use super::view::{ClusterView, counted};
 use super::{ReportStore, SETTLING, View};
 use crate::index::RuleEntry;
 use crate::plan::{
@@ -644,99 +644,6 @@ pub(super) fn has_applied_plan(
     same_terms
         && (!is_comparable(view, cluster)
             || rule_report.intents_digest == digest_on(cluster.sent, terms))
-}
-
-/// A cluster of a rule with all of its state. A status reads it many times, so it is looked up
-/// once.
-pub(super) struct ClusterView<'a> {
-    pub(super) name: &'a ClusterName,
-    /// The terms of the rule there.
-    pub(super) terms: Option<&'a NamedTerms>,
-    /// What is sent there.
-    pub(super) sent: &'a RulePlan,
-    connectivity: Option<&'a Connectivity>,
-    /// The agent's last report about the rule.
-    pub(super) rule_report: Option<&'a RuleReport>,
-    /// The key under which agents prove their copies.
-    pub(super) proof_key: Option<&'a ProofKey>,
-}
-
-impl View<'_> {
-    /// Returns a current or former cluster of the rule.
-    pub(super) fn cluster<'s>(
-        &'s self,
-        report_store: &'s ReportStore,
-        name: &'s ClusterName,
-    ) -> ClusterView<'s> {
-        self.cluster_on(report_store, name, self.target_clusters.clusters.get(name))
-    }
-
-    /// The clusters of the rule.
-    pub(super) fn clusters<'s>(
-        &'s self,
-        report_store: &'s ReportStore,
-    ) -> impl Iterator<Item = ClusterView<'s>> {
-        self.target_clusters
-            .clusters
-            .iter()
-            .map(move |(name, terms)| self.cluster_on(report_store, name, Some(terms)))
-    }
-
-    fn cluster_on<'s>(
-        &'s self,
-        report_store: &'s ReportStore,
-        name: &'s ClusterName,
-        terms: Option<&'s NamedTerms>,
-    ) -> ClusterView<'s> {
-        let connectivity = report_store.connectivity(name);
-        let rule_report =
-            connectivity.and_then(|connectivity| connectivity.rule_report(&self.rule.uid));
-        ClusterView {
-            name,
-            terms,
-            sent: self.sent(name),
-            connectivity,
-            rule_report,
-            proof_key: report_store.proof_key.as_ref(),
-        }
-    }
-}
-
-impl<'a> ClusterView<'a> {
-    /// The session of its agent, while that counts as connected.
-    pub(super) fn session(&self, now: Instant) -> Option<&'a SessionFacts> {
-        self.connectivity?.session(now)
-    }
-
-    pub(super) fn is_connected(&self, now: Instant) -> bool {
-        self.session(now).is_some()
-    }
-
-    /// Whether it has connected since the hub started.
-    pub(super) fn has_connected(&self) -> bool {
-        self.connectivity.is_some_and(Connectivity::has_connected)
-    }
-
-    /// Whether messages to it are restricted until an administrator confirms.
-    pub(super) fn is_unconfirmed(&self) -> bool {
-        self.connectivity.is_some_and(Connectivity::is_unconfirmed)
-    }
-
-    /// Whether the rule is not sent to it, because the agent has its maximum of rules.
-    pub(super) fn is_over_limit(&self, view: &View<'_>) -> bool {
-        self.connectivity
-            .is_some_and(|connectivity| connectivity.is_over_limit(&view.rule.uid))
-    }
-
-    /// The number of rules that are not sent to it, because the agent has its maximum.
-    pub(super) fn rules_over_limit(&self) -> usize {
-        self.connectivity.map_or(0, Connectivity::rules_over_limit)
-    }
-
-    /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
-    pub(super) fn lost_watch(&self, view: &View<'_>) -> Option<LostWatch> {
-        self.connectivity?.lost_watch(view.rule.resources())
-    }
 }
 
 /// The word for it.
