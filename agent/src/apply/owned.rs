@@ -3,12 +3,11 @@ use kube::api::{DynamicObject, Patch, PatchParams};
 use runnel_proto::model::{Content, Kind, SourceRef};
 use serde_json::Value;
 
-use super::{ApplyRun, Member, apply_input, at};
+use super::{ApplyRun, Member, apply_input, apply_params, at};
 use crate::call::Call;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{DesiredObject, ExpectedObject};
-use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::{body, classify, diff, managed_fields};
 
 /// Limit of the fields that an error names because a webhook changes them.
@@ -40,7 +39,7 @@ impl Member {
     ) -> Call<DynamicObject> {
         let params = PatchParams {
             dry_run: true,
-            ..PatchParams::apply(FIELD_MANAGER).force()
+            ..apply_params()
         };
         self.object(at(kind, copy).patch(&copy.name, &params, &Patch::Apply(body)))
             .await
