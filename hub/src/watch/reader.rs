@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use kube::api::{DynamicObject, Request};
+use http::StatusCode;
+use kube::api::{DynamicObject, GetParams, Request};
 use kube::{Api, Client, Resource, ResourceExt};
 use runnel_proto::model::{Kind, SourceRef};
 use runnel_transport::pages::{PageSize, parse_page};
@@ -25,6 +26,8 @@ use runnel_hub_core::plan::{SourceState, is_never_a_source, read_source};
 const READS: usize = 8;
 /// Time limit of a list with all of its pages: other lists wait for it.
 const LIST_LIMIT: Duration = Duration::from_secs(30);
+/// The code of the answer of an API server whose cache has not reached a version in time.
+const TOO_NEW: u16 = StatusCode::GATEWAY_TIMEOUT.as_u16();
 /// Delay before an unreadable source is read again.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
@@ -228,7 +231,8 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Re
         return ReadResult::One(source, true);
     };
     let api: Api<DecodedObject<DynamicObject>> = api_in(client, source.optional_namespace(), &kind);
-    let answer = tokio::time::timeout(READ_LIMIT, api.get_opt(&source.name)).await;
+    let min_version = hub_state.index.read().sources().min_version(&source);
+    let answer = tokio::time::timeout(READ_LIMIT, get(&api, &source.name, min_version)).await;
     let done = match answer {
         Ok(Ok(Some(DecodedObject::Read(object)))) => {
             observe(&hub_state, &kind, &source, *object);
@@ -245,6 +249,28 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Re
         Err(_) => unreadable(&hub_state, &source, "the API server did not answer in time"),
     };
     ReadResult::One(source, done)
+}
+
+/// Reads an object in this version or a newer one. The API server answers from its cache, which had the version when its watch
+/// delivered it, and asks etcd only without a version.
+async fn get(
+    api: &Api<DecodedObject<DynamicObject>>,
+    name: &str,
+    min_version: Option<u64>,
+) -> kube::Result<Option<DecodedObject<DynamicObject>>> {
+    if let Some(version) = min_version {
+        match api
+            .get_with(name, &GetParams::at(&version.to_string()))
+            .await
+        {
+            Ok(object) => return Ok(Some(object)),
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(None),
+            // Another API server may be far behind the one that delivered the version.
+            Err(kube::Error::Api(status)) if status.code == TOO_NEW => {}
+            Err(error) => return Err(error),
+        }
+    }
+    api.get_opt(name).await
 }
 
 fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {

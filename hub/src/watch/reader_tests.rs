@@ -18,9 +18,13 @@ const NAMESPACE: &str = "home";
 struct FakeApi {
     objects: BTreeMap<String, Value>,
     forbids_lists: bool,
+    /// Its cache reaches no version in time.
+    is_behind: bool,
     /// The number of lists that are answered.
     answers: Option<usize>,
     asked: LeafMutex<Vec<String>>,
+    /// The objects that were read in a version or a newer one, with that version.
+    versions: LeafMutex<Vec<(String, String)>>,
 }
 
 impl FakeApi {
@@ -69,7 +73,25 @@ impl FakeApi {
             .trim_start_matches('/');
         let verb = if name.is_empty() { "list" } else { "get" };
         self.asked.lock().push(verb.to_owned());
+        let value = |key: &str| {
+            let mut pairs = uri
+                .query()?
+                .split('&')
+                .filter_map(|pair| pair.split_once('='));
+            pairs.find_map(|(name, value)| (name == key).then_some(value))
+        };
         if !name.is_empty() {
+            let Some(version) = value("resourceVersion") else {
+                return (StatusCode::OK, self.objects[name].clone());
+            };
+            self.versions
+                .lock()
+                .push((name.to_owned(), version.to_owned()));
+            if self.is_behind {
+                let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "message": "Too large resource version", "reason": "Timeout", "code": 504});
+                return (StatusCode::GATEWAY_TIMEOUT, status);
+            }
             return (StatusCode::OK, self.objects[name].clone());
         }
         if self.forbids_lists {
@@ -77,16 +99,7 @@ impl FakeApi {
                 "message": "no", "reason": "Forbidden", "code": 403});
             return (StatusCode::FORBIDDEN, status);
         }
-        let number = |key: &str| {
-            let pairs = uri
-                .query()
-                .unwrap_or_default()
-                .split('&')
-                .filter_map(|pair| pair.split_once('='));
-            pairs
-                .filter(|(name, _)| *name == key)
-                .find_map(|(_, value)| value.parse::<usize>().ok())
-        };
+        let number = |key: &str| value(key)?.parse::<usize>().ok();
         let (from, limit) = (
             number("continue").unwrap_or_default(),
             number("limit").unwrap(),
@@ -230,6 +243,30 @@ async fn few_sources_are_read_individually() {
             (selected.len(), lists)
         );
     }
+}
+
+#[tokio::test]
+async fn observed_version_is_read_from_the_cache_of_the_api_server() {
+    for (is_behind, gets) in [(false, 1), (true, 2)] {
+        let api = Arc::new(FakeApi {
+            is_behind,
+            ..FakeApi::with(3, 10)
+        });
+        let hub_state = hub(&api, json!(["s0001"]));
+        is_listed(&hub_state);
+        reads_until(&api, &hub_state, || is_read(&hub_state, "s0001")).await;
+        let read = [("s0001".to_owned(), "2".to_owned())];
+        assert_eq!(*api.versions.lock(), read);
+        assert_eq!(api.asked("get"), gets, "behind: {is_behind}");
+    }
+    // A version of an earlier list may be old: the object is read in its newest version.
+    let api = Arc::new(FakeApi::with(1, 10));
+    let hub_state = hub(&api, json!(["s0000"]));
+    let everywhere = WatchScope::everywhere("configmaps");
+    hub_state.change_quietly(|index| index.sources_mut().mark_stale(&everywhere));
+    is_listed(&hub_state);
+    reads_until(&api, &hub_state, || is_read(&hub_state, "s0000")).await;
+    assert_eq!(*api.versions.lock(), []);
 }
 
 #[tokio::test]

@@ -63,6 +63,13 @@ impl Sources {
         self.versions.get(source).map(|observed| observed.version)
     }
 
+    /// Returns the version that a read of the object must at least have; `None` if its content may be newer than the last
+    /// version that the watch delivered.
+    pub fn min_version(&self, source: &SourceRef) -> Option<u64> {
+        let observed = self.versions.get(source)?;
+        (!observed.is_stale && observed.version > 0).then_some(observed.version)
+    }
+
     /// The sources of a scope, deleted ones too until their grace period ends.
     pub(super) fn in_scope<'a>(
         &'a self,
