@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::ApiResource;
-use kube::{Api, Client};
-use runnel_api::DistributionRule;
+use kube::{Api, Client, ResourceExt};
+use runnel_api::{DistributionGrant, DistributionRule};
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::wire::RenewRequest;
 use runnel_transport::grpc::runnel_client::RunnelClient;
@@ -86,7 +86,28 @@ impl Lab {
         if let Some(definition) = sample.definition() {
             self.define(&sample.api(), &definition).await?;
         }
+        if sample != Sample::ConfigMap {
+            self.grant(&Sample::resources()).await?;
+        }
         Ok(self)
+    }
+
+    /// Grants these kinds to all rules, instead of those that a new hub grants.
+    ///
+    /// # Errors
+    /// When the hub's API server refuses it.
+    pub async fn grant(&self, resources: &[impl AsRef<str>]) -> Result<()> {
+        let grants: Api<DistributionGrant> = Api::all(self.client.clone());
+        let first = eventually("the grant of a new hub", PATIENCE, async || {
+            let list = grants.list(&ListParams::default()).await?;
+            Ok(list.items.into_iter().next())
+        })
+        .await?;
+        let resources: Vec<&str> = resources.iter().map(AsRef::as_ref).collect();
+        let patch = Patch::Merge(json!({"spec": {"resources": resources}}));
+        let params = PatchParams::default();
+        grants.patch(&first.name_any(), &params, &patch).await?;
+        Ok(())
     }
 
     /// Makes a kind that hub and members serve.

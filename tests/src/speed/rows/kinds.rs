@@ -36,6 +36,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         ..FleetOptions::default()
     };
     let lab = Lab::of(Fleet::start(options).await?).await?;
+    lab.grant(&resources).await?;
     let member = lab.fleet.member(1).client().await?;
     make_namespace(&member, SOURCES).await?;
     let bar = Bar::of(count, "kinds are defined, with their objects");
