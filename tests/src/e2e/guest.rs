@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::stage::E2eStage;
 use super::story::{COPIES, CRDS, RULE, SOURCES, TARGETS};
+use super::tenant::{MEMBER_NAMESPACES, TENANT};
 use crate::demo::cluster::Cluster;
 use crate::fleet::NAMESPACE;
 
@@ -14,9 +15,14 @@ use crate::fleet::NAMESPACE;
 pub async fn untouched(stage: &E2eStage) -> Result<()> {
     let crds = [&["crd"], &CRDS[..]].concat();
     nothing(&stage.hub, &crds).await?;
-    nothing(&stage.hub, &["namespace", SOURCES, NAMESPACE]).await?;
+    nothing(&stage.hub, &["namespace", SOURCES, TENANT, NAMESPACE]).await?;
     for member in &stage.members {
-        nothing(member, &["namespace", TARGETS[1], NAMESPACE]).await?;
+        let namespaces = [
+            &["namespace", TARGETS[1], NAMESPACE],
+            &MEMBER_NAMESPACES[..],
+        ]
+        .concat();
+        nothing(member, &namespaces).await?;
         nothing(member, &[&["-n", TARGETS[0]], &COPIES[..]].concat()).await?;
     }
     Ok(())
@@ -58,7 +64,8 @@ async fn tidy_member(stage: &E2eStage, member: &Cluster) -> Result<()> {
     uninstall(stage, member, "runnel-agent").await?;
     // First the namespace of the agent, which would bring the copies back.
     delete(member, &["namespace", NAMESPACE]).await?;
-    delete(member, &["namespace", TARGETS[1]]).await?;
+    let namespaces = [&["namespace", TARGETS[1]], &MEMBER_NAMESPACES[..]].concat();
+    delete(member, &namespaces).await?;
     delete(member, &[&["-n", TARGETS[0]], &COPIES[..]].concat()).await
 }
 
@@ -80,6 +87,25 @@ async fn tidy_hub(stage: &E2eStage) -> Result<()> {
                 "",
             )
             .await?;
+        // The tenant's rules go in the same way, if the story ended early.
+        let own = [
+            "get",
+            "--ignore-not-found",
+            "-n",
+            TENANT,
+            "-o",
+            "name",
+            "drule",
+        ];
+        let own = hub.kubectl(&own, "").await?;
+        for rule in own.split_whitespace() {
+            let free = r#"{"metadata":{"finalizers":null}}"#;
+            hub.kubectl(
+                &["patch", "-n", TENANT, "--type=merge", "-p", free, rule],
+                "",
+            )
+            .await?;
+        }
         if !rule.trim().is_empty() {
             let free = [
                 "patch",
@@ -90,7 +116,7 @@ async fn tidy_hub(stage: &E2eStage) -> Result<()> {
             hub.kubectl(&[&free[..], &RULE[..]].concat(), "").await?;
         }
     }
-    delete(hub, &["namespace", SOURCES]).await?;
+    delete(hub, &["namespace", SOURCES, TENANT]).await?;
     delete(hub, &[&["crd"], &CRDS[..]].concat()).await
 }
 

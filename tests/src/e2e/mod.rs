@@ -6,6 +6,7 @@
 pub mod guest;
 pub mod stage;
 pub mod story;
+mod tenant;
 pub mod waits;
 
 use std::path::PathBuf;
@@ -134,8 +135,8 @@ fn invitation(stage: &stage::E2eStage) -> String {
 async fn stage(arguments: &E2eArguments, narrator: &mut Narrator) -> Result<stage::E2eStage> {
     match (&arguments.hub, &arguments.hub_address) {
         (Some(_), _) if !arguments.yes => bail!(
-            "on your clusters this installs the charts in the namespace runnel-system, makes the namespaces ns-codis-test \
-             and another-test, and removes all of it again, with the CRDs: give --yes for it"
+            "on your clusters this installs the charts in the namespace runnel-system, makes the namespaces ns-codis-test, \
+             another-test, team-a, tenants and shop, and removes all of it again, with the CRDs: give --yes for it"
         ),
         (Some(hub), Some(address)) => {
             let registry = arguments.image_registry.as_deref().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The steps: installation, distribution, failures, upgrade, rollback and removal.
+//! The steps: installation, distribution, failures, upgrade, rollback, a tenant ([`super::tenant`]) and removal.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -32,9 +32,9 @@ pub(super) const CRDS: [&str; 6] = [
     "memberclusters.runnel.dev",
 ];
 
-struct E2eStory<'a> {
-    stage: &'a E2eStage,
-    narrator: &'a mut Narrator,
+pub(super) struct E2eStory<'a> {
+    pub(super) stage: &'a E2eStage,
+    pub(super) narrator: &'a mut Narrator,
     binaries: Binaries,
     greetings: usize,
 }
@@ -59,6 +59,7 @@ pub async fn run_steps(stage: &E2eStage, narrator: &mut Narrator) -> Result<()> 
     story.agent_pod().await?;
     story.node().await?;
     story.upgrade().await?;
+    story.tenant().await?;
     story.uninstall().await
 }
 
@@ -475,7 +476,7 @@ impl E2eStory<'_> {
     }
 
     /// Runs helm, with a chart where values are given.
-    async fn helm(
+    pub(super) async fn helm(
         &self,
         cluster: &Cluster,
         arguments: &[&str],

@@ -13,7 +13,7 @@ const NAME: &str = "node";
 const FILES: [&str; 5] = ["main.go", "nodes.go", "pause/main.go", "go.mod", "go.sum"];
 const IMAGES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/images");
 /// The sandbox image of pods; it is not pulled.
-pub(super) const PAUSE_IMAGE: &str = "runnel.test/pause:1";
+pub(crate) const PAUSE_IMAGE: &str = "runnel.test/pause:1";
 
 /// The binaries of a node.
 #[derive(Clone, Debug)]
