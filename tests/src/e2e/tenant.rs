@@ -16,6 +16,9 @@ pub(super) const MEMBER_NAMESPACES: [&str; 2] = ["tenants", "shop"];
 /// An image that does nothing, on clusters of the user's.
 const PUBLIC_IMAGE: &str = "registry.k8s.io/pause:3.10";
 
+/// The Deployment in a member.
+const DEPLOYMENT: [&str; 4] = ["-n", MEMBER_NAMESPACES[1], "deployment", "web"];
+
 const RBAC: &str = "rbac.authorization.k8s.io";
 const PRIVILEGED: [&str; 4] = [
     "deployments.apps",
@@ -94,7 +97,9 @@ fn program(image: &str) -> Vec<Value> {
             "apps/v1",
             "Deployment",
             "web",
-            json!({"spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": pod}}),
+            json!({"spec": {
+                "replicas": 1, "progressDeadlineSeconds": 20, "selector": {"matchLabels": labels}, "template": pod,
+            }}),
         ),
     ]
 }
@@ -148,7 +153,9 @@ impl E2eStory<'_> {
         for object in program(image).iter().rev() {
             create(hub, object).await?;
         }
-        create(hub, &rule("web", MEMBER_NAMESPACES[1])).await?;
+        let mut web = rule("web", MEMBER_NAMESPACES[1]);
+        web["spec"]["rollout"] = json!({"maxConcurrency": 1, "onFailure": "Revert"});
+        create(hub, &web).await?;
         let object = ["-n", TENANT, "drule", "web"];
         let time = condition(hub, &object, "Ready", LATER).await?;
         self.narrator.took("every copy is applied", time);
@@ -157,8 +164,69 @@ impl E2eStory<'_> {
             let pods = ["-n", MEMBER_NAMESPACES[1], "get", "pods"];
             member.show(self.narrator, &pods).await?;
         }
+        self.bad_image(image).await?;
         self.escalate().await?;
         self.leave().await
+    }
+
+    /// A bad image stops the rollout in its first wave, and the cluster of that wave gets the good one again.
+    async fn bad_image(&mut self, good: &str) -> Result<()> {
+        self.narrator
+            .step("A bad image stops the rollout in its first wave, and goes back");
+        let hub = &self.stage.hub;
+        let before = self.generations().await?;
+        let path = "/spec/template/spec/containers/0/image";
+        let patch = json!([{"op": "replace", "path": path, "value": "registry.invalid/missing:1"}])
+            .to_string();
+        let edit = [
+            "-n",
+            TENANT,
+            "patch",
+            "deployment",
+            "web",
+            "--type=json",
+            "-p",
+            &patch,
+        ];
+        hub.show(self.narrator, &edit).await?;
+        let failure = eventually("the rollout to go back", LATER, async || {
+            let rule = get(hub, &["-n", TENANT, "drule", "web"]).await?;
+            let rollout = &rule["status"]["rollout"];
+            ensure!(
+                rollout["phase"] == "Reverted" && rollout["wave"] == 1,
+                "{rollout}"
+            );
+            Ok(Some(rollout["failure"].to_string()))
+        })
+        .await?;
+        ensure!(failure.contains("ProgressDeadlineExceeded"), "{failure}");
+        self.narrator.say(&failure);
+        for member in &self.stage.members {
+            eventually("the good image", LATER, async || {
+                let web = get(member, &DEPLOYMENT).await?;
+                let is = web.pointer(path).and_then(Value::as_str);
+                ensure!(is == Some(good), "{} has {is:?}", member.name);
+                Ok(Some(()))
+            })
+            .await?;
+            runs(member).await?;
+        }
+        let after = self.generations().await?;
+        let changed = before.iter().zip(&after).filter(|(one, two)| one != two);
+        ensure!(
+            changed.count() == 1,
+            "the generations were {before:?} and are {after:?}"
+        );
+        Ok(())
+    }
+
+    /// The generation of the Deployment in each member.
+    async fn generations(&self) -> Result<Vec<Value>> {
+        let mut all = Vec::new();
+        for member in &self.stage.members {
+            all.push(get(member, &DEPLOYMENT).await?["metadata"]["generation"].clone());
+        }
+        Ok(all)
     }
 
     /// Lets the charts distribute the kinds of the program, as an account that administrates one namespace.
@@ -293,7 +361,7 @@ impl E2eStory<'_> {
 async fn runs(member: &Cluster) -> Result<()> {
     let what = format!("the program to run in {}", member.name);
     eventually(&what, LATER, async || {
-        let deployment = get(member, &["-n", MEMBER_NAMESPACES[1], "deployment", "web"]).await?;
+        let deployment = get(member, &DEPLOYMENT).await?;
         ensure!(
             deployment["status"]["availableReplicas"] == 1,
             "{}",
