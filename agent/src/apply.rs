@@ -671,7 +671,7 @@ impl ApplyRun<'_> {
                 }
                 Ok(Some(object))
             }
-            Err(error) if error.is_race() || error.code() == 422 => {
+            Err(error) if error.is_race() || error.code() == 422 || error.is_absent(self.copy) => {
                 self.reread(target.as_ref(), &error).await.map(|()| None)
             }
             Err(error) => Err(self.fail(&error)),

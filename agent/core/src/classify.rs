@@ -389,6 +389,9 @@ fn is_namespace(status: &Status) -> bool {
 }
 
 /// Returns the role that an answer to the write of a binding reports as missing, if its name is plain.
+///
+/// The API server reads the role where the writer may not `bind`. Its answer has the name of the role, and usually the kind of
+/// the request. It is not about the binding, which an apply creates.
 fn missing_role(kind: &Kind, error: &CallError) -> Option<String> {
     let CallError::Refused(status) = error else {
         return None;
@@ -396,15 +399,16 @@ fn missing_role(kind: &Kind, error: &CallError) -> Option<String> {
     let is_binding = matches!(&*kind.plural, "rolebindings" | "clusterrolebindings");
     let details = status.details.as_ref();
     let details = details.filter(|_| status.code == 404 && is_binding)?;
-    let kind = match details.kind.as_str() {
+    let named = match details.kind.as_str() {
         "roles" => "role",
         "clusterroles" => "clusterrole",
+        "rolebindings" | "clusterrolebindings" => "the role",
         _ => return None,
     };
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._:".contains(&byte);
     let name = details.name.as_str();
     let fits = (1..=253).contains(&name.len()) && name.bytes().all(is_plain);
-    fits.then(|| format!("{kind} {name}"))
+    fits.then(|| format!("{named} {name}"))
 }
 
 /// Returns reason, field and text of each cause.
@@ -970,16 +974,21 @@ mod tests {
             )
         };
         let (binding, role) = (kind("RoleBinding", "rolebindings"), kind("Role", "roles"));
-        let waits = kind_error(&binding, &answer("roles", "reader"), None);
-        assert_eq!(waits.reason, Reason::WaitingForDependency);
-        assert!(
-            waits.message.contains("waits for role reader"),
-            "{}",
-            waits.message
-        );
+        for (answer, waits_for) in [
+            (answer("roles", "reader"), "waits for role reader,"),
+            // As the API server answers: with the kind of the request and the name of the role.
+            (
+                answer("rolebindings", "reader"),
+                "waits for the role reader,",
+            ),
+        ] {
+            let waits = kind_error(&binding, &answer, None);
+            assert_eq!(waits.reason, Reason::WaitingForDependency);
+            assert!(waits.message.contains(waits_for), "{}", waits.message);
+        }
         for (kind, answer) in [
             (&role, answer("roles", "reader")),
-            (&binding, answer("rolebindings", "reader")),
+            (&binding, answer("namespaces", "reader")),
             (&binding, answer("roles", "a\nb")),
         ] {
             assert_ne!(
