@@ -283,7 +283,14 @@ impl Member {
             Visibility::Visible => decide(&want, self.records.observed(copy)),
             Visibility::Unwatched => Decision::Forget,
             Visibility::Unlisted => {
-                self.jobs.leave(copy);
+                self.jobs.budget.leave(copy);
+                match want {
+                    // Later copies of its rule wait for it: its list may show that it must be written.
+                    DesiredCopy::Copy(_) => self.enter_phase(copy, &want, false),
+                    DesiredCopy::Absent(..)
+                    | DesiredCopy::OlderVersion(..)
+                    | DesiredCopy::Nothing => self.jobs.leave_phase(copy),
+                }
                 return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay), now);
             }
             Visibility::Unreadable(copy_error) => {
@@ -514,7 +521,18 @@ impl Member {
             }
             None => {
                 self.jobs.queue.add_now(&key);
-                self.enter_phase(copy, want, action);
+                match action {
+                    Action::Create
+                    | Action::Change(_)
+                    | Action::Adopt(_)
+                    | Action::Overwrite(_) => self.enter_phase(copy, want, false),
+                    Action::Delete(_) => self.enter_phase(copy, want, true),
+                    Action::CreateNamespace
+                    | Action::Read
+                    | Action::Compare(_)
+                    | Action::Demote(_)
+                    | Action::Retain(_) => self.jobs.leave_phase(copy),
+                }
                 if let DesiredCopy::Copy(wanted) = want {
                     let bytes = self.payloads.size(&wanted.intent);
                     self.jobs.budget.enter(copy, &wanted.intent, bytes);
@@ -533,16 +551,7 @@ impl Member {
     }
 
     /// Records that a copy is written or removed, if other copies of its rule may come before or after it.
-    fn enter_phase(&mut self, copy: &SourceRef, want: &DesiredCopy, action: &Action) {
-        let removes = match action {
-            Action::Create | Action::Change(_) | Action::Adopt(_) | Action::Overwrite(_) => false,
-            Action::Delete(_) => true,
-            Action::CreateNamespace
-            | Action::Read
-            | Action::Compare(_)
-            | Action::Demote(_)
-            | Action::Retain(_) => return self.jobs.leave_phase(copy),
-        };
+    fn enter_phase(&mut self, copy: &SourceRef, want: &DesiredCopy, removes: bool) {
         match want.rule_uid() {
             Some(rule) if removes || self.desired.rules().has_phases(rule) => {
                 self.jobs.enter_phase(copy, rule, removes);

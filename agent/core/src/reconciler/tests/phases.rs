@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::decide::{Key, Work};
 use crate::phase::Phase;
+use crate::policy::Area;
 
 const ROLES: &str = "roles.rbac.authorization.k8s.io";
 const BINDINGS: &str = "rolebindings.rbac.authorization.k8s.io";
@@ -111,6 +112,44 @@ fn failed_copy_delays_no_later_one() {
     world.now += Duration::from_secs(400);
     run(&mut world);
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 3);
+}
+
+#[test]
+fn copies_of_an_unlisted_kind_hold_later_ones() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let upserts = [ROLES, BINDINGS].map(|kind| of_kind(kind, "one", 1));
+    world.batch(vec![RuleDelta {
+        upserts: upserts.into(),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    run(&mut world);
+    assert_eq!(world.reported_state("r").unwrap().counts.failed, 2);
+
+    // The policy allows both kinds. That of the binding, which needs the role, is listed first.
+    world.policy.kinds.extend([ROLES, BINDINGS].map(Arc::from));
+    let policy = Event::Policy(Arc::new(world.policy.clone()));
+    world.core.handle(policy, world.now);
+    let area = |kind: &str| Area {
+        resource: kind.into(),
+        namespace: None,
+    };
+    world.list_area(&area(BINDINGS));
+    world.dispatch();
+    assert!(world.under_way.is_empty(), "the binding comes first");
+    world.list_area(&area(ROLES));
+    assert_eq!(run(&mut world), [Phase::Rights, Phase::Bindings]);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 2);
+
+    // A kind that cannot be listed holds none.
+    let forbidden = Event::CopiesForbidden(area(ROLES), CopyError::new(Reason::Forbidden, "x"));
+    world.core.handle(forbidden, world.now);
+    let change = [ROLES, BINDINGS].map(|kind| of_kind(kind, "one", 2));
+    world.batch(vec![RuleDelta {
+        upserts: change.into(),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    assert_eq!(run(&mut world), [Phase::Bindings]);
 }
 
 #[test]
