@@ -156,7 +156,7 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub rollback_blocker: Option<String>,
-    /// The first failure, with its cause, after a rollback.
+    /// The first failure, with its cause, of a rollout that stopped or is rolled back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub failure: Option<String>,

@@ -52,7 +52,6 @@ pub(crate) fn view<'a>(
             check: index.rules().check(uid),
             refused_url: index.rules().refused_url(rollout),
             progress: previous.rollout.as_ref().map(Into::into),
-            failing: None,
         }),
         previous,
         hub_started,

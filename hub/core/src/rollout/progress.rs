@@ -52,7 +52,7 @@ pub struct Progress {
     pub base: Option<String>,
     /// The reason why a requested rollback is not possible.
     pub rollback_blocker: Option<String>,
-    /// The first failure, with its cause, after a rollback.
+    /// The first failure, with its cause, of a rollout that stopped or is rolled back.
     pub failure: Option<String>,
 }
 

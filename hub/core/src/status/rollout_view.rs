@@ -148,25 +148,18 @@ impl View<'_> {
             .clusters
             .iter()
             .find(|(turn, how)| *how == Health::Failed && counts(turn));
-        rolling.failing = failing.map(|(turn, _)| {
-            let message = state_of(
-                self,
-                &self.cluster(report_store, &turn.cluster),
-                now.instant,
-            )
-            .message;
-            (turn.cluster.clone(), message)
-        });
-        if progress.phase.is_rollback() {
-            let why = || {
-                rolling
-                    .failing
-                    .as_ref()
-                    .map(|(cluster, why)| shortened(&format!("{cluster}: {why}")))
+        let first = progress.failure.take();
+        if progress.phase.is_rollback() || progress.phase == Phase::Stopped {
+            let example = || {
+                let (turn, _) = failing?;
+                let cluster = self.cluster(report_store, &turn.cluster);
+                let why = state_of(self, &cluster, now.instant).message;
+                Some(shortened(&format!("{}: {why}", turn.cluster)))
             };
-            let why = || analysis_failure(rolling.rollout, &progress).or_else(why);
-            let failure = progress.failure.clone().or_else(why);
-            progress.failure = failure;
+            // It stays, because its cause may be gone when a person looks.
+            progress.failure = first
+                .or_else(|| analysis_failure(rolling.rollout, &progress))
+                .or_else(example);
         }
         let blocker = rolling.former.is_of(progress.completed_target()).err();
         progress.rollback_blocker = blocker
@@ -301,11 +294,7 @@ pub(super) fn rollout_stopped(view: &View<'_>) -> Option<ConditionValue> {
             message,
         ));
     }
-    let example = rolling
-        .failing
-        .as_ref()
-        .map(|(cluster, why)| format!("; in {cluster}: {why}"))
-        .unwrap_or_default();
+    let example = example(progress);
     let stays = not_rolled_back(rolling, progress);
     let message = format!(
         "the rollout stopped in wave {}: {} failed, and spec.rollout.maxFailures is {limit}{example}{stays}. Nothing further is \
@@ -391,17 +380,19 @@ pub(super) fn rollout_failure(view: &View<'_>) -> Option<ConditionValue> {
     ))
 }
 
+/// The first failure, as a part of a message.
+fn example(progress: &Progress) -> String {
+    let failure = progress.failure.as_ref();
+    failure.map(|why| format!("; in {why}")).unwrap_or_default()
+}
+
 fn rollback_message(view: &View<'_>) -> Option<String> {
     let (rolling, progress) = progress_of(view)?;
     if !progress.phase.is_rollback() {
         return None;
     }
     let (failed, limit) = (progress.failed, rolling.rollout.max_failures);
-    let example = progress
-        .failure
-        .as_ref()
-        .map(|why| format!("; in {why}"))
-        .unwrap_or_default();
+    let example = example(progress);
     let (reverted, reached) = (progress.reverted, clusters(progress.reached));
     let how = match progress.phase {
         Phase::Reverting => {

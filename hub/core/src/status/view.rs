@@ -202,8 +202,6 @@ pub struct Rolling<'a> {
     pub gate: Option<Cow<'a, Gate>>,
     /// How far it has come.
     pub progress: Option<Progress>,
-    /// A cluster that fails, and why.
-    pub failing: Option<(ClusterName, String)>,
     /// The plans and clusters of the target.
     pub newest: (&'a ClusterPlans, &'a TargetClusters),
     /// The state for a rollback.

@@ -11,13 +11,13 @@ use crate::rollout::{
     AdmittedClusters, Analysis, Check, Checks, Gate, PendingWave, Phase, Portion, Progress,
     Rollout, RolloutPosition, Windows,
 };
+use crate::status::rollout_view::rollout_stopped;
 
 /// A rollout that is under way.
 pub(super) struct Under {
     rollout: Rollout,
     progress: Progress,
     gate: Gate,
-    failing: Option<(ClusterName, String)>,
     former: RollbackPlan,
     refused_url: Option<String>,
 }
@@ -36,7 +36,6 @@ impl Under {
             target: &self.progress.revision,
             gate: Some(Cow::Borrowed(&self.gate)),
             progress: Some(self.progress.clone()),
-            failing: self.failing.clone(),
             newest,
             former: &self.former,
             check: None,
@@ -109,7 +108,6 @@ pub(super) fn world(phase: Phase) -> World {
         rollout,
         progress,
         gate,
-        failing: None,
         former: former(None),
         refused_url: None,
     });
@@ -307,8 +305,7 @@ fn snapshots_of_a_rollout_in_each_phase() {
         progress(&mut stopped).failing,
         progress(&mut stopped).failed,
     ) = (0, 1, 1);
-    let failing = ("canary-1".into(), format!("configmaps/default/s: {why}"));
-    stopped.rolling.as_mut().unwrap().failing = Some(failing);
+    progress(&mut stopped).failure = Some(format!("canary-1: configmaps/default/s: {why}"));
     insta::assert_snapshot!("stopped_by_a_failure", page(&mut stopped));
 
     let mut reverting = rolled_back(Phase::Reverting);
@@ -451,20 +448,46 @@ fn gate_decides_whether_unhealthy_copies_fail_a_wave() {
             let turns = vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
             let mut view = world.view(&world.status);
             view.take_step(turns, &world.report_store, world.now());
-            let rolling = view.rolling.as_ref().unwrap();
-            assert_eq!(
-                view.progress().unwrap().phase,
-                expected,
-                "{healthy} {unhealthy}"
-            );
-            let message = rolling
-                .failing
-                .as_ref()
-                .map(|(_, message)| message.as_str());
-            let is_named =
-                message.is_some_and(|message| message.ends_with("reports: it has failed"));
-            assert_eq!(is_named, expected == Phase::Stopped, "{message:?}");
+            let progress = view.progress().unwrap();
+            assert_eq!(progress.phase, expected, "{healthy} {unhealthy}");
+            let failure = progress.failure.as_deref();
+            let is_named = failure.is_some_and(|why| why.ends_with("reports: it has failed"));
+            assert_eq!(is_named, expected == Phase::Stopped, "{failure:?}");
         }
+    }
+}
+
+#[test]
+fn stopped_rollout_keeps_its_first_failure_until_it_continues() {
+    let mut world = world(Phase::Progressing);
+    let turns = || vec![turn("1", "canary-1"), turn("2", "eu-1"), turn("2", "eu-2")];
+    let failed = Counts {
+        copies: 2,
+        applied: 1,
+        failed: 1,
+        ..Counts::default()
+    };
+    let why = "the kind is not allowed";
+    let phases = [
+        (failed, vec![failure(Reason::Denied, why)], false, true),
+        // The cause is gone, and the rollout stays as it is.
+        (ALL_APPLIED, vec![], false, true),
+        (ALL_APPLIED, vec![], true, false),
+    ];
+    for (counts, failures, paused, is_kept) in phases {
+        world.report("canary-1", counts, failures);
+        world.rolling.as_mut().unwrap().rollout.paused = paused;
+        let mut view = world.view(&world.status);
+        view.take_step(turns(), &world.report_store, world.now());
+        let progress = view.progress().unwrap().clone();
+        let kept = progress.failure.as_deref();
+        let is_named =
+            kept.is_some_and(|kept| kept.starts_with("canary-1: ") && kept.ends_with(why));
+        assert_eq!(is_named, is_kept, "{kept:?}");
+        let stopped = rollout_stopped(&view);
+        assert_eq!(stopped.is_some(), is_kept);
+        assert!(stopped.is_none_or(|stopped| stopped.message.contains(why)));
+        world.rolling.as_mut().unwrap().progress = progress;
     }
 }
 
