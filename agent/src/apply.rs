@@ -11,9 +11,7 @@ use futures::future::Either;
 use futures::stream::{FuturesUnordered, StreamExt};
 use http::Method;
 use http::header::HeaderValue;
-use kube::api::{
-    DeleteParams, DynamicObject, GetParams, Patch, PatchParams, PostParams, Preconditions,
-};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::model::{Content, FieldPath, Kind, Payload, Reason, RuleName, SourceRef};
@@ -145,11 +143,6 @@ impl Member {
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Call<DynamicObject> {
         serde_json::from_str(&self.text(request).await?).map_err(|_| CallError::Unanswered)
-    }
-
-    async fn get(&self, kind: &Kind, copy: &SourceRef) -> Call<DynamicObject> {
-        self.object(at(kind, copy).get(&copy.name, &GetParams::default()))
-            .await
     }
 
     async fn apply(&self, kind: &Kind, copy: &SourceRef, body: &Value) -> Call<DynamicObject> {

@@ -1,5 +1,5 @@
 //! Copies of kinds without listed fields: their versions, and the dry runs that show what the API server would store.
-use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::api::{DynamicObject, GetParams, Patch, PatchParams};
 use runnel_proto::model::{Content, Kind, SourceRef};
 use serde_json::Value;
 
@@ -14,6 +14,12 @@ use runnel_agent_core::{body, classify, diff, managed_fields};
 pub(super) const UNOWNED_LIMIT: usize = 20;
 
 impl Member {
+    /// Reads an object in the version of `kind`.
+    pub(super) async fn get(&self, kind: &Kind, copy: &SourceRef) -> Call<DynamicObject> {
+        self.object(at(kind, copy).get(&copy.name, &GetParams::default()))
+            .await
+    }
+
     /// Reads an object in the version in which the agent applied it. Returns the kind in this version, too.
     pub(super) async fn get_applied(
         &self,
