@@ -146,7 +146,7 @@ impl Member {
     }
 
     async fn apply(&self, kind: &Kind, copy: &SourceRef, body: &Value) -> Call<DynamicObject> {
-        self.object(at(kind, copy).patch(&copy.name, &apply_params(), &Patch::Apply(body)))
+        self.object(at(kind, copy).patch(&copy.name, &owned::apply_params(), &Patch::Apply(body)))
             .await
     }
 
@@ -197,14 +197,6 @@ pub fn resource(kind: &Kind) -> ApiResource {
         kind: kind.kind.to_string(),
         plural: kind.plural.to_string(),
     }
-}
-
-/// Returns the parameters of an apply. The API server refuses unknown fields of an apply anyway, so the agent asks for no warnings
-/// about fields: for those, the API server parses each body a second time.
-fn apply_params() -> PatchParams {
-    PatchParams::apply(FIELD_MANAGER)
-        .force()
-        .validation_ignore()
 }
 
 /// Returns the parameters of a delete. Without a policy, some kinds leave the objects that they control.

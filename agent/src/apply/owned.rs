@@ -3,15 +3,24 @@ use kube::api::{DynamicObject, GetParams, Patch, PatchParams};
 use runnel_proto::model::{Content, Kind, SourceRef};
 use serde_json::Value;
 
-use super::{ApplyRun, Member, apply_input, apply_params, at};
+use super::{ApplyRun, Member, apply_input, at};
 use crate::call::Call;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{DesiredObject, ExpectedObject};
+use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::{body, classify, diff, managed_fields};
 
 /// Limit of the fields that an error names because a webhook changes them.
 pub(super) const UNOWNED_LIMIT: usize = 20;
+
+/// Returns the parameters of an apply. The API server refuses unknown fields of an apply anyway, so the agent asks for no warnings
+/// about fields: for those, the API server parses each body a second time.
+pub(super) fn apply_params() -> PatchParams {
+    PatchParams::apply(FIELD_MANAGER)
+        .force()
+        .validation_ignore()
+}
 
 impl Member {
     /// Reads an object in the version of `kind`.
