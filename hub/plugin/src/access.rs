@@ -349,7 +349,8 @@ impl Cluster {
                 Ok(page) => page.map_err(|error| self.explained(action, Some(error)))?,
                 Err(_) => return Err(self.explained(action, None)),
             };
-            all.extend(page.items.into_iter().map(|item| item.metadata));
+            let items = page.items.into_iter().flatten();
+            all.extend(items.map(|item| item.metadata));
             let next = page.metadata.continue_.unwrap_or_default();
             if next.is_empty() {
                 return Ok(all);
@@ -585,8 +586,8 @@ impl Cluster {
 struct MetadataPage {
     #[serde(default)]
     metadata: ListMeta,
-    #[serde(default)]
-    items: Vec<MetadataItem>,
+    /// Null for a list without objects.
+    items: Option<Vec<MetadataItem>>,
 }
 
 #[derive(Deserialize)]
@@ -633,6 +634,18 @@ mod tests {
 
     fn given(text: &str) -> Option<String> {
         Some(text.to_owned())
+    }
+
+    #[test]
+    fn list_of_metadata_may_have_no_objects() {
+        for (text, objects) in [
+            (r#"{"metadata":{},"items":null}"#, 0),
+            (r#"{"metadata":{}}"#, 0),
+            (r#"{"items":[{"metadata":{"name":"x"}}]}"#, 1),
+        ] {
+            let page: MetadataPage = serde_json::from_str(text).unwrap();
+            assert_eq!(page.items.into_iter().flatten().count(), objects, "{text}");
+        }
     }
 
     #[test]
