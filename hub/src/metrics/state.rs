@@ -101,7 +101,8 @@ impl Collector for StateCollector {
         self.members().encode(&mut encoder)?;
         self.rules().encode(&mut encoder)?;
         self.deliveries(&mut encoder)?;
-        self.copies().encode(&mut encoder)
+        self.copies().encode(&mut encoder)?;
+        self.copies_by_health().encode(&mut encoder)
     }
 }
 
@@ -298,6 +299,29 @@ impl StateCollector {
         ];
         for (state, count) in states {
             samples.add([state], f64::from(count));
+        }
+        samples
+    }
+
+    /// Returns the copies of each rule by their health. A rule whose copies have no health has no series.
+    fn copies_by_health(&self) -> Samples<3> {
+        let help = "Copies that have a health, as the agents last reported it, by rule and health";
+        let name = "runnel_rule_copies_health";
+        let mut samples = Samples::new(name, help, ["rule_namespace", "rule", "health"]);
+        let sums = self.hub_state.report_store.lock().health_by_rule();
+        let index = self.hub_state.index.read();
+        for (uid, counts) in sums {
+            let Some(entry) = index.rules().get(&uid) else {
+                continue;
+            };
+            let name = &entry.rule.terms.rule;
+            for (health, count) in [
+                ("current", counts.healthy),
+                ("in_progress", counts.awaiting_health()),
+                ("failed", counts.unhealthy),
+            ] {
+                samples.add([&name.namespace, &name.name, health], f64::from(count));
+            }
         }
         samples
     }

@@ -197,6 +197,27 @@ impl Counts {
         self.removing == 0 && self.copies_in_progress() == 0
     }
 
+    /// Returns the sum of each count.
+    #[must_use]
+    pub fn saturating_add(self, other: Self) -> Self {
+        let sum = |of: fn(&Self) -> u32| of(&self).saturating_add(of(&other));
+        Self {
+            copies: sum(|counts| counts.copies),
+            applied: sum(|counts| counts.applied),
+            failed: sum(|counts| counts.failed),
+            waiting: sum(|counts| counts.waiting),
+            removing: sum(|counts| counts.removing),
+            drifted: sum(|counts| counts.drifted),
+            to_create: sum(|counts| counts.to_create),
+            to_update: sum(|counts| counts.to_update),
+            to_delete: sum(|counts| counts.to_delete),
+            absent: sum(|counts| counts.absent),
+            with_health: sum(|counts| counts.with_health),
+            healthy: sum(|counts| counts.healthy),
+            unhealthy: sum(|counts| counts.unhealthy),
+        }
+    }
+
     /// The copies that exist in the member and belong to the rule.
     pub fn existing(&self) -> u32 {
         self.copies.saturating_sub(self.absent)

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 /// A killed agent counts as connected for a while.
 const FIRES: Duration = Duration::from_secs(60);
 
-/// One of everything that is counted: an edit that arrives, a copy that is put back, a conflict.
+/// One of everything that is counted: an edit that arrives, a copy that is put back, a conflict, a copy with a health.
 async fn live(scene: &Scene) -> Result<()> {
     scene.hub_namespaces(&["watched"]).await?;
     scene.member_namespaces(&["watched-a"]).await?;
@@ -69,9 +69,43 @@ async fn live(scene: &Scene) -> Result<()> {
         )
         .await?;
     let conflict = Id::of(&scene.hub.make(&rule("conflict").json()).await?)?;
-    scene
-        .hub
-        .wait_ready(&conflict, "False", "Conflict")
+    scene.hub.wait_ready(&conflict, "False", "Conflict").await?;
+
+    let container = json!({"name": "web", "image": "example.org/web"});
+    let web = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": "watched", "name": "web"},
+        "spec": {
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [container]}},
+        },
+    });
+    scene.hub.make(&web).await?;
+    // The grant of a new hub does not include such kinds, and a rule of the cluster needs none.
+    let entry =
+        json!({"resources": ["deployments.apps"], "names": ["web"], "namespaces": ["watched"]});
+    let rule = RuleDraft::cluster_scoped("workload")
+        .source(entry)
+        .everywhere()
+        .into(&["watched-a"]);
+    let workload = Id::of(&scene.hub.make(&rule.json()).await?)?;
+    let waiting = scene.hub.wait_ready(&workload, "False", "AwaitingHealth");
+    waiting.await.map(drop)
+}
+
+/// Writes the status of the copy of the Deployment as its controller does after the deadline of its pods.
+async fn pods_do_not_start(scene: &Scene) -> Result<()> {
+    let copy = Id::of(&json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": "watched-a", "name": "web"},
+    }))?;
+    let member = scene.member(1);
+    let generation = member.get(&copy).await?["metadata"]["generation"].clone();
+    let condition = json!({
+        "type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out",
+    });
+    let status =
+        json!({"observedGeneration": generation, "replicas": 1, "conditions": [condition]});
+    member
+        .change_status(&copy, json!({"status": status}))
         .await
         .map(drop)
 }
@@ -116,9 +150,13 @@ async fn fires(prometheus: &Prometheus, alert: &str, label: (&str, &str)) -> Res
 async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
     let programs = tokio::task::spawn_blocking(Programs::find).await??;
     let proxy = Tunnels::start("runnel:pr0xy-pass")?;
-    let environment = json!({"extraEnv": [{"name": "HTTPS_PROXY", "value": proxy.url()}]});
+    let kinds = ["configmaps", "secrets", "deployments.apps"];
     let fleet = Fleet::start(FleetOptions {
-        agent_values: environment,
+        hub_values: json!({"sources": {"kinds": kinds}}),
+        agent_values: json!({
+            "extraEnv": [{"name": "HTTPS_PROXY", "value": proxy.url()}],
+            "policy": {"kinds": kinds, "allowPrivileged": ["deployments.apps"]},
+        }),
         ..FleetOptions::default()
     })
     .await?;
@@ -172,7 +210,12 @@ async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
             "runnel_rule_ready{rule_namespace=\"watched\",rule=\"conflict\"}",
             0.0,
         ),
-        ("runnel_rule_copies{state=\"applied\"}", 1.0),
+        (
+            "runnel_rule_copies_health{rule_namespace=\"\",rule=\"workload\",health=\"in_progress\"}",
+            1.0,
+        ),
+        ("sum(runnel_rule_copies_health)", 1.0),
+        ("runnel_rule_copies{state=\"applied\"}", 2.0),
         ("runnel_rule_copies{state=\"failed\"}", 1.0),
         ("runnel_removals_blocked", 0.0),
         ("runnel_removals_pending", 0.0),
@@ -197,6 +240,8 @@ async fn prometheus_takes_alerts_and_panels_and_one_fires() -> Result<()> {
         .iter()
         .all(|alert| alert["labels"]["alertname"] == "RunnelRuleNotReady");
     ensure!(calm, "while all is well, these fire: {firing:?}");
+    pods_do_not_start(&scene).await?;
+    fires(&prometheus, "RunnelCopiesUnhealthy", ("rule", "workload")).await?;
     fleet.stop_agent(1).await?;
     fires(
         &prometheus,

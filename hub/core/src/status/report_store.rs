@@ -464,20 +464,25 @@ impl ReportStore {
             .clusters
             .values()
             .flat_map(|connectivity| connectivity.rule_reports.values());
-        rule_reports.fold(Counts::default(), |mut sum, rule_report| {
-            let counts = rule_report.counts;
-            sum.copies = sum.copies.saturating_add(counts.copies);
-            sum.applied = sum.applied.saturating_add(counts.applied);
-            sum.failed = sum.failed.saturating_add(counts.failed);
-            sum.waiting = sum.waiting.saturating_add(counts.waiting);
-            sum.drifted = sum.drifted.saturating_add(counts.drifted);
-            sum.removing = sum.removing.saturating_add(counts.removing);
-            sum.to_create = sum.to_create.saturating_add(counts.to_create);
-            sum.to_update = sum.to_update.saturating_add(counts.to_update);
-            sum.to_delete = sum.to_delete.saturating_add(counts.to_delete);
-            sum.absent = sum.absent.saturating_add(counts.absent);
-            sum
+        rule_reports.fold(Counts::default(), |sum, rule_report| {
+            sum.saturating_add(rule_report.counts)
         })
+    }
+
+    /// The sums of the copies of all clusters, by rule. Clusters in which no copy of the rule has a health are left out.
+    pub fn health_by_rule(&self) -> BTreeMap<RuleUid, Counts> {
+        let rule_reports = self
+            .clusters
+            .values()
+            .flat_map(|connectivity| &connectivity.rule_reports);
+        let mut sums = BTreeMap::<_, Counts>::new();
+        for (uid, rule_report) in rule_reports {
+            if rule_report.counts.with_health > 0 {
+                let sum = sums.entry(uid.clone()).or_default();
+                *sum = sum.saturating_add(rule_report.counts);
+            }
+        }
+        sums
     }
 
     /// The last report of a cluster about a rule's copies.
@@ -624,6 +629,36 @@ mod tests {
             .reported_copies(&"r".into(), &"a".into())
             .unwrap();
         holding.prunes.map_or(0, |prunes| prunes.objects)
+    }
+
+    #[test]
+    fn health_is_summed_by_rule_over_clusters() {
+        let mut report_store = ReportStore::default();
+        let report = |rule: &str, with_health, healthy, unhealthy| RuleState {
+            counts: Counts {
+                copies: 9,
+                applied: 9,
+                with_health,
+                healthy,
+                unhealthy,
+                ..Counts::default()
+            },
+            ..RuleState::new(rule.into())
+        };
+        for (cluster, states) in [
+            ("a", vec![report("r", 4, 1, 2), report("none", 0, 0, 0)]),
+            ("b", vec![report("r", 2, 2, 0), report("s", 1, 0, 0)]),
+        ] {
+            report_store.connected(&cluster.into(), 1, facts(), states);
+        }
+        // A cluster that is away keeps its last report.
+        report_store.disconnected(&"a".into(), 1, Instant::now());
+        let sums: Vec<_> = report_store
+            .health_by_rule()
+            .into_iter()
+            .map(|(uid, sum)| (uid, sum.healthy, sum.awaiting_health(), sum.unhealthy))
+            .collect();
+        assert_eq!(sums, [("r".into(), 3, 1, 2), ("s".into(), 0, 1, 0)]);
     }
 
     #[test]
