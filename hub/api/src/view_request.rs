@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::CopyTarget;
+use super::{CopyTarget, ReturnedField};
 
 /// What a plan is about: a manifest or a saved DistributionRule of the namespace.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -315,6 +315,9 @@ pub struct ExplainedObject {
     /// Its message about its health; empty if it is current.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub health_message: String,
+    /// The fields in `spec.feedback` of its rule that it has, if the user may read the rule; at most 8. Secrets have none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub feedback: Vec<ReturnedField>,
 }
 
 /// The rule whose blocked removals are listed.

@@ -5,10 +5,10 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use runnel_api::{
     CopyExplanation, CopyExplanationSpec, CopyExplanationStatus, CopyTarget, ExplainedField,
-    ExplainedRule,
+    ExplainedRule, ReturnedField,
 };
 use runnel_proto::closed_list::ExplainedState;
-use runnel_proto::model::{Kind, SourceRef, is_object_name, is_subdomain};
+use runnel_proto::model::{CopyHealth, Kind, SourceRef, is_object_name, is_subdomain};
 
 use super::parse::ArgumentError;
 use super::table::Tone;
@@ -78,8 +78,13 @@ fn headline(answer: &CopyExplanationStatus) -> (&'static str, Tone) {
         let mut rules = answer.rules.iter();
         rules.any(|rule| rule.state == state.as_str())
     };
+    let health = answer.live.as_ref().map_or("", |live| live.health.as_str());
     if has(ExplainedState::Applied) && is_older(answer) {
         ("a copy, not the newest of its source", Tone::Warning)
+    } else if has(ExplainedState::Applied) && health == CopyHealth::Failed.as_str() {
+        ("a copy as it should be, and unhealthy", Tone::Bad)
+    } else if has(ExplainedState::Applied) && health == CopyHealth::InProgress.as_str() {
+        ("a copy as it should be, not healthy yet", Tone::Warning)
     } else if has(ExplainedState::Applied) {
         ("a copy, as it should be", Tone::Good)
     } else if has(ExplainedState::Drifted) {
@@ -201,6 +206,16 @@ fn write_live_object(out: &mut String, answer: &CopyExplanationStatus, now: Time
             message => format!("{}: {message}", live.health),
         };
         wrapped(out, ("  health     ", "             "), &health, WIDTH);
+    }
+    let mut first = "  feedback   ";
+    for ReturnedField { name, value } in &live.feedback {
+        wrapped(
+            out,
+            (first, "             "),
+            &format!("{name}={value}"),
+            WIDTH,
+        );
+        first = "             ";
     }
 }
 
@@ -362,8 +377,25 @@ mod tests {
             intact: false,
             health: "Failed".into(),
             health_message: "NoQuota: no room".into(),
+            ..object.clone()
+        };
+        let mut unhealthy = ExplainedObject {
+            health: "Failed".into(),
+            health_message:
+                "ProgressDeadlineExceeded: ReplicaSet \"web-1\" has timed out progressing".into(),
+            feedback: [("ready", "0"), ("image", "example.org/web:2")]
+                .map(|(name, value)| ReturnedField {
+                    name: name.into(),
+                    value: value.into(),
+                })
+                .to_vec(),
             ..object
         };
+        let is_unhealthy = answer(vec![rule("all", "Applied", "")], Some(unhealthy.clone()));
+        unhealthy.health = "InProgress".into();
+        unhealthy.health_message = "2 of 3 pods are updated".into();
+        unhealthy.feedback.truncate(1);
+        let is_in_progress = answer(vec![rule("all", "Applied", "")], Some(unhealthy));
         let back = "the rollout of the newest failed, and the cluster gets what the last completed rollout sent; \
                     kubectl runnel status RULE shows what failed. An edit of the source or the rule begins a new rollout; \
                     to try this one again once the failures are fixed set spec.rollout.paused to true and to false again";
@@ -383,6 +415,8 @@ mod tests {
                     Some(stale),
                 ),
             ),
+            ("unhealthy, with returned fields", is_unhealthy),
+            ("not healthy yet", is_in_progress),
             ("failed", failed),
             (
                 "gone back",

@@ -13,19 +13,17 @@ use futures::stream::{self, StreamExt};
 use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use runnel_api::{
-    ClusterCopySpec, CopySpec, CopyStatus, CopyTarget, ListedClusterCopy, ListedCopy,
-    ReturnedField, VIEW_GROUP,
+    ClusterCopySpec, CopySpec, CopyStatus, CopyTarget, ListedClusterCopy, ListedCopy, VIEW_GROUP,
 };
 use runnel_hub_core::now::age;
 use runnel_proto::model::{
-    COPIES_LIMIT, ClusterName, CopyList, FeedbackValue, Kinds, ListCopies, RuleName, RuleUid,
-    SourceRef,
+    COPIES_LIMIT, ClusterName, CopyList, Kinds, ListCopies, RuleName, RuleUid, SourceRef,
 };
 use serde_json::{Value, json};
 
 use super::delivery::{Reader, Scope, labels_of};
 use super::error::ViewError;
-use super::explain::health_texts;
+use super::explain::{health_texts, returned};
 use super::list::ListFormat;
 use super::request::{Fields, Position, Query, Selection, object_name};
 use super::table::{Column, ViewObject};
@@ -208,13 +206,6 @@ impl ViewObject for CopyRow {
             })
         };
         object.expect("a copy has only text")
-    }
-}
-
-fn returned(value: FeedbackValue) -> ReturnedField {
-    ReturnedField {
-        name: value.name.into(),
-        value: value.value.into(),
     }
 }
 

@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 
 use data_encoding::HEXLOWER;
 use k8s_openapi::api::authentication::v1::UserInfo;
-use runnel_api::{CopyExplanationStatus, ExplainedField, ExplainedObject, ExplainedRule};
+use runnel_api::{
+    CopyExplanationStatus, ExplainedField, ExplainedObject, ExplainedRule, ReturnedField,
+};
 use runnel_proto::model::{
-    ClusterName, Inspected, LiveObject, ObservedHealth, Revision, RuleName, RuleUid, SourceRef,
+    ClusterName, FeedbackValue, Inspected, LiveObject, ObservedHealth, Revision, RuleName, RuleUid,
+    SourceRef,
 };
 
 use super::copy_reasons::{self, RuleExplanation};
@@ -197,7 +200,19 @@ impl ViewServer {
             uid: live.uid.clone(),
             health,
             health_message,
+            feedback: feedback(live, visible),
         }
+    }
+}
+
+/// Returns the fields that the sealed rule has returned, if the user may get that rule. The right to read the MemberCluster
+/// does not cover the content of copies.
+fn feedback(live: &LiveObject, visible: &BTreeSet<RuleUid>) -> Vec<ReturnedField> {
+    match &live.sealed {
+        Some((uid, ..)) if visible.contains(uid) => {
+            live.feedback.iter().cloned().map(returned).collect()
+        }
+        _ => vec![],
     }
 }
 
@@ -206,6 +221,14 @@ pub(super) fn health_texts(observed: Option<&ObservedHealth>) -> (String, String
     let texts =
         observed.map(|observed| (observed.health.to_string(), observed.message.to_string()));
     texts.unwrap_or_default()
+}
+
+/// Returns a returned field as the view API has it.
+pub(super) fn returned(value: FeedbackValue) -> ReturnedField {
+    ReturnedField {
+        name: value.name.into(),
+        value: value.value.into(),
+    }
 }
 
 fn hex(revision: &Revision) -> String {
@@ -232,5 +255,40 @@ fn rule(explanation: RuleExplanation) -> ExplainedRule {
                 by: shaped.by,
             })
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn feedback_is_for_users_who_may_get_the_rule() {
+        let source = SourceRef::new("services", "a", "web");
+        let live = LiveObject {
+            ours: true,
+            intact: true,
+            sealed: Some(("r".into(), source, Revision([1; 16]))),
+            applied_at: 0,
+            uid: String::new(),
+            health: None,
+            feedback: vec![FeedbackValue {
+                name: "address".into(),
+                value: "192.0.2.1".into(),
+            }],
+        };
+        let shown =
+            |rules: &[&str]| feedback(&live, &rules.iter().map(|rule| (*rule).into()).collect());
+        let field = ReturnedField {
+            name: "address".to_owned(),
+            value: "192.0.2.1".to_owned(),
+        };
+        assert_eq!(shown(&["r", "other"]), [field]);
+        assert_eq!(shown(&["other"]), []);
+        let foreign = LiveObject {
+            sealed: None,
+            ..live.clone()
+        };
+        assert_eq!(feedback(&foreign, &["r".into()].into()), []);
     }
 }

@@ -1,7 +1,8 @@
 //! The question about one copy, and its answer.
 use super::NAME_LIMIT;
 use super::parts::{
-    Unreadable, message, reason, reason_to_wire, revision, rule_uid, source, source_to_wire,
+    Unreadable, feedback_values, feedback_values_to_wire, message, reason, reason_to_wire,
+    revision, rule_uid, source, source_to_wire,
 };
 use crate::model::{
     CopyHealth, CopyOutcome, CopyState, HEALTH_MESSAGE_LIMIT, Inspect, Inspected, LiveObject,
@@ -112,6 +113,7 @@ fn live(wire: wire::LiveObject) -> Result<LiveObject, Unreadable> {
         applied_at: wire.applied_at,
         uid: plain_text(&wire.uid, NAME_LIMIT),
         health,
+        feedback: feedback_values(wire.feedback),
     })
 }
 
@@ -180,5 +182,6 @@ fn live_to_wire(live: &LiveObject) -> wire::LiveObject {
         uid: live.uid.clone(),
         health,
         health_message,
+        feedback: feedback_values_to_wire(&live.feedback),
     }
 }

@@ -744,15 +744,17 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         any::<i64>(),
         name(),
         observed_health(),
+        feedback_values(),
     );
     let live = live.prop_map(
-        |([ours, intact], sealed, applied_at, uid, health)| LiveObject {
+        |([ours, intact], sealed, applied_at, uid, health, feedback)| LiveObject {
             ours,
             intact,
             sealed,
             applied_at,
             uid,
             health,
+            feedback,
         },
     );
     (

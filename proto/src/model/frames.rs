@@ -328,4 +328,6 @@ pub struct LiveObject {
     pub uid: String,
     /// Its health, if it has one.
     pub health: Option<ObservedHealth>,
+    /// The fields that the sealed rule has returned, at most [`FEEDBACK_LIMIT`](super::FEEDBACK_LIMIT).
+    pub feedback: Vec<FeedbackValue>,
 }

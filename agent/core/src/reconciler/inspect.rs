@@ -21,7 +21,10 @@ impl Decider<'_> {
             question: question.question,
             namespace: self.namespace_of(copy),
             states: states.map(|(rule, outcome)| state(rule, outcome)).collect(),
-            live: self.records.live(copy).map(live_object),
+            live: self
+                .records
+                .live(copy)
+                .map(|live| self.live_object(copy, live)),
         }
     }
 
@@ -76,6 +79,22 @@ impl Decider<'_> {
         })
     }
 
+    fn live_object(&self, copy: &SourceRef, live: &Live) -> LiveObject {
+        let sealed = live.sealed.as_ref();
+        let rule = sealed.map(|sealed| &sealed.rule);
+        let fields = rule.map_or(&[][..], |rule| self.desired.rules().feedback_of(rule));
+        LiveObject {
+            ours: live.ownership == Ownership::Ours,
+            intact: live.intact,
+            sealed: sealed
+                .map(|sealed| (sealed.rule.clone(), sealed.source.clone(), sealed.revision)),
+            applied_at: live.applied_at,
+            uid: live.uid.to_string(),
+            health: live.health.as_deref().cloned(),
+            feedback: feedback::named(fields, copy, live.feedback.as_deref()),
+        }
+    }
+
     fn namespace_of(&self, copy: &SourceRef) -> NamespaceState {
         let name = &*copy.namespace;
         if self.desired.cluster().denies_place(copy).is_some() {
@@ -116,16 +135,4 @@ fn outcome_of(outcome: &CopyStatus) -> (CopyOutcome, Option<(Reason, String)>) {
     let copy_error =
         copy_error.map(|copy_error| (copy_error.reason, copy_error.message.to_string()));
     (outcome, copy_error)
-}
-
-fn live_object(live: &Live) -> LiveObject {
-    let sealed = live.sealed.as_ref();
-    LiveObject {
-        ours: live.ownership == Ownership::Ours,
-        intact: live.intact,
-        sealed: sealed.map(|sealed| (sealed.rule.clone(), sealed.source.clone(), sealed.revision)),
-        applied_at: live.applied_at,
-        uid: live.uid.to_string(),
-        health: live.health.as_deref().cloned(),
-    }
 }

@@ -116,6 +116,10 @@ impl Texts {
                     uid: self.next(),
                     health: wire::CopyHealth::Failed.into(),
                     health_message: self.next(),
+                    feedback: vec![wire::FeedbackValue {
+                        name: self.next(),
+                        value: self.next(),
+                    }],
                     ..wire::LiveObject::default()
                 }),
                 ..wire::Inspected::default()

@@ -65,6 +65,54 @@ fn agent_explains_each_copy_as_it_reports_it() {
     );
 }
 
+#[test]
+fn explanation_has_the_fields_that_the_sealed_rule_returns() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let path = |text: &str| JsonPath::parse(text).unwrap();
+    let field = |resource: &str, name: &str, at: &str| FeedbackField {
+        resource: resource.into(),
+        name: name.into(),
+        path: path(at),
+    };
+    let mut terms: Terms = terms("r", &["a"]);
+    terms.feedback = vec![
+        field("configmaps", "ready", ".status.ready"),
+        field("configmaps", "absent", ".status.absent"),
+        field("widgets", "of-another-kind", ".status.size"),
+    ];
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms)
+    }]);
+    world.settle();
+    assert_eq!(asked(&mut world, "a").live.unwrap().feedback, []);
+
+    // The path of another rule is read, too.
+    let values = [(".status.ready", "1"), (".status.size", "3")]
+        .map(|(at, value)| (path(at), Box::<str>::from(value)));
+    let health = ObservedHealth {
+        health: CopyHealth::Failed,
+        message: "out of oil".into(),
+    };
+    world.edit(&copy("a", "s0"), |object| {
+        object.live.feedback = Some(Arc::new(values.into()));
+        object.live.health = Some(health.clone().into());
+    });
+    world.settle();
+    let live = asked(&mut world, "a").live.unwrap();
+    let ready = FeedbackValue {
+        name: "ready".into(),
+        value: "1".into(),
+    };
+    assert_eq!((live.feedback, live.health), (vec![ready], Some(health)));
+
+    // An object without our seal belongs to no rule.
+    world.edit(&copy("a", "s0"), |object| object.live.sealed = None);
+    while world.deliver_one() {}
+    assert_eq!(asked(&mut world, "a").live.unwrap().feedback, []);
+}
+
 fn listed(world: &mut World, after: Option<SourceRef>, limit: u32) -> CopyList {
     let question = ListCopies {
         question: 9,
