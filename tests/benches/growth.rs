@@ -288,6 +288,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
             members: &members,
             unreadable: BTreeMap::new(),
             not_served: BTreeSet::new(),
+            mismatched: BTreeSet::new(),
             pending: None,
             blocks_removals: false,
             blocks_prunes: false,

@@ -137,6 +137,9 @@ closed_list! {
         CopiesWaiting,
         /// The hub cannot read a selected source; existing copies are left unchanged.
         SourceUnreadable,
+        /// `spec.sources` selects a kind with namespaces without them, or a kind without namespaces in namespaces;
+        /// existing copies are left unchanged.
+        ScopeMismatch,
         /// Changes are on their way.
         Progressing,
         /// The rule is being deleted: its copies are being removed.

@@ -263,7 +263,7 @@ impl SourceWatch {
     fn is_refusal_confirmed(&mut self) -> bool {
         let known = matches!(
             self.hub_state.index.read().scopes().state(&self.place),
-            ScopeState::Unreadable(_) | ScopeState::NotServed
+            ScopeState::Unreadable(_) | ScopeState::NotServed | ScopeState::Mismatched
         );
         self.patience.refused(Instant::now()) || known
     }

@@ -43,6 +43,7 @@ pub(crate) fn view<'a>(
         members: index.clusters().by_name(),
         unreadable: index.scopes().unreadable(&entry.plan),
         not_served: index.scopes().not_served(&entry.plan),
+        mismatched: index.scopes().mismatched(&entry.plan),
         rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
             rollout,
             target: entry.target(),

@@ -107,6 +107,7 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         Reason::CopiesFailed
         | Reason::DigestMismatch
         | Reason::SourceUnreadable
+        | Reason::ScopeMismatch
         | Reason::RemovalLimit
         | Reason::RuleLimit
         | Reason::TooManyFailures

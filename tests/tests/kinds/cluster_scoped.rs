@@ -191,18 +191,40 @@ async fn rule_of_a_namespace_selects_no_object_without_one() -> Result<()> {
         .source(of_namespace)
         .everywhere();
     scene.hub.make(&draft.json()).await?;
-    for id in [
-        Id::rule(namespace, "priorities"),
-        Id::cluster_rule("priorities"),
+    let policies = "networkpolicies.networking.k8s.io";
+    let draft = RuleDraft::cluster_scoped("policies")
+        .source(json!({"resources": ["namespaces"], "names": ["none-*"]}))
+        .source(json!({"resources": [policies], "names": ["*"]}))
+        .everywhere();
+    scene.hub.make(&draft.json()).await?;
+    let only = "only a ClusterDistributionRule distributes them";
+    for (id, words) in [
+        (
+            Id::rule(namespace, "priorities"),
+            ["spec.sources[0]", PRIORITIES, only],
+        ),
+        (
+            Id::cluster_rule("priorities"),
+            ["spec.sources[0]", PRIORITIES, only],
+        ),
+        (
+            Id::cluster_rule("policies"),
+            [
+                "spec.sources[1]",
+                policies,
+                "in an entry of spec.sources with namespaces",
+            ],
+        ),
     ] {
-        let words = [
-            PRIORITIES,
-            "only a ClusterDistributionRule distributes them",
-        ];
-        scene
-            .hub
-            .wait_refused(&id, "SourceUnreadable", &words)
-            .await?;
+        scene.hub.wait_refused(&id, "ScopeMismatch", &words).await?;
     }
-    Ok(())
+    // The corrected entry is read, for which this hub has no right.
+    let corrected = json!([{"resources": [policies], "names": ["*"], "namespaces": [namespace]}]);
+    let policies = Id::cluster_rule("policies");
+    scene
+        .hub
+        .change(&policies, json!({"spec": {"sources": corrected}}))
+        .await?;
+    let unreadable = scene.hub.wait_ready(&policies, "False", "SourceUnreadable");
+    unreadable.await.map(drop)
 }

@@ -90,6 +90,24 @@ fn kind_that_is_not_served_leaves_its_copies_and_others_alone() {
 }
 
 #[test]
+fn kind_of_another_scope_leaves_its_copies_alone() {
+    let mut index = index();
+    let (widgets, widget) = (WatchScope::everywhere(WIDGETS), source(WIDGETS, "w"));
+    index.set_scope(widgets.clone(), ScopeState::Known);
+    index.set_source(widget.clone(), BTreeMap::new(), Some(content(false)));
+    assert!(plan(&index).selects(&widget));
+    index.set_scope(widgets.clone(), ScopeState::Mismatched);
+    let entry = index.rules().get(&UID.into()).unwrap();
+    let scopes = index.scopes();
+    assert_eq!(scopes.mismatched(&entry.plan), [widgets.clone()].into());
+    assert!(scopes.not_served(&entry.plan).is_empty());
+    let why = &scopes.unreadable(&entry.plan)[&widgets];
+    assert!(why.contains("only a ClusterDistributionRule"), "{why}");
+    let now = plan(&index);
+    assert!(now.is_unknown(&widget) && now.intents.contains_key(&widget));
+}
+
+#[test]
 fn list_after_a_kind_was_missing_deletes_no_source() {
     let mut index = index();
     let (widgets, now) = (WatchScope::everywhere(WIDGETS), Instant::now());

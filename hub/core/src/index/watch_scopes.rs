@@ -17,6 +17,8 @@ pub enum ScopeState {
     Known,
     /// The API server of the hub does not serve the kind.
     NotServed,
+    /// The kind has the other scope: it has namespaces and the scope is the cluster, or the reverse.
+    Mismatched,
     /// The scope cannot be watched, for this reason.
     Unreadable(String),
 }
@@ -66,7 +68,8 @@ impl WatchScopes {
         places.filter(|scope| !self.is_known(scope)).collect()
     }
 
-    /// Returns the unreadable scopes of a plan, with the reasons. Those of kinds that are not served are among them.
+    /// Returns the unreadable scopes of a plan, with the reasons. Those of kinds that are not served or have the other
+    /// scope are among them.
     pub fn unreadable(&self, plan: &RulePlan) -> BTreeMap<WatchScope, String> {
         let unreadable = plan
             .unknown
@@ -74,6 +77,7 @@ impl WatchScopes {
             .filter_map(|scope| match self.state(scope) {
                 ScopeState::Unreadable(why) => Some((scope.clone(), why)),
                 ScopeState::NotServed => Some((scope.clone(), not_served(&scope.resource))),
+                ScopeState::Mismatched => Some((scope.clone(), mismatched(scope))),
                 ScopeState::Unwatched | ScopeState::Known => None,
             });
         unreadable.collect()
@@ -86,6 +90,30 @@ impl WatchScopes {
             .filter(|scope| self.state(scope) == ScopeState::NotServed)
             .map(|scope| scope.resource.clone())
             .collect()
+    }
+
+    /// Returns the scopes of a plan whose kinds have the other scope.
+    pub fn mismatched(&self, plan: &RulePlan) -> BTreeSet<WatchScope> {
+        let scopes = plan.unknown.iter();
+        scopes
+            .filter(|scope| self.state(scope) == ScopeState::Mismatched)
+            .cloned()
+            .collect()
+    }
+}
+
+/// Returns why a kind is not watched that a rule selects in the scope that it does not have.
+fn mismatched(scope: &WatchScope) -> String {
+    let kind = &scope.resource;
+    if scope.is_cluster() {
+        format!(
+            "{kind} belong to namespaces: select them in an entry of spec.sources with namespaces"
+        )
+    } else {
+        format!(
+            "{kind} belong to no namespace: only a ClusterDistributionRule distributes them; select them there, in an entry of \
+             spec.sources without namespaces"
+        )
     }
 }
 

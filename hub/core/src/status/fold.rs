@@ -14,7 +14,9 @@ use super::rule_cluster_state::{
     RuleClusterState, absent_namespaces, from_any, is_awaited, is_reading, not_healthy_yet,
     state_of,
 };
-use super::unmatched::{kind_not_served, no_clusters, no_namespaces, no_sources, unmatched};
+use super::unmatched::{
+    kind_not_served, no_clusters, no_namespaces, no_sources, scope_mismatch, unmatched,
+};
 use super::view::{ConditionValue, View, approve_command, counted};
 use super::{Now, ReportStore, SETTLING};
 use crate::plan::{Rule, RulePlan, UnsupportedSource};
@@ -333,10 +335,9 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
             ..known
         });
     }
-    let mut unreadable = view
-        .unreadable
-        .iter()
-        .filter(|(scope, _)| !view.not_served.contains(&scope.resource));
+    let mut unreadable = view.unreadable.iter().filter(|(scope, _)| {
+        !view.not_served.contains(&scope.resource) && !view.mismatched.contains(scope)
+    });
     let message = if let Some((scope, why)) = unreadable.next() {
         let more = match unreadable.count() + 1 {
             1 => String::new(),
@@ -352,8 +353,8 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
         format!(
             "{scope} cannot be read on the hub ({why}); existing copies are left unchanged.{more}"
         )
-    } else if let Some(not_served) = kind_not_served(view) {
-        return Some(not_served);
+    } else if let Some(known) = scope_mismatch(view).or_else(|| kind_not_served(view)) {
+        return Some(known);
     } else if let Some(source) = view.plan.unreadable.first() {
         format!("{source} cannot be read on the hub; existing copies are left unchanged")
     } else {

@@ -42,6 +42,8 @@ struct World {
     rolling: Option<rollouts::Under>,
     proof: Option<Proof>,
     not_served: BTreeSet<std::sync::Arc<str>>,
+    /// The places whose kinds have the other scope, and the sentences about them.
+    mismatched: BTreeMap<WatchScope, String>,
 }
 
 fn rule(spec: serde_json::Value) -> Rule {
@@ -112,6 +114,7 @@ impl World {
             rolling: None,
             proof: None,
             not_served: BTreeSet::new(),
+            mismatched: BTreeMap::new(),
         }
     }
 
@@ -144,8 +147,10 @@ impl World {
                 .not_served
                 .iter()
                 .map(|resource| (WatchScope::everywhere(resource.clone()), String::new()))
+                .chain(self.mismatched.clone())
                 .collect(),
             not_served: self.not_served.clone(),
+            mismatched: self.mismatched.keys().cloned().collect(),
             pending: self.pending.clone(),
             blocks_removals: self.blocks_removals,
             blocks_prunes: self.pending.is_some() && !self.blocks_removals,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use runnel_proto::model::{self, ClusterName, Kind, Pattern, SourceRef, matches_any};
 
 use super::view::{ConditionValue, View, counted};
-use crate::plan::{ClusterChoice, NamedBy, NamedKey, SourceChoice};
+use crate::plan::{ClusterChoice, NamedBy, NamedKey, SourceChoice, WatchScope};
 use runnel_api::conditions::{ConditionStatus, Reason};
 
 /// The number of names that a sentence lists.
@@ -273,6 +273,39 @@ fn listed(names: &[impl ToString], separator: &str) -> String {
         0 => first,
         more => format!("{first} and {}", counted(more, "other", "others")),
     }
+}
+
+/// Entries of `spec.sources` that select a kind in the scope that it does not have.
+pub(super) fn scope_mismatch(view: &View<'_>) -> Option<ConditionValue> {
+    let mut found = view
+        .rule
+        .sources
+        .iter()
+        .enumerate()
+        .flat_map(|(number, entry)| {
+            let why = |resource: &Arc<str>| {
+                let mut scopes = view.mismatched.iter();
+                let is_entry = |scope: &&WatchScope| {
+                    scope.resource == *resource && scope.is_cluster() == entry.is_of_cluster()
+                };
+                view.unreadable.get(scopes.find(is_entry)?)
+            };
+            let kinds = entry.resources.iter();
+            kinds.filter_map(move |resource| Some((number, why(resource)?)))
+        });
+    let (number, why) = found.next()?;
+    let more = match i64::try_from(found.count()).unwrap_or(i64::MAX) {
+        0 => String::new(),
+        more => format!(
+            ". {} the wrong scope, too",
+            counted(more, "other kind has", "other kinds have")
+        ),
+    };
+    Some(ConditionValue::new(
+        ConditionStatus::True,
+        Reason::ScopeMismatch,
+        format!("spec.sources[{number}]: {why}; existing copies are left unchanged{more}"),
+    ))
 }
 
 /// Kinds that the rule names and that the API server of the hub does not serve.

@@ -30,6 +30,8 @@ pub struct View<'a> {
     pub unreadable: BTreeMap<WatchScope, String>,
     /// The kinds that it names and that the API server of the hub does not serve. Their places are unreadable, too.
     pub not_served: BTreeSet<Arc<str>>,
+    /// The places that it selects in the scope that their kinds do not have. They are unreadable, too.
+    pub mismatched: BTreeSet<WatchScope>,
     /// What waits for approval.
     pub pending: Option<PendingApproval>,
     /// Whether a removal that the hub decided on is blocked.

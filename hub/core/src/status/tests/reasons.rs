@@ -146,6 +146,21 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
             world.plan.set(&hidden, Some(&SourceState::Unreadable));
             world
         }
+        R::ScopeMismatch => {
+            let mut world = applied();
+            let sources = json!([
+                {"resources": ["configmaps"], "names": ["*"]},
+                {"resources": ["namespaces", "nodes"], "names": ["*"]},
+            ]);
+            world.becomes(whole_rule(
+                json!({"sources": sources, "clusters": {"all": true}}),
+            ));
+            for kind in ["namespaces", "nodes"] {
+                let why = format!("{kind} belong to no namespace");
+                world.mismatched.insert(WatchScope::everywhere(kind), why);
+            }
+            world
+        }
         R::Progressing => World {
             overdue: true,
             ..World::new(&[ONE])
