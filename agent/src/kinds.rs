@@ -6,9 +6,9 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::api::DynamicObject;
-use kube::discovery::{Discovery, verbs};
+use kube::discovery::verbs;
 use runnel_proto::model::{Kind, Kinds, Scope, SourceRef};
-use runnel_transport::discovery::{served_kind, served_resources};
+use runnel_transport::discovery::read_named;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 
@@ -149,17 +149,7 @@ fn served_versions(definition: &Value) -> BTreeSet<&str> {
 
 /// Reads the kinds of these names that the API server serves, in every version.
 pub async fn discover(client: Client, named: BTreeSet<Arc<str>>) -> Call<Kinds> {
-    let groups: BTreeSet<&str> = named
-        .iter()
-        .map(|resource| resource.split_once('.').map_or("", |(_, group)| group))
-        .collect();
-    let groups: Vec<&str> = groups.into_iter().collect();
-    let discovery = Discovery::new(client).filter(&groups);
-    let discovery = with_timeout(discovery.run_aggregated()).await?;
-    Ok(served_resources(&discovery)
-        .filter_map(|(served, capabilities)| served_kind(&served, &capabilities, &VERBS))
-        .filter(|kind| named.contains(&kind.resource))
-        .collect())
+    with_timeout(read_named(client, &named, &VERBS)).await
 }
 
 #[cfg(test)]
@@ -167,6 +157,7 @@ mod tests {
     use futures::FutureExt;
     use kube::discovery::{self, ApiCapabilities};
     use runnel_proto::model::Reason;
+    use runnel_transport::discovery::served_kind;
     use serde_json::json;
 
     use super::*;

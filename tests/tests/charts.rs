@@ -20,7 +20,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use runnel_proto::model::is_privileged;
+use runnel_proto::model::{is_privileged, split_resource};
 use runnel_tests::helm::{Helm, chart};
 use serde_json::Value;
 
@@ -146,7 +146,7 @@ async fn privileged_kinds_are_rendered_only_by_name() -> Result<()> {
         ensure!(plain.is_err() == is_privileged(kind), "{kind}: {plain:?}");
         let documents = documents(&helm, "runnel-agent", &values(kind)).await?;
         arguments::is_a_policy(&documents).with_context(|| kind)?;
-        let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
+        let (plural, group) = split_resource(kind);
         let given = rights(&documents)?;
         let of_copies = given
             .iter()

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use kube_core::Status;
 use kube_core::response::StatusDetails;
-use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef};
+use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef, split_resource};
 
 use crate::copy::CopyError;
-use crate::policy::{Area, ServiceAccount, plural};
+use crate::policy::{Area, ServiceAccount};
 
 /// Limit of the causes of one refusal that are read for lists.
 const UNMERGED_FIELDS: usize = 20;
@@ -291,7 +291,7 @@ pub fn refused_watch(status: &Status, area: &Area) -> CopyError {
 /// Returns the error of the copies whose kind, or whose namespaces, could not be listed yet.
 /// `status`: the HTTP status, 0 for no answer.
 pub fn lost_watch(resource: &str, status: u16) -> CopyError {
-    let name = plural(resource);
+    let (name, _) = split_resource(resource);
     match status {
         403 => {
             let message = format!(
@@ -536,7 +536,7 @@ impl Missing {
     /// the role, except for namespaces. `subject`: the argument that names the user.
     fn sentence_with(&self, user: &str, prefix: &str, verbs: &str, subject: &str) -> String {
         let Self { verb, resource, .. } = self;
-        let name = format!("{prefix}-{}", plural(resource));
+        let name = format!("{prefix}-{}", split_resource(resource).0);
         let verbs = if resource == NAMESPACES { verb } else { verbs };
         let (place, role, at) = self.scope();
         format!(

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use kube_core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery, APIVersionDiscovery};
-use runnel_proto::model::{Kind, Reason, Scope, SourceRef};
+use runnel_proto::model::{Kind, Reason, Scope, SourceRef, split_resource};
 
 use crate::classify::{CallError, copy_error};
 use crate::copy::CopyError;
@@ -97,7 +97,7 @@ impl Container {
         }
         let is_concerned = match self {
             Self::Namespace(_) => true,
-            Self::Definition(kind) => kind.split_once('.').is_some_and(|(_, of)| of == group),
+            Self::Definition(kind) => split_resource(kind).1 == group,
         };
         let is_stale =
             |version: &APIVersionDiscovery| version.freshness.as_deref() == Some("Stale");

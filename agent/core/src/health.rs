@@ -463,13 +463,13 @@ impl<'a> Object<'a> {
 
 #[cfg(test)]
 mod tests {
-    use runnel_proto::model::Scope;
+    use runnel_proto::model::{Scope, split_resource};
     use serde_json::json;
 
     use super::*;
 
     fn kind(resource: &str) -> Kind {
-        let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let (plural, group) = split_resource(resource);
         Kind::new(group, "v1", "Any", plural, Scope::Namespaced)
     }
 

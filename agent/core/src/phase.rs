@@ -3,6 +3,8 @@
 //! The order is that of Helm's installs where a kind needs another one: what limits and allows comes
 //! before what runs, and what refuses requests comes last.
 
+use runnel_proto::model::split_resource;
+
 /// A phase of kinds. The copies of a rule are written phase by phase, and removed in reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
@@ -29,7 +31,7 @@ pub enum Phase {
 impl Phase {
     /// Returns the phase of the kind with this `plural[.group]`.
     pub fn of(resource: &str) -> Self {
-        let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let (plural, group) = split_resource(resource);
         match (group, plural) {
             ("", "namespaces") => Self::Namespaces,
             ("apiextensions.k8s.io", "customresourcedefinitions")

@@ -1,4 +1,6 @@
 //! The kinds whose objects belong to one cluster: they are never distributed.
+use runnel_proto::model::split_resource;
+
 use super::GROUP;
 
 /// The kind of bundles.
@@ -42,7 +44,7 @@ pub fn is_local_kind(resource: &str) -> bool {
     if resource == BUNDLE_KIND {
         return false;
     }
-    let group = resource.split_once('.').map_or("", |(_, group)| group);
+    let (_, group) = split_resource(resource);
     let is_own = group == GROUP
         || group
             .strip_suffix(GROUP)

@@ -7,6 +7,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, LazyLock};
 
+use super::split_resource;
+
 /// Maximum number of kinds that the policy of a member names.
 pub const KINDS_LIMIT: usize = 200;
 
@@ -288,9 +290,9 @@ const PRIVILEGED_RESOURCES: &[&str] = &[
 /// Whether objects of this kind carry rights, run programs or change how the API server works. Such a kind is allowed
 /// only where it is named.
 pub fn is_privileged(resource: &str) -> bool {
-    match resource.split_once('.') {
-        Some((_, group)) => PRIVILEGED_GROUPS.contains(&group),
-        None => PRIVILEGED_RESOURCES.contains(&resource),
+    match split_resource(resource) {
+        (plural, "") => PRIVILEGED_RESOURCES.contains(&plural),
+        (_, group) => PRIVILEGED_GROUPS.contains(&group),
     }
 }
 

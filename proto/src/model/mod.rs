@@ -36,7 +36,7 @@ pub use names::{
     CUSTOM_RESOURCE_DEFINITIONS, ClusterName, NAMESPACES, RuleName, RuleUid, SourceRef,
     VERSION_DIGITS, clip, is_label, is_label_key, is_label_value, is_namespace_pattern,
     is_object_name, is_place, is_plain_text, is_plain_token, is_subdomain, is_uid, plain_lines,
-    plain_text,
+    plain_text, split_resource,
 };
 pub use preview::{
     DIFF_COPIES, DIFF_FIELDS, DIFF_LIMIT, FieldChange, FieldDiff, FieldDigests, FieldEdit,

@@ -327,12 +327,15 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_domain_part)
 }
 
+/// Splits the name of a kind, `plural[.group]`, into its plural and its API group. That of the core group is empty.
+pub fn split_resource(resource: &str) -> (&str, &str) {
+    resource.split_once('.').unwrap_or((resource, ""))
+}
+
 /// Whether this can be the name of an object of a kind, `plural[.group]`. Roles and their bindings may also have colons and
 /// upper-case letters, as in `system:nodes`. Such a name is safe in a request's path, too.
 pub fn is_object_name(resource: &str, text: &str) -> bool {
-    let is_rbac = resource
-        .split_once('.')
-        .is_some_and(|(_, group)| group == RBAC_GROUP);
+    let is_rbac = split_resource(resource).1 == RBAC_GROUP;
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-.:_".contains(&byte);
     let is_segment =
         || text.len() <= 253 && text.bytes().any(|byte| byte != b'.') && text.bytes().all(inner);

@@ -1,6 +1,7 @@
 //! Objects in the making.
 
 use data_encoding::BASE64;
+use runnel_proto::model::split_resource;
 use serde_json::{Value, json};
 
 /// An object that is not in any cluster yet.
@@ -34,7 +35,7 @@ impl Draft {
     /// `spec`, of which the first one is stored.
     #[must_use]
     pub fn definition(resource: &str, kind: &str, versions: &[(&str, &Value)]) -> Self {
-        let (plural, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let (plural, group) = split_resource(resource);
         let status = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
         let version = |(at, (name, spec)): (usize, &(&str, &Value))| {
             json!({

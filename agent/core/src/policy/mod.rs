@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     Content, ContentDigest, ContentRules, FieldPath, Kind, Pattern, Reason, Revision, Scope,
-    SourceRef, is_closed_namespace, is_label, matches_any,
+    SourceRef, is_closed_namespace, is_label, matches_any, split_resource,
 };
 use serde_json::Value;
 
@@ -123,13 +123,8 @@ pub struct Area {
 impl Area {
     /// The plural of the kind, without its API group.
     pub fn plural(&self) -> &str {
-        plural(&self.resource)
+        split_resource(&self.resource).0
     }
-}
-
-/// Returns the plural of a kind, `plural[.group]`, without its API group.
-pub fn plural(resource: &str) -> &str {
-    resource.split('.').next().unwrap_or_default()
 }
 
 /// The properties of an object's content that the policy checks.

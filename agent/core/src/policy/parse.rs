@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use runnel_proto::model::{
     KINDS_LIMIT, Pattern, is_label, is_namespace_pattern, is_privileged, is_subdomain,
+    split_resource,
 };
 use serde_json::{Map, Value};
 
-use super::{Adopt, Impersonation, Names, OnRevoke, Patterns, Policy, ServiceAccount, plural};
+use super::{Adopt, Impersonation, Names, OnRevoke, Patterns, Policy, ServiceAccount};
 
 /// The error of an invalid policy: the field and a hint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -303,10 +304,7 @@ fn kinds(path: &str, value: &Value, privileged: &[String]) -> Parsed<BTreeSet<Ar
     let names = resources(path, value)?;
     for (at, name) in names.iter().enumerate() {
         let field = format!("{path}[{at}]");
-        if name
-            .split_once('.')
-            .is_some_and(|(_, group)| group == OWN_GROUP)
-        {
+        if split_resource(name).1 == OWN_GROUP {
             let hint = format!(
                 "{name} are objects of Runnel itself, which it never distributes: remove it"
             );
@@ -325,7 +323,7 @@ fn kinds(path: &str, value: &Value, privileged: &[String]) -> Parsed<BTreeSet<Ar
 
 /// Whether this can be the plural of a kind with its API group.
 fn is_resource(text: &str) -> bool {
-    let plural = plural(text);
+    let (plural, _) = split_resource(text);
     is_subdomain(text) && is_label(plural) && plural.starts_with(|c: char| c.is_ascii_lowercase())
 }
 

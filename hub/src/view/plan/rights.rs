@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use runnel_proto::model::{FieldsKey, RuleName, RuleUid, is_label, is_subdomain};
+use runnel_proto::model::{FieldsKey, RuleName, RuleUid, is_label, is_subdomain, split_resource};
 use serde_json::Value;
 
 use super::{PlanRequest, RULE_KINDS, random_key, resource_of};
@@ -155,7 +155,7 @@ impl ViewServer {
         }
         let mut everywhere: BTreeMap<&str, bool> = BTreeMap::new();
         for (kind, namespace) in wanted {
-            let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
+            let (plural, group) = split_resource(kind);
             let access = |namespace| ResourceAccess {
                 verb: "get",
                 group,
