@@ -345,10 +345,7 @@ impl Cluster {
                 .header(header::ACCEPT, METADATA)
                 .body(Vec::new())?;
             let answer = self.client.request::<MetadataPage>(request);
-            let page = match within(self.connection.limit(CALL_LIMIT), answer).await {
-                Ok(page) => page.map_err(|error| self.explained(action, Some(error)))?,
-                Err(_) => return Err(self.explained(action, None)),
-            };
+            let page = self.within(action, answer).await?;
             let items = page.items.into_iter().flatten();
             all.extend(items.map(|item| item.metadata));
             let next = page.metadata.continue_.unwrap_or_default();
@@ -566,6 +563,21 @@ impl Cluster {
         match within(self.connection.limit(limit), ask).await {
             Ok(answer) => answer.map_err(Some),
             Err(()) => Err(None),
+        }
+    }
+
+    /// Runs calls of the client within the time limit of one call.
+    ///
+    /// # Errors
+    /// As [`Cluster::get`].
+    pub async fn within<T>(
+        &self,
+        action: &str,
+        calls: impl Future<Output = Result<T, kube::Error>>,
+    ) -> anyhow::Result<T> {
+        match within(self.connection.limit(CALL_LIMIT), calls).await {
+            Ok(found) => found.map_err(|error| self.explained(action, Some(error))),
+            Err(()) => Err(self.explained(action, None)),
         }
     }
 

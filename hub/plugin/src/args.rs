@@ -600,9 +600,9 @@ pub struct ImportArgs {
         requires = "label"
     )]
     pub to: Vec<String>,
-    /// With --label: the kinds that it copies; without it those with equal copies in the target
-    /// namespaces.
-    #[arg(long, value_parser = ["configmaps", "secrets"], value_delimiter = ',', value_name = "KINDS", requires = "label")]
+    /// With --label: the kinds that it copies, as PLURAL or PLURAL.GROUP; without it ConfigMaps and Secrets with equal copies
+    /// in the target namespaces.
+    #[arg(long, value_delimiter = ',', value_name = "KINDS", requires = "label")]
     pub resources: Vec<String>,
     /// The members that the rules name; by default the cluster that is read.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]

@@ -82,13 +82,18 @@ fn name_of(files: &[String]) -> Result<String, String> {
 }
 
 /// The content of a bundle, and what a person should know about it.
-struct Bundled {
-    spec: ManifestBundleSpec,
-    notes: Vec<String>,
+pub(super) struct Bundled {
+    /// The content.
+    pub(super) spec: ManifestBundleSpec,
+    /// Sentences about what was left out, and what to do.
+    pub(super) notes: Vec<String>,
 }
 
 /// Puts the manifests of files into a bundle.
-fn bundled(files: Vec<ManifestFile>) -> Result<Bundled, String> {
+///
+/// # Errors
+/// A sentence that names the manifest.
+pub(super) fn bundled(files: Vec<ManifestFile>) -> Result<Bundled, String> {
     let mut collected = Collected::default();
     for file in files {
         for (number, document) in file.documents.into_iter().enumerate() {

@@ -7,6 +7,7 @@
 //! there already; otherwise the output names the missing ones.
 pub mod annotations;
 mod choice;
+mod kinds;
 mod labeled;
 mod report;
 mod rules;
@@ -20,7 +21,8 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runnel_api::MemberCluster;
-use runnel_proto::model::is_subdomain;
+use runnel_hub_core::plan::content_of;
+use runnel_proto::model::{Kind, Kinds, is_subdomain};
 use serde_json::{Map, Value};
 
 use self::annotations::{Copier, Id, ObjectMetadata, Objects, ReadAnnotations};
@@ -32,13 +34,6 @@ use super::access::Cluster;
 use super::objects::{member_name, member_status};
 use super::{CommandContext, args, ended, join, print, read_cluster, usage};
 
-/// The kinds to copy, and other kinds that some copiers copy.
-const READ: [(&str, &str); 2] = [("configmaps", "/api/v1"), ("secrets", "/api/v1")];
-const ALSO: [(&str, &str); 3] = [
-    ("roles", "/apis/rbac.authorization.k8s.io/v1"),
-    ("rolebindings", "/apis/rbac.authorization.k8s.io/v1"),
-    ("serviceaccounts", "/api/v1"),
-];
 /// Number of concurrent reads.
 const AT_A_TIME: usize = 8;
 
@@ -62,7 +57,15 @@ pub(super) async fn run(
     let clusters = clusters(&hub, options, &uid, &read).await?;
 
     let places = places(&read).await?;
-    let objects = objects(&read).await?;
+    let (served, on_hub_served) = match &label {
+        Some(given) => {
+            let served = kinds::served(&read, &given.resources).await?;
+            kinds::check(&given.resources, &served, &read.place.to_string())?;
+            (served, kinds::served(&hub, &given.resources).await?)
+        }
+        None => (kinds::copied(), kinds::copied()),
+    };
+    let (objects, unread) = objects(&read, &served).await?;
     let mut found = match &label {
         Some(given) => labeled::read(&objects, &places, given),
         None => {
@@ -81,17 +84,18 @@ pub(super) async fn run(
         found.notes.retain(|(id, _)| id.namespace == *namespace);
     }
     if found.requests.is_empty() && found.notes.is_empty() {
-        return Err(ended(super::FAILED, nothing(&read, label.is_some())));
+        return Err(ended(super::FAILED, nothing(&read, label.as_ref())));
     }
-    let bodies = bodies(&read, &objects, &found, &places).await?;
+    let bodies = bodies((&read, &served), &objects, &found, &places).await?;
     let mut not_on_hub = if is_hub {
         BTreeSet::new()
     } else {
-        not_on_hub(&hub, &found, &bodies).await?
+        not_on_hub((&hub, &on_hub_served), &found, &bodies).await?
     };
     let uncopied = match &label {
         Some(given) if !is_hub => {
-            labeled::labeled_not_copied(&on_hub(&hub, &found).await?, given, &found)
+            let on_hub = on_hub((&hub, &on_hub_served), &found).await?;
+            labeled::labeled_not_copied(&on_hub, given, &found)
         }
         _ => BTreeSet::new(),
     };
@@ -102,7 +106,11 @@ pub(super) async fn run(
         labeled_not_copied: uncopied,
     };
     let import = rules::imported_rules(found, &objects, &places, &bodies, &aim);
-    not_on_hub.retain(|id| import.rules.iter().any(|rule| rule.sources.contains(id)));
+    let is_read_there = |id: &Id| {
+        let mut rules = import.rules.iter();
+        rules.any(|rule| rule.bundle.is_none() && rule.sources.contains(id))
+    };
+    not_on_hub.retain(is_read_there);
     let around = ReportContext {
         read: named("kubectl --context", &read),
         helm: named("helm --kube-context", &read),
@@ -110,6 +118,7 @@ pub(super) async fn run(
         is_hub,
         copiers: copiers(&read).await,
         not_on_hub,
+        unread,
     };
     print(&report::text(&import, &around)?)
 }
@@ -138,18 +147,23 @@ fn named(command: &str, cluster: &Cluster) -> String {
     )
 }
 
-fn nothing(read: &Cluster, by_label: bool) -> String {
+fn nothing(read: &Cluster, label: Option<&LabelCopier>) -> String {
     let place = &read.place;
-    if by_label {
-        return format!(
-            "{place} has no ConfigMap and no Secret with that label outside the namespaces of --to"
-        );
+    match label {
+        Some(given) if given.resources.is_empty() => format!(
+            "{place} has no ConfigMap and no Secret with that label outside the namespaces of --to: for other kinds give \
+             --resources"
+        ),
+        Some(given) => format!(
+            "{place} has no {} with that label outside the namespaces of --to",
+            given.resources.join(" or ")
+        ),
+        None => format!(
+            "{place} has no object with annotations of kubernetes-replicator, kubernetes-reflector or config-syncer: choose \
+             the cluster in which they run with --context; for an operator that copies what has a label give --label \
+             KEY=VALUE and --to NAMESPACES"
+        ),
     }
-    format!(
-        "{place} has no ConfigMap and no Secret with annotations of kubernetes-replicator, kubernetes-reflector or \
-         config-syncer: choose the cluster in which they run with --context; for an operator that copies what has a \
-         label give --label KEY=VALUE and --to NAMESPACES"
-    )
 }
 
 fn by_label(
@@ -217,37 +231,33 @@ async fn places(read: &Cluster) -> anyhow::Result<NamespaceLabels> {
     Ok(found.into_iter().map(named).collect())
 }
 
-/// Reads the metadata of everything that may matter. Kinds that only other copiers copy are read if
-/// the user may.
-async fn objects(read: &Cluster) -> anyhow::Result<Objects> {
-    let mut all = Objects::new();
-    for (resource, api) in READ {
-        add(
-            &mut all,
-            resource,
-            read.metadata(&format!("list {resource}"), &format!("{api}/{resource}"))
-                .await?,
-        );
-    }
-    for (resource, api) in ALSO {
-        if let Ok(found) = read
-            .metadata(&format!("list {resource}"), &format!("{api}/{resource}"))
-            .await
-        {
-            add(&mut all, resource, found);
+/// Reads the metadata of everything that may matter. Kinds that only one copier copies are read if the user may; returns
+/// why others are not.
+async fn objects(read: &Cluster, served: &Kinds) -> anyhow::Result<(Objects, Vec<String>)> {
+    let (mut all, mut unread) = (Objects::new(), Vec::new());
+    for kind in served.iter() {
+        let found = read
+            .metadata(&format!("list {kind}"), &kinds::path(kind, None))
+            .await;
+        match found {
+            Ok(found) => add(&mut all, kind, found),
+            Err(error) if kinds::replicated(&kind.resource).is_some() => {
+                unread.push(error.to_string());
+            }
+            Err(error) => return Err(error),
         }
     }
-    Ok(all)
+    Ok((all, unread))
 }
 
-fn add(all: &mut Objects, resource: &str, found: Vec<ObjectMeta>) {
+fn add(all: &mut Objects, kind: &Kind, found: Vec<ObjectMeta>) {
     for metadata in found {
         let marked = ObjectMetadata {
             labels: metadata.labels.unwrap_or_default(),
             annotations: metadata.annotations.unwrap_or_default(),
         };
         let id = Id {
-            resource: resource.to_owned(),
+            resource: kind.to_string(),
             namespace: metadata.namespace.unwrap_or_default(),
             name: metadata.name.unwrap_or_default(),
         };
@@ -257,7 +267,7 @@ fn add(all: &mut Objects, resource: &str, found: Vec<ObjectMeta>) {
 
 /// Reads the content of sources, and of the objects under the names of copies.
 async fn bodies(
-    read: &Cluster,
+    read: (&Cluster, &Kinds),
     objects: &Objects,
     found: &ReadAnnotations,
     places: &NamespaceLabels,
@@ -271,32 +281,42 @@ async fn bodies(
     content(read, wanted).await
 }
 
-async fn content(of: &Cluster, wanted: BTreeSet<Id>) -> anyhow::Result<ObjectContents> {
+/// Reads the content of objects. Those of kinds that the cluster does not serve do not exist there.
+async fn content(
+    (of, served): (&Cluster, &Kinds),
+    wanted: BTreeSet<Id>,
+) -> anyhow::Result<ObjectContents> {
     let asked = stream::iter(wanted).map(async |id| {
-        let path = format!(
-            "/api/v1/namespaces/{}/{}/{}",
-            id.namespace, id.resource, id.name
-        );
-        let found = of.get(&format!("read {id}"), &path).await?;
-        anyhow::Ok(found.map(|object| (id, compared(object))))
+        let Some(kind) = served.preferred(&id.resource) else {
+            return Ok(None);
+        };
+        let path = format!("{}/{}", kinds::path(kind, Some(&id.namespace)), id.name);
+        let found: Option<Value> = of.get(&format!("read {id}"), &path).await?;
+        let content = found.and_then(|object| compared(kind, object));
+        anyhow::Ok(content.map(|content| (id, content)))
     });
     let found: Vec<Option<(Id, Value)>> = asked.buffer_unordered(AT_A_TIME).try_collect().await?;
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Removes everything that is not compared.
-fn compared(mut object: Value) -> Value {
-    let mut kept = Map::new();
-    for field in ["data", "binaryData", "type", "immutable"] {
-        if let Some(value) = object.get_mut(field) {
-            kept.insert(field.to_owned(), value.take());
-        }
-    }
-    Value::Object(kept)
+/// Returns the fields that are compared; `None` for an object that is never distributed.
+fn compared(kind: &Kind, mut object: Value) -> Option<Value> {
+    let fields: Map<String, Value> = if kind.content.is_owned() {
+        content_of(kind, &object).ok()?.fields.into_iter().collect()
+    } else {
+        let fields = kind.content.fields.iter();
+        fields
+            .filter_map(|field| Some(((*field).to_owned(), object.get_mut(field)?.take())))
+            .collect()
+    };
+    Some(Value::Object(fields))
 }
 
 /// Reads the hub's objects in the namespaces of the sources.
-async fn on_hub(hub: &Cluster, found: &ReadAnnotations) -> anyhow::Result<Objects> {
+async fn on_hub(
+    (hub, served): (&Cluster, &Kinds),
+    found: &ReadAnnotations,
+) -> anyhow::Result<Objects> {
     let namespaces: BTreeSet<&str> = found
         .requests
         .iter()
@@ -304,21 +324,17 @@ async fn on_hub(hub: &Cluster, found: &ReadAnnotations) -> anyhow::Result<Object
         .collect();
     let mut all = Objects::new();
     for namespace in namespaces {
-        for (resource, api) in READ {
-            let path = format!("{api}/namespaces/{namespace}/{resource}");
-            add(
-                &mut all,
-                resource,
-                hub.metadata(&format!("list {resource} of {namespace}"), &path)
-                    .await?,
-            );
+        for kind in served.iter() {
+            let path = kinds::path(kind, Some(namespace));
+            let action = format!("list {kind} of {namespace}");
+            add(&mut all, kind, hub.metadata(&action, &path).await?);
         }
     }
     Ok(all)
 }
 
 async fn not_on_hub(
-    hub: &Cluster,
+    hub: (&Cluster, &Kinds),
     found: &ReadAnnotations,
     bodies: &ObjectContents,
 ) -> anyhow::Result<BTreeSet<Id>> {

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
-use runnel_tests::scene::{Draft, Id, TestCluster, is_about_copies};
+use runnel_tests::fleet::{Fleet, FleetOptions};
+use runnel_tests::scene::{Draft, Id, Scene, TestCluster, is_about_copies};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -81,8 +82,8 @@ async fn copies(place: &TestCluster, home: &str) -> Result<Copies> {
     Ok(all)
 }
 
-async fn runnel(words: &[&str], files: &[(&str, &Path)]) -> Result<String> {
-    let mut command = Command::new(fleet().await?.binaries().folder.join("kubectl-runnel"));
+async fn runnel(fleet: &Fleet, words: &[&str], files: &[(&str, &Path)]) -> Result<String> {
+    let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
     command.args(words);
     for (flag, file) in files {
         command.arg(flag).arg(file);
@@ -138,7 +139,7 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
         let before = copies(place, home).await?;
         ensure!(before.len() == 2 * OBJECTS, "{} copies", before.len());
 
-        let text = runnel(&["import", "-n", home], &files).await?;
+        let text = runnel(fleet, &["import", "-n", home], &files).await?;
         let head = "2 rules with 50 sources. Of 100 copies, 100 equal their source and are taken over as they are.";
         ensure!(text.contains(head), "{text}");
         ensure!(
@@ -240,6 +241,133 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
                 )
                 .await?;
         }
+    }
+    Ok(())
+}
+
+/// The kinds that the replicator copies besides ConfigMaps and Secrets.
+const REPLICATED: [&str; 3] = [
+    "rolebindings.rbac.authorization.k8s.io",
+    "roles.rbac.authorization.k8s.io",
+    "serviceaccounts",
+];
+const POLICIES: &str = "networkpolicies.networking.k8s.io";
+
+/// A Role, its binding and its account, which the replicator copies, and a policy, which an operator copies by its label.
+fn other_kinds(namespace: &str) -> [Value; 4] {
+    let metadata = |name: &str| json!({"namespace": namespace, "name": name});
+    let rbac = "rbac.authorization.k8s.io";
+    [
+        json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "Role", "metadata": metadata("reader"),
+            "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}],
+        }),
+        json!({
+            "apiVersion": format!("{rbac}/v1"), "kind": "RoleBinding", "metadata": metadata("reader"),
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": "reader"},
+            "subjects": [{"kind": "User", "name": "ann", "apiGroup": rbac}],
+        }),
+        json!({
+            "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata("robot"),
+            "imagePullSecrets": [{"name": "registry"}],
+        }),
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata("web"),
+            "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"]},
+        }),
+    ]
+}
+
+#[tokio::test]
+async fn objects_of_other_kinds_are_imported_and_no_copy_is_touched() -> Result<()> {
+    let kinds = [REPLICATED.as_slice(), &[POLICIES]].concat();
+    let fleet = &Fleet::start(FleetOptions {
+        hub_values: json!({"sources": {"kinds": [POLICIES]}}),
+        agent_values: json!({"policy": {"kinds": kinds, "allowPrivileged": REPLICATED}}),
+        ..FleetOptions::default()
+    })
+    .await?;
+    let scene = Scene::of(fleet).await?;
+    let (home, to) = ("roles", "roles-a");
+    scene.hub_namespaces(&[home]).await?;
+    scene.member_namespaces(&[home, to]).await?;
+    let grant = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "roles"},
+        "spec": {
+            "rules": {"namespaces": {"names": [home]}}, "resources": kinds, "clusters": {"all": true},
+            "namespaces": {"names": [to]}, "policies": {"adopt": true},
+        },
+    });
+    scene.hub.make(&grant).await?;
+    let member = scene.member(1);
+    let mut uids = Vec::new();
+    for (namespace, mark, value) in [
+        (home, "replicate-to", to),
+        (to, "replicated-from-version", "12"),
+    ] {
+        for mut object in other_kinds(namespace) {
+            let is_policy = object["kind"] == "NetworkPolicy";
+            let metadata = &mut object["metadata"];
+            if is_policy {
+                metadata["labels"] = json!({"copy": "yes"});
+            } else {
+                metadata["annotations"] = json!({format!("{REPLICATOR}/{mark}"): value});
+            }
+            let made = member.make(&object).await?;
+            if namespace == to {
+                uids.push((Id::of(&made)?, made["metadata"]["uid"].clone()));
+            } else if is_policy {
+                // The user has to create this source on the hub.
+                scene.hub.make(&object).await?;
+            }
+        }
+    }
+
+    let files = [
+        ("--kubeconfig", fleet.hub().kubeconfig()),
+        ("--member-kubeconfig", fleet.member(1).kubeconfig()),
+    ];
+    let label = ["--label", "copy=yes", "--to", to, "--resources", POLICIES];
+    for (flags, rule, copies, words) in [
+        (
+            &[][..],
+            "from-replicator",
+            3,
+            ["Of 3 copies, 3 equal", "kind: ManifestBundle"],
+        ),
+        (
+            &label[..],
+            "from-label",
+            1,
+            [
+                "Of 1 copy, 1 equal",
+                "sources.kinds of the hub: networkpolicies",
+            ],
+        ),
+    ] {
+        let words_of_command = [&["import", "-n", home], flags].concat();
+        let text = runnel(fleet, &words_of_command, &files).await?;
+        for words in words {
+            ensure!(text.contains(words), "{words}: {text}");
+        }
+        let apply = ["apply", "-f", "-"];
+        fleet.hub().kubectl_stdin(&apply, &text).await?;
+        let rule = Id::rule(home, rule);
+        scene.hub.all_applied(&rule, copies).await?;
+    }
+    for (copy, uid) in uids {
+        let object = member.get(&copy).await?;
+        ensure!(
+            object["metadata"]["uid"] == uid
+                && object["metadata"]["labels"]["runnel.dev/hub"].is_string(),
+            "{object}"
+        );
+        // On the hub nobody gets the rights.
+        let there = scene.hub.find(&copy.within(home)).await?;
+        ensure!(
+            there.is_none() || copy.kind() == "NetworkPolicy",
+            "{there:?}"
+        );
     }
     Ok(())
 }

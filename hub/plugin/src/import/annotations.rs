@@ -1,7 +1,10 @@
 //! Reads the configuration of other copiers from annotations and labels of objects.
 use std::collections::{BTreeMap, BTreeSet};
 
+use runnel_proto::model::Kind;
+
 use super::choice::{self, Choice, NamespaceExpression, NamespaceLabels};
+use super::kinds;
 pub use crate::args::Copier;
 
 const REPLICATOR: &str = "replicator.v1.mittwald.de/";
@@ -42,6 +45,12 @@ impl Copier {
         }
     }
 
+    /// Whether it copies objects of this kind, `plural[.group]`.
+    fn copies(self, resource: &str) -> bool {
+        let is_replicated = self == Self::Replicator && kinds::replicated(resource).is_some();
+        is_replicated || Kind::by_resource(resource).is_some()
+    }
+
     /// Whether an image has the copier's name, in any registry.
     pub fn runs(self, image: &str) -> bool {
         let image = image.split('@').next().unwrap_or_default();
@@ -57,10 +66,10 @@ impl Copier {
     }
 }
 
-/// The identity of an object: plural of its kind, namespace and name.
+/// The identity of an object: `plural[.group]` of its kind, namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
-    /// The plural, such as `secrets`.
+    /// The kind, such as `secrets` or `roles.rbac.authorization.k8s.io`.
     pub resource: String,
     /// Its namespace.
     pub namespace: String,
@@ -184,24 +193,16 @@ impl ReadAnnotations {
 pub fn read(objects: &Objects, places: &NamespaceLabels, of: &[Copier]) -> ReadAnnotations {
     let mut read = ReadAnnotations::default();
     for (id, marked) in objects {
-        if !matches!(id.resource.as_str(), "configmaps" | "secrets") {
-            if let Some(copier) = marked
-                .marks()
-                .find_map(copier_of)
-                .filter(|copier| of.contains(copier))
-            {
-                let what = "Runnel copies ConfigMaps and Secrets";
-                read.note(
-                    id,
-                    format!(
-                        "{} copies it; {what}: give it to what deploys your clusters",
-                        copier.name()
-                    ),
-                );
-            }
-            continue;
-        }
         for copier in of {
+            if !copier.copies(&id.resource) {
+                if marked.marks().any(|mark| copier_of(mark) == Some(*copier)) {
+                    let name = copier.name();
+                    let why =
+                        format!("{name} copies only ConfigMaps and Secrets; no rule is created");
+                    read.note(id, why);
+                }
+                continue;
+            }
             match copier {
                 Copier::Replicator => replicator(id, marked, objects, places, &mut read),
                 Copier::Reflector => reflector(id, marked, objects, places, &mut read),

@@ -6,7 +6,7 @@
 //! without copies by name. The rest is refused with the reason.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::{HUB_LABEL, is_namespace_pattern};
+use runnel_proto::model::{HUB_LABEL, Kind, is_namespace_pattern};
 use serde_json::{Value, json};
 
 use super::annotations::{Copier, CopyRequest, Id, ObjectMetadata, Objects, ReadAnnotations};
@@ -25,7 +25,7 @@ pub struct LabelCopier {
     pub to: Vec<String>,
     /// The namespace that it copies from; `None`: every namespace with equal copies in the targets.
     pub from: Option<String>,
-    /// The kinds that it copies, as plurals; empty: every kind with equal copies there.
+    /// The kinds that it copies, as `plural[.group]`; empty: ConfigMaps and Secrets, if they have equal copies there.
     pub resources: Vec<String>,
 }
 
@@ -86,12 +86,10 @@ impl LabelCopier {
     }
 
     fn includes(&self, resource: &str) -> bool {
-        let is_named = self.resources.is_empty()
-            || self
-                .resources
-                .iter()
-                .any(|resource_name| resource_name == resource);
-        is_named && matches!(resource, "configmaps" | "secrets")
+        if self.resources.is_empty() {
+            return Kind::by_resource(resource).is_some();
+        }
+        self.resources.iter().any(|named| named == resource)
     }
 
     /// Returns the kinds that a rule names for one namespace, of which these are copied.

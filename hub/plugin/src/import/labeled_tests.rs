@@ -144,6 +144,35 @@ fn kind_neither_named_nor_labeled_is_not_copied() {
 }
 
 #[test]
+fn objects_of_any_named_kind_are_selected_by_label() {
+    let policies = "networkpolicies.networking.k8s.io";
+    let names = ["platform/web", "team-a/web"].map(|name| format!("{policies}/{name}"));
+    let all = labeled(&[&names[0], &names[1], "secrets/platform/login"]);
+    // Without the kind in --resources it is not a matter of the import.
+    assert!(import(&all, given()).rules.is_empty());
+    let named = LabelCopier {
+        resources: vec![policies.to_owned()],
+        ..given()
+    };
+    let mut bodies = same(&all);
+    for name in &names {
+        let content = json!({"spec": {"podSelector": {"matchLabels": {"app": "web"}}}});
+        bodies.insert(id(name), content);
+    }
+    let found = import_beside(&all, &bodies, named.clone(), &[]);
+    assert_eq!(only(&found)["sources"], json!([selected(&[policies])]));
+    let copy = id(&names[1]);
+    assert_eq!(found.rules[0].copies[&copy], CopyComparison::Equal);
+    assert!(found.rules[0].bundle.is_none() && found.left.is_empty());
+    // A copy with other content is no evidence.
+    bodies.insert(copy, json!({"spec": {"podSelector": {}}}));
+    assert!(
+        import_beside(&all, &bodies, named, &[]).rules.is_empty(),
+        "nothing shows that the copier copies from platform"
+    );
+}
+
+#[test]
 fn namespace_neither_named_nor_labeled_is_no_source() {
     let all = labeled(&[
         "secrets/platform/login",

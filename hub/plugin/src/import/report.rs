@@ -2,6 +2,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
+use runnel_proto::model::{Kind, is_privileged};
+
 use super::annotations::{Copier, Id};
 use super::rules::{CopyComparison, ImportReport, ImportedRule};
 use crate::wrap::{on_one_line, wrapped};
@@ -27,6 +29,8 @@ pub struct ReportContext {
     pub copiers: BTreeMap<Copier, Vec<(String, String, Option<String>)>>,
     /// Sources that the hub does not have, or has with other content.
     pub not_on_hub: BTreeSet<Id>,
+    /// Why kinds were not read.
+    pub unread: Vec<String>,
 }
 
 /// The whole text.
@@ -47,7 +51,11 @@ pub fn text(import: &ImportReport, around: &ReportContext) -> anyhow::Result<Str
     list(
         &mut out,
         "Not carried over:",
-        import.left.iter().map(|(of, why)| format!("{of}: {why}")),
+        import
+            .left
+            .iter()
+            .map(|(of, why)| format!("{of}: {why}"))
+            .chain(around.unread.iter().cloned()),
     );
     let orphaned_intents = import.orphaned_intents.iter().map(|id| {
         format!("{id}: has annotations of a copier, and no rule selects it; it is left unchanged")
@@ -55,6 +63,12 @@ pub fn text(import: &ImportReport, around: &ReportContext) -> anyhow::Result<Str
     list(&mut out, "Copies that no rule adopts:", orphaned_intents);
     for rule in &import.rules {
         out.push_str("---\n");
+        if let Some(bundle) = &rule.bundle {
+            let about = "The sources of the next rule. The hub creates none of these objects, so that they give no rights there.";
+            comment(&mut out, about);
+            out.push_str(&serde_saphyr::to_string(bundle)?);
+            out.push_str("---\n");
+        }
         write_rule(&mut out, rule);
         out.push_str(&serde_saphyr::to_string(&rule.rule)?);
     }
@@ -160,6 +174,7 @@ fn order(out: &mut String, import: &ImportReport, around: &ReportContext) {
         );
         missing(out, around);
     }
+    allow(out, import);
     line(out, &format!("{hub} apply -f rules.yaml"));
     line(out, &hub.replacen("kubectl", "kubectl runnel status -A", 1));
     step(out, 3, "Take the old marks off:");
@@ -215,6 +230,43 @@ fn order(out: &mut String, import: &ImportReport, around: &ReportContext) {
                     None => format!("{read} -n {namespace} delete deployment {name}"),
                 },
             );
+        }
+    }
+}
+
+/// What has to be allowed for kinds that are not distributed by default.
+fn allow(out: &mut String, import: &ImportReport) {
+    let kinds = |is_needed: fn(&ImportedRule) -> bool| -> BTreeSet<&str> {
+        let rules = import.rules.iter().filter(|rule| is_needed(rule));
+        let sources = rules.flat_map(|rule| &rule.sources);
+        sources
+            .map(|source| source.resource.as_str())
+            .filter(|resource| Kind::by_resource(resource).is_none())
+            .collect()
+    };
+    let (all, on_hub) = (kinds(|_| true), kinds(|rule| rule.bundle.is_none()));
+    if all.is_empty() {
+        return;
+    }
+    let privileged: BTreeSet<&str> = all
+        .iter()
+        .copied()
+        .filter(|kind| is_privileged(kind))
+        .collect();
+    line(
+        out,
+        "These kinds are distributed only where they are named. Add them first, to the values of the charts and to the grant:",
+    );
+    let grant = "resources of a DistributionGrant; the grant everything has none of these";
+    for (place, kinds) in [
+        ("sources.kinds of the hub", on_hub),
+        ("policy.kinds of the agents", all),
+        ("policy.allowPrivileged of the agents", privileged.clone()),
+        (grant, privileged),
+    ] {
+        if !kinds.is_empty() {
+            let kinds: Vec<&str> = kinds.into_iter().collect();
+            line(out, &format!("  {place}: {}", kinds.join(", ")));
         }
     }
 }

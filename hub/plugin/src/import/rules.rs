@@ -1,13 +1,16 @@
 //! Converts the configuration of other copiers to rules.
 use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::HUB_LABEL;
-use serde_json::{Value, json};
+use runnel_proto::model::{ContentRules, HUB_LABEL};
+use serde_json::{Map, Value, json};
 
 use super::annotations::{Copier, CopyRequest, Id, Objects, ReadAnnotations};
 use super::choice::{Choice, NamespaceLabels};
+use super::kinds;
 use super::labeled::{self, LabelCopier};
-use runnel_api::{GROUP, VERSION, limits};
+use crate::bundle::{Bundled, bundled};
+use crate::manifests::ManifestFile;
+use runnel_api::{BUNDLE_KIND, GROUP, ManifestBundle, VERSION, limits};
 
 /// The content of the relevant objects. Without `Debug`: it contains values of Secrets.
 pub type ObjectContents = BTreeMap<Id, Value>;
@@ -45,6 +48,8 @@ pub struct ImportedRule {
     pub rule: Value,
     /// The sources that it was made for.
     pub sources: Vec<Id>,
+    /// The bundle with the manifests of the sources, if the sources are not to be created on the hub.
+    pub bundle: Option<Value>,
     /// The comparison with the existing objects.
     pub copies: BTreeMap<Id, CopyComparison>,
     /// Differences from the copier's behavior.
@@ -84,6 +89,8 @@ pub fn copies<'a>(
 struct Kind {
     namespace: String,
     copier: Copier,
+    /// Whether the sources are manifests of a bundle: they give rights, which nobody has to have on the hub.
+    in_bundle: bool,
     filled: bool,
     copy_name: Option<String>,
     labels: bool,
@@ -148,20 +155,31 @@ pub fn imported_rules(
                 .push((request.source, format!("{why}; no rule is created")));
             continue;
         }
-        groups.entry(kind(&request)).or_default().push(request);
+        groups.entry(kind(&request, aim)).or_default().push(request);
     }
     let mut taken: BTreeSet<(String, String)> = BTreeSet::new();
     for (kind, wishes) in &groups {
         for (wishes, places_named) in chunks(kind, wishes) {
-            import.rules.push(one(
-                kind,
-                wishes,
-                &places_named,
-                places,
-                bodies,
-                aim,
-                &mut taken,
-            ));
+            let name = free_name(kind, &mut taken);
+            let mut rule = one(kind, wishes, &places_named, places, bodies, aim, &name);
+            if kind.in_bundle {
+                match bundle(wishes, objects, bodies) {
+                    Ok(bundle) => {
+                        rule.notes.extend(bundle.notes);
+                        let mut object = ManifestBundle::new(&name, bundle.spec);
+                        object.metadata.namespace = Some(kind.namespace.clone());
+                        rule.bundle = Some(json!(object));
+                    }
+                    Err(why) => {
+                        let sources = rule.sources.into_iter();
+                        import
+                            .left
+                            .extend(sources.map(|id| (id, format!("{why}; no rule is created"))));
+                        continue;
+                    }
+                }
+            }
+            import.rules.push(rule);
         }
     }
     let covered: BTreeSet<&Id> = import
@@ -190,10 +208,12 @@ pub fn imported_rules(
     import
 }
 
-fn kind(request: &CopyRequest) -> Kind {
+fn kind(request: &CopyRequest, aim: &ImportTarget) -> Kind {
+    let gives_rights = kinds::replicated(&request.source.resource).is_some();
     Kind {
         namespace: request.source.namespace.clone(),
         copier: request.copier,
+        in_bundle: gives_rights && !aim.is_hub && request.copier != Copier::Label,
         filled: request.filled,
         copy_name: (request.copy_name != request.source.name).then(|| request.copy_name.clone()),
         labels: request.labels,
@@ -216,6 +236,8 @@ fn chunks<'a>(kind: &'a Kind, wishes: &'a [CopyRequest]) -> Vec<(&'a [CopyReques
     }
     let of_sources = wishes.chunks(if kind.copier == Copier::Label {
         wishes.len().max(1)
+    } else if kind.in_bundle {
+        limits::MANIFESTS
     } else {
         limits::NAMES
     });
@@ -231,7 +253,7 @@ fn one(
     places: &NamespaceLabels,
     bodies: &ObjectContents,
     aim: &ImportTarget,
-    taken: &mut BTreeSet<(String, String)>,
+    name: &str,
 ) -> ImportedRule {
     let part = Choice {
         names: names.iter().cloned().collect(),
@@ -256,10 +278,10 @@ fn one(
             copies_of.insert(copy, comparison);
         }
     }
-    let name = free_name(kind, taken);
     ImportedRule {
         copier: kind.copier,
-        rule: rule(kind, wishes, &part, places, aim, &name),
+        rule: rule(kind, wishes, &part, places, aim, name),
+        bundle: None,
         sources: wishes
             .iter()
             .map(|request| request.source.clone())
@@ -294,7 +316,11 @@ fn rule(
     name: &str,
 ) -> Value {
     let mut spec = json!({
-        "sources": sources(kind, wishes, aim),
+        "sources": if kind.in_bundle {
+            json!([{"resources": [BUNDLE_KIND], "names": [name]}])
+        } else {
+            sources(kind, wishes, aim)
+        },
         "clusters": if aim.clusters.is_empty() { json!({"all": true}) } else { json!({"names": aim.clusters}) },
         "namespaces": choice.written(),
         "conflictPolicy": "AdoptIfEqual",
@@ -347,25 +373,57 @@ fn sources(kind: &Kind, wishes: &[CopyRequest], aim: &ImportTarget) -> Value {
     Value::Array(entries.collect())
 }
 
+/// Puts the manifests of sources into a bundle.
+///
+/// # Errors
+/// Why they cannot be in one.
+fn bundle(
+    wishes: &[CopyRequest],
+    objects: &Objects,
+    bodies: &ObjectContents,
+) -> Result<Bundled, String> {
+    let manifest = |request: &CopyRequest| -> Option<Value> {
+        let source = &request.source;
+        let kind = kinds::replicated(&source.resource)?;
+        let mut manifest = bodies.get(source)?.clone();
+        manifest["apiVersion"] = json!(kind.api_version);
+        manifest["kind"] = json!(kind.kind);
+        manifest["metadata"] = json!({"name": source.name});
+        let labels = objects.get(source).map(|marked| &marked.labels);
+        if let Some(labels) = labels.filter(|labels| request.labels && !labels.is_empty()) {
+            manifest["metadata"]["labels"] = json!(labels);
+        }
+        Some(manifest)
+    };
+    bundled(vec![ManifestFile {
+        name: "the sources".to_owned(),
+        documents: wishes.iter().filter_map(manifest).collect(),
+    }])
+}
+
 /// Why this is never a source.
 fn refused(source: &Id, bodies: &ObjectContents) -> Option<String> {
-    let kind = runnel_proto::model::Kind::by_resource(&source.resource)?;
-    if kind.content.refuses_name(&source.name) {
+    let rules = ContentRules::of(&source.resource);
+    if rules.refuses_name(&source.name) {
         return Some("every cluster makes its own of this name, Runnel never copies it".to_owned());
     }
-    let of_type = bodies.get(source)?.get("type").and_then(Value::as_str);
+    let Some(body) = bodies.get(source) else {
+        // The content of other kinds is left out if it is never distributed.
+        let why = "has the annotation runnel.dev/distribute: \"false\", so Runnel never copies it";
+        return rules.is_owned().then(|| why.to_owned());
+    };
+    let of_type = body.get("type").and_then(Value::as_str);
     let words = |of_type: &str| {
         format!("is of type {of_type}, a credential of its cluster that Runnel never copies")
     };
-    if kind.content.refuses_type(of_type) {
+    if rules.refuses_type(of_type) {
         of_type.map(words)
     } else {
         None
     }
 }
 
-/// Compares an object with the source: data, binaryData, type and immutable, as `AdoptIfEqual`
-/// does.
+/// Compares an object with the source, as `AdoptIfEqual` does.
 fn compare_copy(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison {
     let Some(copy) = copy else {
         return CopyComparison::Absent;
@@ -379,10 +437,15 @@ fn compare_copy(source: Option<&Value>, copy: Option<&Value>) -> CopyComparison 
             || value == &Value::Bool(false);
         if empty { Value::Null } else { value.clone() }
     };
-    let equal = ["data", "binaryData", "type", "immutable"]
+    let objects = source.into_iter().chain([copy]);
+    let all: BTreeSet<&String> = objects
+        .filter_map(Value::as_object)
+        .flat_map(Map::keys)
+        .collect();
+    if all
         .iter()
-        .all(|name| field(source, name) == field(Some(copy), name));
-    if equal {
+        .all(|name| field(source, name) == field(Some(copy), name))
+    {
         CopyComparison::Equal
     } else {
         CopyComparison::Different

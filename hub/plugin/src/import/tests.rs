@@ -325,9 +325,9 @@ fn impossible_parts_of_a_rule_are_reported() {
             &[("replicate-to", "team-a"), ("replicate-once", "true")],
         ),
         (
-            "roles/platform/reader",
-            REPLICATOR,
-            &[("replicate-to", "team-a")],
+            "roles.rbac.authorization.k8s.io/platform/reader",
+            REFLECTOR,
+            &[("reflection-allowed", "true")],
         ),
         (
             "secrets/platform/token",
@@ -367,7 +367,7 @@ fn impossible_parts_of_a_rule_are_reported() {
         .map(|(id, why)| format!("{id}: {why}"))
         .collect();
     for expected in [
-        "roles/platform/reader: kubernetes-replicator copies it; Runnel copies ConfigMaps and Secrets",
+        "roles.rbac.authorization.k8s.io/platform/reader: kubernetes-reflector copies only ConfigMaps and Secrets",
         "secrets/platform/auto: reflection-auto-enabled without reflection-allowed",
         "secrets/platform/none: selector `a > 1` compares numbers",
         "secrets/platform/once: replicate-once: a rule follows every edit",
@@ -380,6 +380,113 @@ fn impossible_parts_of_a_rule_are_reported() {
         );
     }
     assert_eq!(left.len(), 6, "{left:?}");
+}
+
+#[test]
+fn roles_bindings_and_accounts_become_rules() {
+    let to: &[(&str, &str)] = &[("replicate-to", "team-a")];
+    let from: &[(&str, &str)] = &[("replicate-from", "platform/reader")];
+    let allowed: &[(&str, &str)] = &[
+        ("replicate-to", "team-a"),
+        ("replication-allowed", "true"),
+        ("replication-allowed-namespaces", "team-b"),
+    ];
+    let all = objects(&[
+        ("serviceaccounts/platform/robot", REPLICATOR, to),
+        (
+            "roles.rbac.authorization.k8s.io/platform/reader",
+            REPLICATOR,
+            allowed,
+        ),
+        (
+            "rolebindings.rbac.authorization.k8s.io/platform/reader",
+            REPLICATOR,
+            to,
+        ),
+        (
+            "roles.rbac.authorization.k8s.io/team-b/my-reader",
+            REPLICATOR,
+            from,
+        ),
+    ]);
+    let mut bodies = same(&all);
+    bodies.insert(
+        id("roles.rbac.authorization.k8s.io/platform/reader"),
+        reader(),
+    );
+    let import = |is_hub| {
+        let aim = ImportTarget { is_hub, ..aim() };
+        let read = read(&all, &places(), &Copier::KNOWN);
+        imported_rules(read, &all, &places(), &bodies, &aim)
+    };
+    let here = import(true);
+    let spec = |import: &ImportReport, number: usize| import.rules[number].rule["spec"].clone();
+    let expected = json!([
+        {"resources": ["rolebindings.rbac.authorization.k8s.io"], "names": ["reader"]},
+        {"resources": ["roles.rbac.authorization.k8s.io"], "names": ["reader"]},
+        {"resources": ["serviceaccounts"], "names": ["robot"]},
+    ]);
+    assert_eq!(spec(&here, 0)["sources"], expected);
+    assert_eq!(spec(&here, 1)["transform"]["name"], "my-reader");
+    assert!(here.rules.iter().all(|rule| rule.bundle.is_none()));
+    assert!(here.left.is_empty(), "{:?}", here.left);
+    let role = id("roles.rbac.authorization.k8s.io/team-a/reader");
+    assert_eq!(here.rules[0].copies[&role], CopyComparison::Absent);
+
+    // In another cluster the hub has only a bundle, so that nobody gets rights there.
+    let elsewhere = import(false);
+    let sources =
+        json!([{"resources": ["manifestbundles.runnel.dev"], "names": ["from-replicator"]}]);
+    assert_eq!(spec(&elsewhere, 0)["sources"], sources);
+    let bundle = elsewhere.rules[0].bundle.as_ref().unwrap();
+    assert_eq!(bundle["metadata"]["namespace"], "platform");
+    let manifests = bundle["spec"]["manifests"].as_array().unwrap();
+    let mut role = reader();
+    role["apiVersion"] = json!("rbac.authorization.k8s.io/v1");
+    role["kind"] = json!("Role");
+    role["metadata"] = json!({"name": "reader"});
+    assert!(
+        manifests.len() == 3 && manifests.contains(&role),
+        "{bundle}"
+    );
+}
+
+#[test]
+fn bundle_of_sources_is_bounded_and_needs_their_content() {
+    let names: Vec<String> = (0..150)
+        .map(|number| format!("serviceaccounts/platform/s-{number:03}"))
+        .collect();
+    let all: Objects = names
+        .iter()
+        .map(|name| (id(name), marked(REPLICATOR, &[("replicate-to", "team-a")])))
+        .collect();
+    let import = |bodies: &ObjectContents| {
+        let aim = ImportTarget {
+            is_hub: false,
+            ..aim()
+        };
+        let read = read(&all, &places(), &Copier::KNOWN);
+        imported_rules(read, &all, &places(), bodies, &aim)
+    };
+    let sizes = |import: &ImportReport| -> Vec<usize> {
+        let rules = import.rules.iter();
+        rules.map(|rule| rule.sources.len()).collect()
+    };
+    let mut bodies = same(&all);
+    assert_eq!(sizes(&import(&bodies)), [100, 50]);
+    // One that is too large, and one that is never distributed.
+    let large = json!({"imagePullSecrets": [{"name": "x".repeat(1_500_000)}]});
+    bodies.insert(id("serviceaccounts/platform/s-120"), large);
+    bodies.remove(&id("serviceaccounts/platform/s-001"));
+    let import = import(&bodies);
+    assert_eq!((sizes(&import), import.left.len()), (vec![100], 50));
+    let why = |name: &str| {
+        let mut left = import.left.iter();
+        left.find(|(of, _)| of.name == name)
+            .map(|(_, why)| why.as_str())
+    };
+    assert!(why("s-001").unwrap().contains("runnel.dev/distribute"));
+    assert!(why("s-120").unwrap().contains("a bundle at most"));
 }
 
 #[test]
@@ -531,6 +638,11 @@ fn no_rule_is_larger_than_a_rule_may_be() {
     );
 }
 
+/// The content of a Role.
+fn reader() -> Value {
+    json!({"rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}]})
+}
+
 fn a_cluster() -> (Objects, ObjectContents) {
     let to: &[(&str, &str)] = &[
         ("replicate-to", "team-[ab],team-10"),
@@ -552,13 +664,29 @@ fn a_cluster() -> (Objects, ObjectContents) {
         ("secrets/team-a/login", REPLICATOR, copy),
         ("secrets/team-a/forgotten", REPLICATOR, copy),
         (
-            "roles/platform/reader",
+            "roles.rbac.authorization.k8s.io/platform/reader",
             REPLICATOR,
             &[("replicate-to", "team-a")],
         ),
+        (
+            "roles.rbac.authorization.k8s.io/team-a/reader",
+            REPLICATOR,
+            copy,
+        ),
         ("configmaps/platform/settings", REFLECTOR, auto),
+        (
+            "serviceaccounts/platform/robot",
+            REFLECTOR,
+            &[("reflection-allowed", "true")],
+        ),
     ]);
     let mut bodies = same(&all);
+    for role in ["platform/reader", "team-a/reader"] {
+        bodies.insert(
+            id(&format!("roles.rbac.authorization.k8s.io/{role}")),
+            reader(),
+        );
+    }
     bodies.insert(
         id("secrets/team-a/login"),
         json!({"data": {"k": "b3RoZXI="}}),
@@ -596,6 +724,7 @@ fn printed(is_hub: bool) -> String {
         } else {
             BTreeSet::from([id("secrets/platform/ca")])
         },
+        unread: vec!["cannot list rolebindings: you may not".to_owned()],
     };
     report::text(&import, &around).unwrap()
 }
@@ -610,7 +739,7 @@ fn snapshots_of_the_whole_text() {
 fn import_prints_rules_and_no_content() {
     let text = printed(true);
     let documents: Vec<&str> = text.split("---\n").skip(1).collect();
-    assert_eq!(documents.len(), 2);
+    assert_eq!(documents.len(), 3);
     for document in documents {
         let rule: DistributionRule = serde_saphyr::from_str(document).unwrap();
         assert_eq!(
