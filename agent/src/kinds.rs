@@ -126,6 +126,11 @@ impl KindRegistry {
         self.defined.notified().await;
     }
 
+    /// Returns the kinds. They cannot be replaced meanwhile.
+    pub fn current(&self) -> watch::Ref<'_, Kinds> {
+        self.kinds.borrow()
+    }
+
     /// Replaces the kinds.
     pub fn replace(&self, kinds: Kinds) {
         self.kinds.send_replace(kinds);

@@ -217,7 +217,7 @@ fn tasks(
     identity: Identity,
     mut core: Reconciler,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
-    mut jitter: Jitter,
+    jitter: Jitter,
 ) -> Vec<(&'static str, Task)> {
     let Settings {
         client,
@@ -248,7 +248,6 @@ fn tasks(
         metrics: metrics.clone(),
         times,
         kinds: kinds.clone(),
-        jitter: Jitter::new(jitter.draw().to_bits()),
         events: watched.clone(),
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));

@@ -13,13 +13,13 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
 use kube::api::{DynamicObject, Request};
 use kube::core::{Resource, Status};
 use runnel_proto::model::{CUSTOM_RESOURCE_DEFINITIONS, HUB_LABEL, Kind, Kinds};
+use runnel_transport::discovery::DiscoverySchedule;
 use runnel_transport::ops::WatchTimes;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::Instant;
@@ -33,7 +33,6 @@ use crate::metrics::Metrics;
 use crate::policy_file::{POLL, PolicyFile};
 use follow::{Follow, ReceiverDropped, Source, hint};
 pub use namespaces::namespaces;
-use runnel_agent_core::backoff::{Backoff, Jitter};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::policy::{Area, Policy};
 use runnel_agent_core::reconciler::{Event, WatchScope};
@@ -68,52 +67,8 @@ pub struct Watches {
     pub times: WatchTimes,
     /// The kinds that the cluster serves.
     pub kinds: KindRegistry,
-    /// The random part of delays.
-    pub jitter: Jitter,
     /// The events for the core.
     pub events: mpsc::Sender<Event>,
-}
-
-/// Delay between two reads of the kinds while one of the policy is missing.
-const MISSING: Backoff = Backoff {
-    base: Duration::from_secs(2),
-    limit: Duration::from_secs(60),
-};
-/// Delay between two reads of the kinds while none is missing.
-const COMPLETE: Backoff = Backoff {
-    base: Duration::from_secs(600),
-    limit: Duration::from_secs(600),
-};
-/// Least delay between two reads of the kinds.
-const MIN_READ_INTERVAL: Duration = Duration::from_secs(10);
-/// Least delay between two reads of the kinds after changes of definitions.
-const DEFINITION_INTERVAL: Duration = Duration::from_secs(1);
-
-/// When the kinds of the policy are read.
-struct Schedule {
-    /// The next read; `None` while the policy names only kinds that every cluster serves.
-    next: Option<Instant>,
-    last: Option<Instant>,
-    /// The reads in a row after which a kind was missing.
-    failures: u32,
-    /// Whether the kinds have been read.
-    is_read: bool,
-}
-
-impl Schedule {
-    /// Requests a read now, or as soon as the last one is long enough ago.
-    fn request(&mut self, interval: Duration) {
-        let now = Instant::now();
-        let at = self.last.map_or(now, |last| now.max(last + interval));
-        self.next = self.next.map(|next| next.min(at));
-    }
-
-    /// Requests a read, because a definition of a kind has changed. Discovery shows that a moment later, so that the next
-    /// reads follow soon, too.
-    fn request_for_definition(&mut self) {
-        self.failures = 0;
-        self.request(DEFINITION_INTERVAL);
-    }
 }
 
 /// A read of the kinds that is under way.
@@ -190,26 +145,22 @@ impl Watches {
 
     async fn run_until_dropped(&mut self) -> Result<Infallible, ReceiverDropped> {
         let mut running = Running::new();
-        let mut schedule = Schedule {
-            next: self.named().map(|_| Instant::now()),
-            last: None,
-            failures: 0,
-            is_read: false,
-        };
+        let mut schedule = DiscoverySchedule::default();
         let mut reading: Reading = None;
         self.begin(&mut running, &schedule).await?;
         let mut tick = tokio::time::interval(POLL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let kinds = self.kinds.clone();
         loop {
+            let now = Instant::now().into_std();
+            let due = schedule.due(now, &self.named(), &kinds.current());
             tokio::select! {
                 () = self.events.closed() => return Err(ReceiverDropped),
                 Some(()) = running.watches.next() => {}
-                () = kinds.recheck_requested() => schedule.request(MIN_READ_INTERVAL),
+                () = kinds.recheck_requested() => schedule.request(),
                 () = kinds.definition_changed() => schedule.request_for_definition(),
-                () = until(schedule.next), if reading.is_none() => {
-                    let named = self.named().unwrap_or_default();
-                    reading = Some(Box::pin(discover(self.client.clone(), named)));
+                () = until(due.map(Instant::from_std)), if reading.is_none() => {
+                    reading = Some(Box::pin(discover(self.client.clone(), self.named())));
                 }
                 read = read_end(&mut reading) => {
                     reading = None;
@@ -226,8 +177,7 @@ impl Watches {
                         running.forget_times(&area, &self.times);
                     }
                     // The policy may name other kinds, whose areas wait until they are read.
-                    (schedule.is_read, schedule.failures, reading) = (false, 0, None);
-                    schedule.next = self.named().map(|_| Instant::now());
+                    (schedule, reading) = (DiscoverySchedule::default(), None);
                     self.begin(&mut running, &schedule).await?;
                 }
             }
@@ -238,40 +188,38 @@ impl Watches {
         self.events.send(event).await.map_err(|_| ReceiverDropped)
     }
 
-    /// Returns the kinds of the policy that must be read; `None` if every cluster serves all of them.
-    fn named(&self) -> Option<BTreeSet<Arc<str>>> {
+    /// Returns the kinds of the policy that must be read: without those that every cluster serves.
+    fn named(&self) -> BTreeSet<Arc<str>> {
         let kinds = self.policy.all_kinds();
-        let named: BTreeSet<_> = kinds
+        kinds
             .filter(|kind| Kind::by_resource(kind).is_none())
             .cloned()
-            .collect();
-        (!named.is_empty()).then_some(named)
+            .collect()
     }
 
-    /// Puts the kinds that were read into force, and sets when they are read again.
+    /// Puts the kinds that were read into force.
     async fn kinds_read(
-        &mut self,
+        &self,
         read: Call<Kinds>,
-        schedule: &mut Schedule,
+        schedule: &mut DiscoverySchedule,
     ) -> Result<(), ReceiverDropped> {
-        let named = self.named().unwrap_or_default();
-        schedule.last = Some(Instant::now());
-        let is_complete = match read {
+        let (named, now) = (self.named(), Instant::now().into_std());
+        match read {
             Ok(kinds) => {
-                let missing: Vec<_> = named
-                    .iter()
+                let missing: BTreeSet<_> = named
+                    .into_iter()
                     .filter(|kind| kinds.preferred(kind).is_none())
                     .collect();
-                if !missing.is_empty() && (schedule.failures == 0 || !schedule.is_read) {
+                let is_news = !schedule.has_read() || missing != *schedule.missing();
+                if let Some(first) = missing.first().filter(|_| is_news) {
                     tracing::warn!(
-                        resource = %missing[0],
+                        resource = %first,
                         count = missing.len(),
                         "this cluster does not serve kinds of the policy, the first of which is named"
                     );
                 }
-                schedule.is_read = true;
+                schedule.read(now, missing);
                 self.kinds.replace(kinds);
-                missing.is_empty()
             }
             Err(error) => {
                 let code = error.code();
@@ -282,34 +230,31 @@ impl Watches {
                 );
                 // The copies of other kinds do not wait for them.
                 let areas = self.policy.areas().into_iter();
-                for area in areas.filter(|area| !schedule.is_read && named.contains(&area.resource))
+                for area in
+                    areas.filter(|area| !schedule.has_read() && named.contains(&area.resource))
                 {
                     self.send(Event::WatchLost(WatchScope::Copies(area), code))
                         .await?;
                 }
-                false
+                schedule.failed(now, named);
             }
-        };
-        let backoff = if is_complete { COMPLETE } else { MISSING };
-        schedule.failures = if is_complete {
-            0
-        } else {
-            schedule.failures.saturating_add(1)
-        };
-        let delay = backoff.jittered(schedule.failures, self.jitter.draw());
-        schedule.next = Some(Instant::now() + delay);
+        }
         Ok(())
     }
 
     /// Returns the kind of an area, or why its objects cannot be watched; `None` while the kinds have not been read.
-    fn kind_of(&self, area: &Area, schedule: &Schedule) -> Option<Result<Kind, CopyError>> {
+    fn kind_of(
+        &self,
+        area: &Area,
+        schedule: &DiscoverySchedule,
+    ) -> Option<Result<Kind, CopyError>> {
         match self.kinds.get(&area.resource) {
             Some(kind) if self.policy.scope_of(&area.resource) == Some(kind.scope) => {
                 Some(Ok(kind))
             }
             Some(kind) => Some(Err(classify::other_scope(&kind))),
             None => schedule
-                .is_read
+                .has_read()
                 .then(|| Err(classify::not_served(&area.resource))),
         }
     }
@@ -319,7 +264,7 @@ impl Watches {
     async fn begin(
         &self,
         running: &mut Running,
-        schedule: &Schedule,
+        schedule: &DiscoverySchedule,
     ) -> Result<(), ReceiverDropped> {
         for area in self.policy.areas() {
             let Some(kind) = self.kind_of(&area, schedule) else {

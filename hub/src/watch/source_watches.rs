@@ -16,12 +16,13 @@ use kube::Client;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::WatchScope;
 use runnel_proto::model::{Kind, Kinds};
+use runnel_transport::discovery::DiscoverySchedule;
 use runnel_transport::ops::WatchTimes;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::crd_deletion::CrdMemory;
-use super::kinds::{DiscoveryError, DiscoverySchedule, read_kinds};
+use super::kinds::{DiscoveryError, read_kinds};
 use super::sources::watch_sources;
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
@@ -68,8 +69,6 @@ struct SourceWatches {
     scopes: BTreeMap<WatchScope, NeededScope>,
     tasks: JoinSet<WatchScope>,
     schedule: DiscoverySchedule,
-    /// Whether the kinds have been read.
-    has_read: bool,
     /// Why the last read of the kinds failed.
     failure: Option<String>,
 }
@@ -83,7 +82,6 @@ impl SourceWatches {
             scopes: BTreeMap::new(),
             tasks: JoinSet::new(),
             schedule: DiscoverySchedule::default(),
-            has_read: false,
             failure: None,
         }
     }
@@ -157,13 +155,13 @@ impl SourceWatches {
             Ok(kinds) => {
                 let is_missing = |resource: &Arc<str>| kinds.preferred(resource).is_none();
                 let missing = named.into_iter().filter(is_missing).collect();
-                self.schedule.ended(Instant::now(), missing);
-                (self.has_read, self.failure) = (true, None);
+                self.schedule.read(Instant::now(), missing);
+                self.failure = None;
                 self.hub_state.set_kinds(kinds);
             }
             Err(error) => {
                 tracing::error!(%error, "cannot read the kinds that the API server serves; retrying");
-                self.schedule.ended(Instant::now(), named);
+                self.schedule.failed(Instant::now(), named);
                 self.failure = Some(error.to_string());
             }
         }
@@ -217,7 +215,7 @@ impl SourceWatches {
         let resource = &scope.resource;
         let Some(kind) = kinds.preferred(resource) else {
             return match &self.failure {
-                _ if self.has_read => Err(Unwatched::State(ScopeState::NotServed)),
+                _ if self.schedule.has_read() => Err(Unwatched::State(ScopeState::NotServed)),
                 Some(why) => unreadable(format!(
                     "the hub cannot read which kinds its API server serves: {why}"
                 )),

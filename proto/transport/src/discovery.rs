@@ -1,10 +1,115 @@
 //! The kinds in the discovery of an API server.
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::discovery::{self, ApiCapabilities, ApiResource, Discovery};
 use runnel_proto::model::{Kind, Kinds, Scope, split_resource};
+
+/// Interval after a read that was the last one before a change: a definition, or a kind that is needed now.
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval after a read that was requested, because a kind is not served any more.
+const REQUEST_INTERVAL: Duration = Duration::from_secs(10);
+/// The first and the longest interval while a kind is missing.
+const FIRST_RETRY: Duration = Duration::from_secs(2);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// Interval while no kind is missing: the preferred version of a kind may change.
+const REFRESH: Duration = Duration::from_secs(600);
+
+/// When the kinds that an API server serves are read again.
+#[derive(Debug, Default)]
+pub struct DiscoverySchedule {
+    /// The end of the last read.
+    read_at: Option<Instant>,
+    /// Whether a read has succeeded.
+    has_read: bool,
+    /// The needed kinds that were missing then; all of them, if it failed.
+    missing: BTreeSet<Arc<str>>,
+    /// The interval until the next read while kinds are missing.
+    retry: Duration,
+    /// The interval until the next read, if one was requested.
+    requested: Option<Duration>,
+}
+
+impl DiscoverySchedule {
+    /// A kind is not served, which the last read does not have.
+    pub fn request(&mut self) {
+        self.requested.get_or_insert(REQUEST_INTERVAL);
+    }
+
+    /// A definition of a kind has changed. The discovery has the change a moment later, so that the next reads follow soon,
+    /// too.
+    pub fn request_for_definition(&mut self) {
+        self.requested = Some(MIN_INTERVAL);
+        self.retry = Duration::ZERO;
+    }
+
+    /// Whether the kinds have been read.
+    pub fn has_read(&self) -> bool {
+        self.has_read
+    }
+
+    /// The needed kinds that the last read has not found; all of them, if it failed.
+    pub fn missing(&self) -> &BTreeSet<Arc<str>> {
+        &self.missing
+    }
+
+    /// A read has succeeded. `missing`: the needed kinds that were not found.
+    pub fn read(&mut self, now: Instant, missing: BTreeSet<Arc<str>>) {
+        self.has_read = true;
+        self.ended(now, missing);
+    }
+
+    /// A read has failed. `needed`: the kinds that it was to find.
+    pub fn failed(&mut self, now: Instant, needed: BTreeSet<Arc<str>>) {
+        self.ended(now, needed);
+    }
+
+    fn ended(&mut self, now: Instant, missing: BTreeSet<Arc<str>>) {
+        let is_same = missing == self.missing;
+        self.retry = if is_same {
+            (self.retry * 2).clamp(FIRST_RETRY, LONGEST_RETRY)
+        } else {
+            FIRST_RETRY
+        };
+        (self.read_at, self.missing, self.requested) = (Some(now), missing, None);
+    }
+
+    /// Returns when the kinds are to be read; `None` while none is needed. `needed` are the kinds without those that every
+    /// API server serves, `kinds` those that were found.
+    pub fn due<'k>(
+        &self,
+        now: Instant,
+        needed: impl IntoIterator<Item = &'k Arc<str>>,
+        kinds: &Kinds,
+    ) -> Option<Instant> {
+        let mut needed = needed.into_iter().peekable();
+        needed.peek()?;
+        let Some(read_at) = self.read_at else {
+            return Some(now);
+        };
+        let is_missing = |resource: &Arc<str>| self.missing.contains(resource);
+        let mut wait = REFRESH;
+        for resource in needed {
+            if is_missing(resource) {
+                wait = wait.min(self.retry);
+            } else if kinds.preferred(resource).is_none() {
+                wait = MIN_INTERVAL;
+            }
+        }
+        let wait = if wait < REFRESH { jittered(wait) } else { wait };
+        let wait = self.requested.map_or(wait, |requested| wait.min(requested));
+        read_at.checked_add(wait)
+    }
+}
+
+/// An interval between 80 % and 100 % of this one.
+fn jittered(interval: Duration) -> Duration {
+    let random = RandomState::new().hash_one(()) % 200;
+    interval * u32::try_from(800 + random).unwrap_or(1000) / 1000
+}
 
 /// Reads the kinds of these names, `plural[.group]`, that an API server serves with all these verbs, in every version.
 ///
@@ -60,4 +165,75 @@ pub fn served_kind(
         .iter()
         .all(|verb| capabilities.supports_operation(verb));
     has_all.then(|| Kind::new(group, version, kind, plural, scope))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDGETS: &str = "widgets.example.org";
+
+    fn widgets() -> Kinds {
+        let kind = Kind::new("example.org", "v1", "Widget", "widgets", Scope::Namespaced);
+        [kind].into_iter().collect()
+    }
+
+    #[test]
+    fn kinds_are_read_only_while_one_is_needed() {
+        let start = Instant::now();
+        let after = |due: Option<Instant>| due.unwrap().duration_since(start).as_secs_f64();
+        let (one, two): (Arc<str>, Arc<str>) = ("a.example.org".into(), "b.example.org".into());
+        let none = Kinds::default();
+        let mut schedule = DiscoverySchedule::default();
+        assert_eq!(schedule.due(start, [], &none), None);
+        assert_eq!(schedule.due(start, [&one], &none), Some(start));
+        schedule.read(start, [one.clone()].into());
+        let due = after(schedule.due(start, [&one], &none));
+        assert!((1.6..=2.0).contains(&due), "{due}");
+        // A kind that the last read did not look for.
+        let due = after(schedule.due(start, [&one, &two], &none));
+        assert!(due <= 1.0, "{due}");
+        for _ in 0..10 {
+            schedule.read(start, [one.clone()].into());
+        }
+        let due = after(schedule.due(start, [&one], &none));
+        assert!((48.0..=60.0).contains(&due), "{due}");
+        // Its definition is seen.
+        schedule.request_for_definition();
+        let due = after(schedule.due(start, [&one], &none));
+        assert!(due <= 1.0, "{due}");
+        schedule.read(start, [one.clone()].into());
+        let due = after(schedule.due(start, [&one], &none));
+        assert!((1.6..=2.0).contains(&due), "{due}");
+    }
+
+    #[test]
+    fn served_kinds_are_read_again_on_request() {
+        let start = Instant::now();
+        let (resource, found) = (Arc::from(WIDGETS), widgets());
+        let mut schedule = DiscoverySchedule::default();
+        schedule.read(start, BTreeSet::new());
+        let due = |schedule: &DiscoverySchedule| schedule.due(start, [&resource], &found);
+        assert_eq!(due(&schedule), Some(start + REFRESH));
+        schedule.request();
+        assert_eq!(due(&schedule), Some(start + REQUEST_INTERVAL));
+        schedule.request_for_definition();
+        schedule.request();
+        assert_eq!(due(&schedule), Some(start + MIN_INTERVAL));
+    }
+
+    #[test]
+    fn failed_read_is_repeated_soon_although_kinds_are_known() {
+        let start = Instant::now();
+        let (resource, found) = (Arc::<str>::from(WIDGETS), widgets());
+        let mut schedule = DiscoverySchedule::default();
+        schedule.failed(start, [resource.clone()].into());
+        assert!(!schedule.has_read());
+        schedule.read(start, BTreeSet::new());
+        assert!(schedule.has_read());
+        schedule.failed(start, [resource.clone()].into());
+        assert!(schedule.has_read());
+        let due = schedule.due(start, [&resource], &found).unwrap();
+        assert!(due <= start + FIRST_RETRY);
+    }
 }
