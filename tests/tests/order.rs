@@ -353,6 +353,16 @@ async fn missing_prerequisites_are_awaited_without_a_tight_loop() -> Result<()> 
     scene.member_namespaces(&["nowhere"]).await?;
     bind_account(plane, "nowhere").await?;
     member.make(&definition(GADGETS, "Gadget")).await?;
+    let rule = json!({"apiGroups": ["example.org"], "resources": ["gadgets"], "verbs": ["*"]});
+    let role = json!({
+        "apiVersion": RBAC, "kind": "Role", "metadata": {"namespace": TENANT, "name": "gadgets"}, "rules": [rule],
+    });
+    member.make(&role).await?;
+    let subject = format!("--serviceaccount={ACCOUNTS}:{TENANT}");
+    let bound = ["create", "rolebinding", "gadgets", "-n", TENANT];
+    plane
+        .kubectl(&[&bound[..], &["--role=gadgets", &subject]].concat())
+        .await?;
     let role = ["create", "role", "one", "-n", TENANT];
     let reads = ["--verb=get", "--resource=configmaps"];
     plane.kubectl(&[&role[..], &reads[..]].concat()).await?;
