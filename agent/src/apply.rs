@@ -97,6 +97,7 @@ impl Member {
                     copy,
                     done: &mut done,
                     prepares_object: makes_way,
+                    names_drift: job.corrects_drift,
                 };
                 run.work(work).instrument(span).await;
             }
@@ -213,11 +214,6 @@ fn at(kind: &Kind, copy: &SourceRef) -> Request {
     Request::new(DynamicObject::url_path(&resource(kind), namespace))
 }
 
-/// Whether the API server refuses this content for the object that exists.
-fn is_refusal_of_content(reason: Reason) -> bool {
-    matches!(reason, Reason::Invalid | Reason::Immutable)
-}
-
 /// Returns the input of an apply of this content.
 fn apply_input<'a>(
     kind: &'a Kind,
@@ -249,6 +245,8 @@ struct ApplyRun<'a> {
     done: &'a mut Done,
     /// Whether the job may remove parts of the object that prevent the write.
     prepares_object: bool,
+    /// Whether the job names the fields that it corrects.
+    names_drift: bool,
 }
 
 impl ApplyRun<'_> {
@@ -394,10 +392,12 @@ impl ApplyRun<'_> {
             ..
         } = body;
         let object = match &target {
-            Some(target) if !ignored.is_empty() => match self.same_in(&kind, target).await? {
-                None => return Ok(()),
-                there => there,
-            },
+            Some(target) if !ignored.is_empty() || self.names_drift => {
+                match self.same_in(&kind, target).await? {
+                    None => return Ok(()),
+                    there => there,
+                }
+            }
             Some(_) | None => None,
         };
         let mut written = ApplyInput {
@@ -420,6 +420,18 @@ impl ApplyRun<'_> {
             .as_ref()
             .map(|applied| live::applied_content(&kind, applied));
         written.stored = stored.as_ref();
+        if self.names_drift
+            && let Some(object) = &object
+        {
+            let found = Comparison {
+                kind: &kind,
+                object,
+                applied: applied.as_ref(),
+                content: &content,
+                ignored,
+            };
+            self.done.corrected = Some(found.corrected());
+        }
         let over = current.as_ref().map(|target| ReplacedObject {
             target,
             object: object.as_ref(),
@@ -499,7 +511,7 @@ impl ApplyRun<'_> {
             Err(error) if error.is_foreign_change() => None,
             Err(error) => match self.fail(&error) {
                 // The content does not fit into the object, which is another one then.
-                refused if is_refusal_of_content(refused.reason) => None,
+                refused if refused.refuses_content() => None,
                 failed => return Err(failed),
             },
         };
@@ -552,7 +564,7 @@ impl ApplyRun<'_> {
             Err(error) => {
                 let is_foreign = error.is_foreign_change();
                 let refused = self.fail(&error);
-                if body.dry_run || !(is_foreign || is_refusal_of_content(refused.reason)) {
+                if body.dry_run || !(is_foreign || refused.refuses_content()) {
                     return Err(refused);
                 }
                 let unread = diff::unread(managers.as_deref());

@@ -82,10 +82,15 @@ fn event(notice: Notice) -> (SourceRef, Event) {
         secondary: None,
     };
     match notice {
-        Notice::DriftCorrected(copy, rule, others) => {
-            let who = others.map_or("another client".to_owned(), |who| who.to_string());
+        Notice::DriftCorrected(copy, rule, drift) => {
+            let who = drift.others.as_deref().unwrap_or("another client");
+            let did = if drift.deleted { "deleted" } else { "changed" };
+            let what = drift
+                .fields
+                .map(|fields| format!(" ({fields})"))
+                .unwrap_or_default();
             let note = format!(
-                "{who} changed or deleted this copy of {rule}, and the agent restored it; change its source on the hub instead"
+                "{who} {did} this copy of {rule}{what}, and the agent restored it; change its source on the hub instead"
             );
             (
                 copy,

@@ -18,6 +18,7 @@ use runnel_agent_core::delete_limit;
 use runnel_agent_core::diff::{self, Comparison};
 use runnel_agent_core::live::{Live, Ownership};
 use runnel_agent_core::policy::{self, Area, Facts, Policy};
+use runnel_agent_core::reconciler::CorrectedDrift;
 
 fn copy() -> SourceRef {
     SourceRef::new("configmaps", "team", "settings")
@@ -84,8 +85,24 @@ fn agent_writes_are_counted() {
         name: "all".to_owned(),
     };
     let all = [
-        Notice::DriftCorrected(copy(), rule.clone(), Some("kubectl-edit".into())),
-        Notice::DriftCorrected(copy(), rule.clone(), None),
+        Notice::DriftCorrected(
+            copy(),
+            rule.clone(),
+            CorrectedDrift {
+                others: Some("kubectl-edit".into()),
+                deleted: false,
+                fields: Some("/data/level is another".to_owned()),
+            },
+        ),
+        Notice::DriftCorrected(
+            copy(),
+            rule.clone(),
+            CorrectedDrift {
+                others: None,
+                deleted: true,
+                fields: None,
+            },
+        ),
         Notice::Overwritten(copy(), rule.clone(), Some("helm".into())),
         Notice::Overwritten(copy(), rule.clone(), None),
         Notice::Recreated(copy(), rule),

@@ -114,7 +114,12 @@ async fn changes_of_copies_are_logged_and_events() -> Result<()> {
     ];
     has_line(fleet.agent_log(1), &line).await?;
     let event = scene.member(1).has_event(&copy, "DriftCorrected").await?;
-    ensure!(event.note.contains("audit/all"), "{event:?}");
+    ensure!(
+        event.note.contains(
+            "changed this copy of audit/all (/data/k is another), and the agent restored it"
+        ),
+        "{event:?}"
+    );
 
     // The rule does not choose member-2 any more.
     let narrow = json!({"spec": {"clusters": {"all": null, "names": ["member-1"]}}});

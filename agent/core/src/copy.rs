@@ -136,6 +136,11 @@ impl CopyError {
             message: message.into(),
         }
     }
+
+    /// Whether the API server refuses the content for the object that exists.
+    pub fn refuses_content(&self) -> bool {
+        matches!(self.reason, Reason::Invalid | Reason::Immutable)
+    }
 }
 
 #[cfg(test)]

@@ -615,6 +615,8 @@ pub struct Job {
     pub work: Work,
     /// The account under which the job writes; `None` for the agent's own.
     pub account: Option<ServiceAccount>,
+    /// Whether the job corrects drift, and names the fields that it puts back ([`Done::corrected`]).
+    pub corrects_drift: bool,
 }
 
 /// The work of a job.
@@ -768,6 +770,8 @@ pub struct Done {
     pub learned: Option<NewPayload>,
     /// The differences of the live object of this resourceVersion.
     pub compared: Option<Box<(Arc<str>, CopyError)>>,
+    /// The differences that a correction found before its write: paths without values.
+    pub corrected: Option<String>,
     /// The result of a preview.
     pub preview_result: Option<PreviewResult>,
 }
@@ -785,6 +789,7 @@ impl Done {
             retry_after: None,
             learned: None,
             compared: None,
+            corrected: None,
             preview_result: None,
         }
     }

@@ -47,6 +47,11 @@ impl Comparison<'_> {
         )
     }
 
+    /// Returns the differences that a write is to correct: paths without values, for every kind.
+    pub fn corrected(&self) -> String {
+        self.list(false)
+    }
+
     /// Returns the differences that a dry run found: paths without values, for every kind.
     pub fn planned(&self) -> CopyError {
         CopyError::new(Reason::DryRun, self.list(false))

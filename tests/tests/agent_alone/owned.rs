@@ -197,7 +197,8 @@ async fn network_policy_has_its_defaults_and_no_drift() -> Result<()> {
         json!(["Ingress", "Egress"])
     );
     assert_eq!(put_back["metadata"]["annotations"]["theirs"], "x");
-    one.alone.place.has_event(&one.id, "DriftCorrected").await?;
+    let event = one.alone.place.has_event(&one.id, "DriftCorrected").await?;
+    ensure!(event.note.contains("/spec/ingress"), "{event:?}");
 
     one.want(spec(81)).await?;
     one.has("the edit", &[("/spec/ingress/0/ports/0/port", json!(81))])

@@ -335,7 +335,18 @@ impl Member {
                 Key::Question(_) => Err(Idle::Settled),
             };
             let idle = match work {
-                Ok((work, account)) => return Some(Job { key, work, account }),
+                Ok((work, account)) => {
+                    let corrects_drift = match &key {
+                        Key::Copy(copy) => self.jobs.running.get(copy).is_some_and(|job| job.drift),
+                        _ => false,
+                    };
+                    return Some(Job {
+                        corrects_drift,
+                        key,
+                        work,
+                        account,
+                    });
+                }
                 Err(idle) => idle,
             };
             self.jobs.queue.done(&key, now);
@@ -516,7 +527,8 @@ impl Member {
                     tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");
                     // The outcome may be the same as before, as that of a contended copy is.
                     self.report.touch(&job.target.0.rule);
-                    self.history.record_write(copy, wrote, job, now);
+                    self.history
+                        .record_write(copy, wrote, job, done.corrected, now);
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use runnel_proto::model::{Reason, Revision, RuleName, SourceRef};
 
 use super::jobs::RunningJob;
-use super::{Notice, Totals};
+use super::{CorrectedDrift, Notice, Totals};
 use crate::audit::{Audit, Written};
 use crate::contention::Contentions;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
@@ -176,12 +176,14 @@ impl CopyHistory {
         self.compared.insert(copy.clone(), compared);
     }
 
-    /// Records a write, with the notices for people. A contended copy gets none for its drift.
+    /// Records a write, with the notices for people. A contended copy gets none for its drift. `corrected`: the differences that
+    /// the write has corrected.
     pub(super) fn record_write(
         &mut self,
         copy: &SourceRef,
         wrote: WriteEffect,
         job: RunningJob,
+        corrected: Option<String>,
         now: Instant,
     ) {
         // The label of an older version is no change that people look for.
@@ -198,8 +200,12 @@ impl CopyHistory {
         if job.drift {
             self.contentions.corrected(copy, job.others.clone(), now);
             if self.contentions.copy_error(copy).is_none() {
-                let (rule, others) = (job.rule.clone(), job.others.clone());
-                let notice = Notice::DriftCorrected(copy.clone(), rule, others);
+                let drift = CorrectedDrift {
+                    others: job.others.clone(),
+                    deleted: wrote == WriteEffect::Created,
+                    fields: corrected,
+                };
+                let notice = Notice::DriftCorrected(copy.clone(), job.rule.clone(), drift);
                 self.notices.push(notice);
             }
         }

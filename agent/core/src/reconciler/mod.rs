@@ -125,12 +125,22 @@ pub enum WatchScope {
     Copies(Area),
 }
 
+/// What other clients had done to a copy that was corrected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CorrectedDrift {
+    /// The field managers that had changed it, if they are known.
+    pub others: Option<Arc<str>>,
+    /// Whether it was deleted.
+    pub deleted: bool,
+    /// The differences from its source, as paths without values, if the object was read.
+    pub fields: Option<String>,
+}
+
 /// A notice for people in the member cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A drifted copy of this rule was corrected. Contains the field managers that had changed it, if
-    /// they are known.
-    DriftCorrected(SourceRef, RuleName, Option<Arc<str>>),
+    /// A drifted copy of this rule was corrected.
+    DriftCorrected(SourceRef, RuleName, CorrectedDrift),
     /// An object that was not ours was overwritten for this rule. Contains its field managers, if
     /// they are known.
     Overwritten(SourceRef, RuleName, Option<Arc<str>>),
@@ -284,6 +294,7 @@ impl Reconciler {
                 work: Work::Preview(Box::new(preview_job)),
                 // Each of its items has an account.
                 account: None,
+                corrects_drift: false,
             }),
             None => self.member.next_job(now),
         }
