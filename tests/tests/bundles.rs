@@ -4,10 +4,12 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use runnel_tests::audit::Write;
 use runnel_tests::binaries;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, condition};
 use runnel_tests::scratch::Scratch;
+use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -15,6 +17,20 @@ static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 
 const BUNDLES: &str = "manifestbundles.runnel.dev";
 const DEPLOYMENTS: &str = "deployments.apps";
+const GADGETS: &str = "gadgets.example.org";
+const CLUSTER_KINDS: [&str; 3] = [
+    "namespaces",
+    "customresourcedefinitions.apiextensions.k8s.io",
+    "clusterroles.rbac.authorization.k8s.io",
+];
+/// The kinds of [`application`], in the order in which they are written.
+const ORDER: [&str; 5] = [
+    "namespaces",
+    "customresourcedefinitions",
+    "clusterroles",
+    "configmaps",
+    "gadgets",
+];
 
 async fn fleet() -> Result<&'static Fleet> {
     let kinds = [
@@ -22,13 +38,18 @@ async fn fleet() -> Result<&'static Fleet> {
         "secrets",
         "services",
         DEPLOYMENTS,
+        GADGETS,
         "widgets.example.org",
     ];
+    let privileged: Vec<_> = CLUSTER_KINDS.into_iter().chain([DEPLOYMENTS]).collect();
+    let policy = json!({
+        "kinds": kinds, "clusterKinds": CLUSTER_KINDS, "allowPrivileged": privileged, "deleteNamespaces": true,
+    });
     FLEET
         .get_or_try_init(|| {
             Fleet::start(FleetOptions {
                 members: 2,
-                agent_values: json!({"policy": {"kinds": kinds, "allowPrivileged": [DEPLOYMENTS]}}),
+                agent_values: json!({"policy": policy}),
                 ..FleetOptions::default()
             })
         })
@@ -61,6 +82,55 @@ fn deployment() -> Value {
         },
     });
     manifest("apps/v1", "Deployment", "web", &json!({"spec": spec}))
+}
+
+fn cluster_role(name: &str, pod: &str) -> Value {
+    let rule =
+        json!({"apiGroups": [""], "resources": ["pods"], "resourceNames": [pod], "verbs": ["get"]});
+    let content = json!({"rules": [rule]});
+    manifest(
+        "rbac.authorization.k8s.io/v1",
+        "ClusterRole",
+        name,
+        &content,
+    )
+}
+
+/// An object of a custom kind and a ConfigMap, with the role, definition and namespace that they need: in reverse of the
+/// order in which they are written.
+fn application(name: &str, text: &str) -> [Value; 5] {
+    let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    [
+        manifest(
+            "example.org/v1",
+            "Gadget",
+            name,
+            &json!({"spec": {"k": text}}),
+        ),
+        manifest("v1", "ConfigMap", name, &json!({"data": {"k": text}})),
+        cluster_role(name, text),
+        Draft::definition(GADGETS, "Gadget", &[("v1", &any)]).json(),
+        Draft::namespace(name).label("rev", text).json(),
+    ]
+}
+
+/// The kinds of [`application`] in the order of the agent's first writes, or deletes, of its objects.
+fn order_of(writes: &[Write], name: &str, is_delete: bool) -> Vec<String> {
+    let is_counted = |write: &&Write| {
+        write.user.ends_with(":runnel-agent")
+            && (write.verb == "delete") == is_delete
+            && [name, GADGETS].contains(&write.name.as_str())
+            && ORDER.contains(&write.resource.as_str())
+            && write.code < 300
+            && !write.dry_run
+    };
+    let mut order: Vec<String> = Vec::new();
+    for write in writes.iter().filter(is_counted) {
+        if !order.contains(&write.resource) {
+            order.push(write.resource.clone());
+        }
+    }
+    order
 }
 
 fn bundle(namespace: &str, name: &str, manifests: &[Value]) -> Value {
@@ -189,11 +259,11 @@ async fn wrong_manifests_are_named_and_remove_nothing() -> Result<()> {
         &json!({"stringData": {"k": "hunter2"}}),
     );
     let lost = manifest("example.org/v1", "Lost", "l", &json!({}));
-    let namespace = manifest("v1", "Namespace", "n", &json!({}));
+    let lease = manifest("coordination.k8s.io/v1", "Lease", "l", &json!({}));
     for (wrong, words) in [
         (secret, "distribute the Secret itself"),
         (lost, "does not serve example.org/v1 Lost"),
-        (namespace, "belong to no namespace"),
+        (lease, "every cluster makes"),
     ] {
         let manifests = json!([settings("two"), wrong, good[0]]);
         scene
@@ -248,6 +318,116 @@ async fn wrong_manifests_are_named_and_remove_nothing() -> Result<()> {
     scene
         .has_everywhere(&map, "/data/k", &json!("other"))
         .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn objects_of_the_cluster_are_written_first_and_removed_last() -> Result<()> {
+    let fleet = fleet().await?;
+    let scene = Scene::of(fleet).await?;
+    let home = "landing";
+    // The bundle brings the namespace of the members.
+    scene.hub_namespaces(&[home]).await?;
+    let mut app = bundle(home, "app", &application(home, "one"));
+    app["spec"]["kinds"] =
+        json!([{"apiVersion": "example.org/v1", "kind": "Gadget", "plural": "gadgets"}]);
+    let marks = [1, 2].map(|number| fleet.member(number).mark());
+    scene.hub.make(&app).await?;
+    let entry = json!({"resources": [BUNDLES], "names": ["app"], "namespaces": [home]});
+    let draft = RuleDraft::cluster_scoped(home).source(entry).everywhere();
+    scene.hub.make(&draft.json()).await?;
+    let rule = Id::cluster_rule(home);
+    let status = scene.hub.all_applied(&rule, 10).await?;
+    ensure!(
+        status["status"]["summary"]["sources"] == 5,
+        "{}",
+        status["status"]
+    );
+    for (number, mark) in (1..).zip(marks) {
+        let written = order_of(&fleet.member(number).writes_since(mark)?, home, false);
+        ensure!(written == ORDER, "written as {written:?}");
+    }
+    let [gadget, map, role, definition, space] = application(home, "one");
+    let ids = [
+        within(&gadget, home)?,
+        within(&map, home)?,
+        Id::of(&role)?,
+        Id::of(&definition)?,
+        Id::of(&space)?,
+    ];
+    let source = "/metadata/annotations/runnel.dev~1source";
+    let named = json!(format!("clusterroles.rbac.authorization.k8s.io/{home}"));
+    scene.has_everywhere(&ids[2], source, &named).await?;
+    for id in &ids[1..4] {
+        ensure!(scene.hub.find(id).await?.is_none(), "{id} is on the hub");
+    }
+
+    let edited = json!({"spec": {"manifests": application(home, "two")}});
+    scene.hub.change(&Id::of(&app)?, edited).await?;
+    for (id, path) in ids.iter().zip([
+        "/spec/k",
+        "/data/k",
+        "/rules/0/resourceNames/0",
+        "",
+        "/metadata/labels/rev",
+    ]) {
+        if !path.is_empty() {
+            scene.has_everywhere(id, path, &json!("two")).await?;
+        }
+    }
+    // The guard of namespaces and definitions counts what is in them, and nothing else keeps them.
+    let marks = [1, 2].map(|number| fleet.member(number).mark());
+    scene.hub.delete(&rule).await?;
+    scene.hub.lacks(&rule).await?;
+    for (number, mark) in (1..).zip(marks) {
+        for id in &ids[1..] {
+            scene.member(number).lacks(id).await?;
+        }
+        let mut removed = order_of(&fleet.member(number).writes_since(mark)?, home, true);
+        removed.reverse();
+        ensure!(removed == ORDER, "removed in reverse as {removed:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn rule_of_a_namespace_sends_no_manifest_without_one() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let home = "narrow";
+    scene.hub_namespaces(&[home]).await?;
+    let space = Draft::namespace(home).json();
+    let role = cluster_role(home, "p");
+    let all = [settings("one"), space.clone(), role.clone()];
+    scene.hub.make(&bundle(home, "app", &all)).await?;
+    let entry = json!({"resources": [BUNDLES], "names": ["app"]});
+    let draft = RuleDraft::new(home, "app").source(entry).everywhere();
+    scene.hub.make(&draft.json()).await?;
+    let rule = Id::rule(home, "app");
+    let place = format!("spec.manifests[2] of {BUNDLES}/{home}/app (ClusterRole {home})");
+    let words = [&*place, "select the bundle by a ClusterDistributionRule"];
+    scene.hub.wait_refused(&rule, "InvalidCopy", &words).await?;
+    // The agents have the rule: its other manifest waits for its namespace.
+    scene
+        .hub
+        .sees("waiting copies", &rule, |object| {
+            let summary = &object["status"]["summary"];
+            ensure!(summary["copiesWaiting"] == 2, "{summary}");
+            Ok(())
+        })
+        .await?;
+    for member in &scene.members {
+        for object in [&space, &role] {
+            let found = member.find(&Id::of(object)?).await?;
+            ensure!(found.is_none(), "{found:?}");
+        }
+    }
+    // A rule of the whole cluster sends them all.
+    scene.hub.delete(&rule).await?;
+    scene.hub.lacks(&rule).await?;
+    let entry = json!({"resources": [BUNDLES], "names": ["app"], "namespaces": [home]});
+    let draft = RuleDraft::cluster_scoped(home).source(entry).everywhere();
+    scene.hub.make(&draft.json()).await?;
+    scene.hub.all_applied(&Id::cluster_rule(home), 6).await?;
     Ok(())
 }
 
@@ -374,7 +554,7 @@ async fn author_of_a_bundle_may_create_what_carries_rights() -> Result<()> {
         "-n",
         home,
         "--verb=create",
-        "--resource=deployments.apps,serviceaccounts",
+        "--resource=clusterroles.rbac.authorization.k8s.io,deployments.apps,serviceaccounts",
     ];
     hub.kubectl(&role).await?;
     hub.kubectl(&[
@@ -388,6 +568,60 @@ async fn author_of_a_bundle_may_create_what_carries_rights() -> Result<()> {
     ])
     .await?;
     hub.kubectl_stdin(&create, &two.to_string()).await?;
+
+    // What belongs to the cluster needs a right in the whole cluster.
+    let priority = manifest(
+        "scheduling.k8s.io/v1",
+        "PriorityClass",
+        "p",
+        &json!({"value": 1}),
+    );
+    let tier = manifest("example.org/v1", "Tier", "t", &json!({}));
+    let mut tiers = bundle(home, "tiers", &[tier]);
+    tiers["spec"]["kinds"] = json!([
+        {"apiVersion": "example.org/v1", "kind": "Tier", "plural": "tiers", "scope": "Cluster"},
+    ]);
+    let all = [
+        bundle(home, "roles", &[cluster_role("r", "p")]),
+        bundle(home, "priorities", &[priority]),
+        tiers,
+    ];
+    for object in &all {
+        let refused = hub.kubectl_stdin(&create, &object.to_string()).await.err();
+        let refused = format!("{:#}", refused.context("jane may create it")?);
+        ensure!(
+            refused.contains("which jane may not create in the whole cluster"),
+            "{refused}"
+        );
+    }
+    let of = |group: &str, plural: &str| json!({"apiGroups": [group], "resources": [plural], "verbs": ["create"]});
+    let rules = json!([
+        of("rbac.authorization.k8s.io", "clusterroles"),
+        of("scheduling.k8s.io", "priorityclasses"),
+        of("example.org", "tiers"),
+    ]);
+    let role = manifest(
+        "rbac.authorization.k8s.io/v1",
+        "ClusterRole",
+        "authors",
+        &json!({"rules": rules}),
+    );
+    scene.hub.make(&role).await?;
+    hub.kubectl(&[
+        "create",
+        "clusterrolebinding",
+        "authors",
+        "--clusterrole=authors",
+        "--user=jane",
+    ])
+    .await?;
+    for object in &all {
+        eventually("the right of jane", SOON, async || {
+            let made = hub.kubectl_stdin(&create, &object.to_string()).await;
+            made.map(Some)
+        })
+        .await?;
+    }
     Ok(())
 }
 

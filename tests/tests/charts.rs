@@ -179,6 +179,23 @@ async fn privileged_kinds_are_rendered_only_by_name() -> Result<()> {
     Ok(())
 }
 
+/// Chart and binary have the same list.
+#[tokio::test]
+async fn authors_of_bundles_are_checked_for_kinds_of_the_cluster() -> Result<()> {
+    let documents = documents(&Helm::find().await?, "runnel-hub", "{}").await?;
+    let policy = one(
+        &documents,
+        "ValidatingAdmissionPolicy",
+        "runnel-hub-bundles",
+    )?;
+    let variables = policy["spec"]["variables"].to_string();
+    for (group, kind) in runnel_api::CLUSTER_KINDS {
+        let quoted = format!("'{group}/{kind}'");
+        ensure!(variables.contains(&quoted), "{quoted} is not checked");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn default_values_give_the_default_policy() -> Result<()> {
     let documents = documents(&Helm::find().await?, "runnel-agent", "{}").await?;

@@ -24,16 +24,17 @@ use super::{limits, schema};
 pub struct ManifestBundleSpec {
     /// The manifests, with apiVersion, kind and metadata.name. The rule decides the namespaces, so metadata.namespace is
     /// not allowed; of the metadata only name, labels and annotations are. Secrets are refused: distribute the Secret
-    /// itself. At least one, at most 100.
+    /// itself. Only ClusterDistributionRules send manifests of kinds without namespaces. At least one, at most 100.
     #[schemars(transform = schema::manifests)]
     pub manifests: Vec<Value>,
-    /// The kinds of manifests that the API server of the hub does not serve. At most 100.
+    /// The kinds of manifests that the API server of the hub does not serve, and custom kinds without namespaces. At most
+    /// 100.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::list(limits::MANIFESTS))]
     pub kinds: Vec<BundleKind>,
 }
 
-/// A kind that only member clusters serve.
+/// A kind of manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BundleKind {

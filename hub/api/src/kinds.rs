@@ -6,6 +6,19 @@ use super::GROUP;
 /// The kind of bundles.
 pub const BUNDLE_KIND: &str = "manifestbundles.runnel.dev";
 
+/// Kinds of Kubernetes without namespaces that carry no rights: group and kind. The chart's admission policy checks that the
+/// author of a bundle may create them.
+pub const CLUSTER_KINDS: [(&str, &str); 8] = [
+    ("networking.k8s.io", "IngressClass"),
+    ("node.k8s.io", "RuntimeClass"),
+    ("resource.k8s.io", "DeviceClass"),
+    ("resource.k8s.io", "DeviceTaintRule"),
+    ("scheduling.k8s.io", "PriorityClass"),
+    ("storage.k8s.io", "CSIDriver"),
+    ("storage.k8s.io", "StorageClass"),
+    ("storage.k8s.io", "VolumeAttributesClass"),
+];
+
 /// Kinds whose objects describe one cluster, or are credentials of one.
 pub(super) const LOCAL_KINDS: &[&str] = &[
     "certificatesigningrequests.certificates.k8s.io",

@@ -46,7 +46,7 @@ pub use generate::{DEFAULT, chart_files, crds, files, yaml};
 pub use grant::{
     DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };
-pub use kinds::{BUNDLE_KIND, is_local_kind};
+pub use kinds::{BUNDLE_KIND, CLUSTER_KINDS, is_local_kind};
 pub use member::{
     Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus,
     PendingRemoval, RetiredKey, UsedToken,

@@ -13,7 +13,8 @@ pub enum CauseKind {
     Reconnected,
     /// Its literal name was taken out of a list of the rule.
     NameRemoved,
-    /// The source or the rule was deleted, or the cluster leaves.
+    /// The source or the rule was deleted, or the cluster leaves. The subject is the namespace of a deleted source or
+    /// bundle, if there is one.
     Deleted,
     /// The source or the rule was deleted, and the number of such deletes is under the limit. The
     /// subject is the deleted object.

@@ -162,6 +162,8 @@ impl<'a> Judge<'a> {
         };
         let namespace = match item {
             Item::Rule => rule.namespace.as_str(),
+            // A manifest without a namespace goes with its bundle, which has one.
+            Item::Source(source) if source.is_cluster_scoped() => &cause.subject,
             Item::Source(source) => &source.namespace,
             _ => "",
         };

@@ -91,8 +91,9 @@ impl Planner {
         effect: &mut Effect,
     ) {
         self.selection.release_labels(source);
+        let deleted = CauseKind::Deleted.of(source.namespace.clone());
         for uid in self.selection.concerned(source, labels) {
-            self.update_plan(&uid, source, None, CauseKind::Deleted.of(""), effect);
+            self.update_plan(&uid, source, None, deleted.clone(), effect);
             self.update_referenced(&uid, source, None, effect);
         }
     }

@@ -1,14 +1,16 @@
 //! Reads the manifests of a bundle.
 //!
 //! A manifest is what it would be were the object itself in the namespace of the bundle: the same source, the same content
-//! and the same revision. A manifest that cannot be sent is an error with its number and name; the others are sent.
+//! and the same revision. An object of a kind without namespaces is in none. A manifest that cannot be sent is an error with
+//! its number and name; the others are sent.
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use runnel_api::{BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundleSpec};
+use runnel_api::{BUNDLE_KIND, BundleKind, BundleKindScope, CLUSTER_KINDS, ManifestBundleSpec};
 use runnel_proto::model::{
-    Kind, Kinds, PAYLOAD_LIMIT, RevisionKey, Scope, SourceRef, is_subdomain, plain_text,
+    Kind, Kinds, PAYLOAD_LIMIT, RevisionKey, Scope, SourceRef, is_privileged, is_subdomain,
+    plain_text,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -22,6 +24,10 @@ pub const MANIFEST_METADATA: [&str; 3] = ["annotations", "labels", "name"];
 /// The most bytes of a name or a word of a manifest in a message.
 const SHOWN: usize = 80;
 
+/// Why a DistributionRule does not send a manifest of a kind without namespaces.
+const NO_NAMESPACE: &str = "it belongs to no namespace, and a DistributionRule sends only objects of namespaces: select the bundle by a \
+                            ClusterDistributionRule, or move the manifest to a bundle of its own";
+
 /// A manifest, or why it is not sent.
 pub(super) type Manifest = Result<Arc<SourceContent>, RenderError>;
 
@@ -29,6 +35,8 @@ pub(super) type Manifest = Result<Arc<SourceContent>, RenderError>;
 pub struct Bundle {
     /// By the source that each manifest is. The errors of manifests that are none have the bundle itself as key.
     pub(super) manifests: BTreeMap<SourceRef, Manifest>,
+    /// Why a DistributionRule does not send its manifests of kinds without namespaces.
+    cluster_scoped: BTreeMap<SourceRef, RenderError>,
     /// Whether it has a manifest of a kind that is not known.
     has_unknown_kind: bool,
 }
@@ -100,6 +108,7 @@ pub(crate) fn read_bundle(
     };
     let mut bundle = Bundle {
         manifests: BTreeMap::new(),
+        cluster_scoped: BTreeMap::new(),
         has_unknown_kind: false,
     };
     for (number, manifest) in spec.manifests.iter().enumerate() {
@@ -119,6 +128,10 @@ pub(crate) fn read_bundle(
             read =
                 Err(place.error("another manifest of the bundle is the same object: remove one"));
         }
+        if intent.is_cluster_scoped() {
+            let error = place.error(NO_NAMESPACE);
+            bundle.cluster_scoped.insert(intent.clone(), error);
+        }
         // Of several errors without an identity the first one is shown.
         if intent != *source || !bundle.manifests.contains_key(source) {
             bundle.manifests.insert(intent, read);
@@ -132,6 +145,18 @@ pub(crate) fn read_bundle(
 }
 
 impl Bundle {
+    /// Returns the manifests as a rule sends them. `is_namespaced`: it is a DistributionRule.
+    pub(super) fn sent_by(
+        &self,
+        is_namespaced: bool,
+    ) -> impl Iterator<Item = (&SourceRef, Manifest)> {
+        self.manifests.iter().map(move |(intent, manifest)| {
+            let refused = self.cluster_scoped.get(intent).filter(|_| is_namespaced);
+            let sent = refused.map_or_else(|| manifest.clone(), |error| Err(error.clone()));
+            (intent, sent)
+        })
+    }
+
     /// Bytes that are equal for equal manifests with equal errors.
     fn canonical(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -234,7 +259,11 @@ impl ManifestReader<'_> {
                     .into(),
             );
         }
-        let intent = SourceRef::checked(&kind.resource, &self.source.namespace, name);
+        let namespace = match kind.scope {
+            Scope::Namespaced => &*self.source.namespace,
+            Scope::Cluster => "",
+        };
+        let intent = SourceRef::checked(&kind.resource, namespace, name);
         let intent = intent.ok_or_else(|| {
             "metadata.name is no name of an object: it has up to 253 lowercase letters, digits, '-' and '.', with a letter \
              or digit at both ends"
@@ -284,6 +313,23 @@ impl ManifestReader<'_> {
         Ok(kind)
     }
 
+    /// Whether the admission policy of the hub checks that the author of the bundle may create objects of a kind without
+    /// namespaces. It does not know the scope and the plural of custom kinds.
+    fn is_author_checked(&self, kind: &Kind) -> bool {
+        let is_built_in = || {
+            CLUSTER_KINDS
+                .iter()
+                .any(|(group, word)| *kind.group == **group && *kind.kind == **word)
+        };
+        let is_it = |named: &BundleKind| {
+            named.api_version == *kind.api_version
+                && named.kind == *kind.kind
+                && named.plural == *kind.plural
+                && named.scope == BundleKindScope::Cluster
+        };
+        is_privileged(&kind.resource) || is_built_in() || self.named.iter().any(is_it)
+    }
+
     /// Returns the content of a manifest, or why it is not sent.
     fn read(&self, kind: &Kind, name: &str, manifest: &Value) -> Result<SourceContent, String> {
         if kind.content.sensitive {
@@ -292,10 +338,11 @@ impl ManifestReader<'_> {
                 kind.kind
             ));
         }
-        if kind.scope == Scope::Cluster {
+        if kind.scope == Scope::Cluster && !self.is_author_checked(kind) {
             return Err(format!(
-                "{} belong to no namespace, and are not distributed: remove it",
-                kind.resource
+                "{} belong to no namespace: name the kind in spec.kinds of the bundle, with plural {} and scope Cluster, so \
+                 that the API server checks what its author may create",
+                kind.resource, kind.plural
             ));
         }
         let metadata = manifest.get("metadata").and_then(Value::as_object);

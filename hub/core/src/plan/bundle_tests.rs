@@ -11,6 +11,14 @@ fn kinds() -> Kinds {
         .chain([
             kind("", "v1", "Service", "services", Scope::Namespaced),
             kind("", "v1", "Namespace", "namespaces", Scope::Cluster),
+            kind(
+                "scheduling.k8s.io",
+                "v1",
+                "PriorityClass",
+                "priorityclasses",
+                Scope::Cluster,
+            ),
+            kind("example.org", "v1", "Tier", "tiers", Scope::Cluster),
             kind("apps", "v1", "Deployment", "deployments", Scope::Namespaced),
             kind(
                 "coordination.k8s.io",
@@ -140,13 +148,72 @@ fn named_kind_hides_no_other_one() {
             json!({"apiVersion": "example.org/v1", "kind": "Widget", "plural": "widgets.other"}),
             "the plural",
         ),
-        (
-            json!({"apiVersion": "example.org/v1", "kind": "Widget", "plural": "widgets", "scope": "Cluster"}),
-            "no namespace",
-        ),
     ] {
         let message = wrong(kind.clone()).unwrap_or_else(|| panic!("{kind} is accepted"));
         assert!(message.contains(part), "{message}");
+    }
+}
+
+#[test]
+fn manifest_of_a_kind_without_namespaces_is_in_none() {
+    let of = |api_version: &str, kind: &str| json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": "x"}});
+    let bundle = read(json!({"manifests": [
+        of("v1", "Namespace"), of("scheduling.k8s.io/v1", "PriorityClass"), service("x"),
+    ]}));
+    let bundle = bundle.bundle.unwrap();
+    let sent = |is_namespaced| -> Vec<String> {
+        let sent = bundle.sent_by(is_namespaced);
+        sent.filter(|(_, manifest)| manifest.is_ok())
+            .map(|(intent, _)| intent.to_string())
+            .collect()
+    };
+    assert_eq!(
+        sent(false),
+        [
+            "namespaces/x",
+            "priorityclasses.scheduling.k8s.io/x",
+            "services/team/x"
+        ]
+    );
+    assert_eq!(sent(true), ["services/team/x"]);
+    let errors: Vec<_> = bundle
+        .sent_by(true)
+        .filter_map(|(_, manifest)| manifest.err())
+        .collect();
+    assert!(
+        errors[0].message.starts_with(
+            "spec.manifests[0] of manifestbundles.runnel.dev/team/app (Namespace x): it belongs to no namespace"
+        ) && errors[0].message.contains("ClusterDistributionRule"),
+        "{}",
+        errors[0].message
+    );
+    assert_eq!(errors.len(), 2);
+}
+
+#[test]
+fn custom_kind_without_namespaces_is_named_with_its_scope() {
+    let of = |kind: &str| json!({"apiVersion": "example.org/v1", "kind": kind, "metadata": {"name": "x"}});
+    // The hub serves tiers, and not gates.
+    let message = |kind: &str, named: Value| {
+        let mut entry = json!({"apiVersion": "example.org/v1", "kind": kind});
+        let fields = entry.as_object_mut().unwrap();
+        fields.extend(named.as_object().unwrap().clone());
+        let read = manifests(json!({"manifests": [of(kind)], "kinds": [entry]}));
+        let (intent, manifest) = read.into_iter().next().unwrap();
+        manifest.map_or_else(|error| error.message.to_string(), |_| intent.to_string())
+    };
+    let cluster = |plural: &str| json!({"plural": plural, "scope": "Cluster"});
+    assert_eq!(message("Tier", cluster("tiers")), "tiers.example.org/x");
+    assert_eq!(message("Gate", cluster("gates")), "gates.example.org/x");
+    for wrong in [
+        error(of("Tier")),
+        message("Tier", json!({"plural": "tiers"})),
+        message("Tier", cluster("widgets")),
+    ] {
+        assert!(
+            wrong.contains("with plural tiers and scope Cluster"),
+            "{wrong}"
+        );
     }
 }
 
@@ -174,7 +241,12 @@ fn what_no_rule_may_send_is_refused() {
     };
     for (api_version, kind, extra, part) in [
         ("v1", "Secret", json!({}), "distribute the Secret itself"),
-        ("v1", "Namespace", json!({}), "belong to no namespace"),
+        (
+            "v1",
+            "Namespace",
+            json!({"name": "kube-system"}),
+            "every cluster makes",
+        ),
         (
             "coordination.k8s.io/v1",
             "Lease",

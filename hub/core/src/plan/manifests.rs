@@ -9,7 +9,9 @@ use runnel_api::BUNDLE_KIND;
 use runnel_proto::model::{Revision, SourceRef};
 
 use super::bundle::{Manifest, is_bundle};
-use super::{CowSortedMap, RenderError, RenderErrorKind, Rule, RulePlan, SourceContent};
+use super::{
+    CowSortedMap, RenderError, RenderErrorKind, Rule, RulePlan, SourceContent, WatchScope,
+};
 
 /// The manifests of the selected bundles.
 #[derive(Clone, Default)]
@@ -18,9 +20,19 @@ pub(super) struct Manifests {
     bundles: CowSortedMap<SourceRef, Arc<SourceContent>>,
     /// The bundles that have a manifest, by the intent, and the object itself if the rule selects it too.
     origins: CowSortedMap<SourceRef, BTreeMap<SourceRef, Manifest>>,
+    /// Whether the rule is a DistributionRule, which sends no object without a namespace.
+    is_namespaced: bool,
 }
 
 impl Manifests {
+    /// Creates an empty set for a rule.
+    pub(super) fn of(rule: &Rule) -> Self {
+        Self {
+            is_namespaced: !rule.terms.rule.is_cluster_scoped(),
+            ..Self::default()
+        }
+    }
+
     /// Whether nothing of a bundle is known.
     fn is_empty(&self) -> bool {
         self.bundles.is_empty() && self.origins.is_empty()
@@ -71,8 +83,12 @@ impl RulePlan {
                 }
                 touched.insert(intent.clone());
             }
+            let is_namespaced = self.manifests.is_namespaced;
             let bundle = content.and_then(|content| content.bundle.as_ref());
-            for (intent, manifest) in bundle.iter().flat_map(|bundle| &bundle.manifests) {
+            for (intent, manifest) in bundle
+                .iter()
+                .flat_map(|bundle| bundle.sent_by(is_namespaced))
+            {
                 self.add_origin(intent, object, manifest);
                 touched.insert(intent.clone());
             }
@@ -97,14 +113,14 @@ impl RulePlan {
         touched
     }
 
-    fn add_origin(&mut self, intent: &SourceRef, bundle: &SourceRef, manifest: &Manifest) {
+    fn add_origin(&mut self, intent: &SourceRef, bundle: &SourceRef, manifest: Manifest) {
         let own = self.intents.get(intent).cloned();
         let is_new = !self.manifests.origins.contains_key(intent);
         if let Some(origins) = self.manifests.origins.get_or_default(intent) {
             if let Some(own) = own.filter(|_| is_new) {
                 origins.insert(intent.clone(), Ok(own));
             }
-            origins.insert(bundle.clone(), manifest.clone());
+            origins.insert(bundle.clone(), manifest);
         }
     }
 
@@ -202,6 +218,7 @@ impl RulePlan {
     }
 
     /// Whether a bundle of the namespace is not known completely, so that any source there may be one of its manifests.
+    /// Without a namespace (empty): whether any bundle is not, as each may have manifests of kinds without namespaces.
     pub(super) fn has_unknown_bundle(&self, namespace: &str) -> bool {
         let is_all_known = self.unread.is_empty()
             && self.unreadable.is_empty()
@@ -211,14 +228,18 @@ impl RulePlan {
             return false;
         }
         let first = SourceRef::new(BUNDLE_KIND, namespace, "");
+        let is_place = |place: &str| namespace.is_empty() || place == namespace;
         let is_here = |source: Option<&SourceRef>| {
-            source.is_some_and(|source| is_bundle(source) && source.namespace == first.namespace)
+            source.is_some_and(|source| is_bundle(source) && is_place(&source.namespace))
+        };
+        let is_scope = |scope: &WatchScope| {
+            *scope.resource == *BUNDLE_KIND && scope.namespace.as_deref().is_none_or(is_place)
         };
         let error = self.render_errors.range(first.clone()..).next();
         is_here(self.unread.range(first.clone()..).next())
             || is_here(self.unreadable.range(first.clone()..).next())
             || is_here(error.map(|(source, _)| source))
-            || self.unknown.iter().any(|scope| scope.contains(&first))
+            || self.unknown.iter().any(is_scope)
     }
 }
 

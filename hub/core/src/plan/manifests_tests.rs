@@ -22,6 +22,19 @@ fn rule(spec: Value) -> Rule {
     Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
 }
 
+/// A rule of the whole cluster that selects the bundles of every namespace.
+fn cluster_rule() -> Rule {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+        "metadata": {"name": "r", "uid": "r", "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["manifestbundles.runnel.dev"], "names": ["*"], "namespaces": ["*"]}],
+            "clusters": {"all": true},
+        },
+    });
+    Rule::cluster_scoped(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
+}
+
 fn bundle(name: &str) -> SourceRef {
     SourceRef::new(BUNDLE_KIND, "team", name)
 }
@@ -54,6 +67,23 @@ fn content(services: &[(&str, u16)]) -> SourceState {
             .unwrap()
             .into(),
     )
+}
+
+/// A bundle with a namespace of this name, and a service.
+fn with_namespace(name: &str) -> SourceState {
+    let manifests = json!([
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}},
+    ]);
+    let kinds: Kinds = [
+        Kind::new("", "v1", "Namespace", "namespaces", Scope::Cluster),
+        Kind::new("", "v1", "Service", "services", Scope::Namespaced),
+    ]
+    .into_iter()
+    .collect();
+    let object = json!({"spec": {"manifests": manifests}});
+    let read = read_bundle(&bundle("app"), &object, &kinds, &RevisionKey::new(&[]));
+    SourceState::Read(read.unwrap().into())
 }
 
 /// A service itself.
@@ -289,4 +319,62 @@ fn name_of_a_bundle_is_no_variable_of_other_sources() {
             .message
             .contains("${bundle.name} is set only for")
     );
+}
+
+#[test]
+fn only_cluster_rule_sends_manifests_without_namespaces() {
+    let space = SourceRef::new("namespaces", "", "a");
+    let mut plan = RulePlan::empty(&cluster_rule());
+    plan.set(&bundle("app"), Some(&with_namespace("a")));
+    assert!(plan.intents.contains_key(&space) && plan.intents.contains_key(&service("a")));
+    assert_eq!(plan.bundle_of(&space), Some(&bundle("app")));
+    assert_eq!((plan.sources(), plan.render_errors.len()), (2, 0));
+    let mut plan = RulePlan::empty(&rule(json!({})));
+    plan.set(&bundle("app"), Some(&with_namespace("a")));
+    assert_eq!((sent(&plan), plan.sources()), (vec!["a".to_owned()], 2));
+    assert!(!plan.intents.contains_key(&space) && plan.is_unknown(&space));
+    let error = &plan.render_errors[&space];
+    assert_eq!(error.why, RenderErrorKind::Object);
+    assert!(
+        error.message.contains("(Namespace a)")
+            && error.message.contains("ClusterDistributionRule"),
+        "{}",
+        error.message
+    );
+    plan.set(&bundle("app"), Some(&content(&[("a", 1)])));
+    assert!(plan.render_errors.is_empty());
+}
+
+#[test]
+fn object_without_namespace_stays_while_a_bundle_is_unknown() {
+    let (space, other) = (
+        SourceRef::new("namespaces", "", "gone"),
+        SourceRef::new(BUNDLE_KIND, "other", "app"),
+    );
+    let rule = cluster_rule();
+    for state in [SourceState::Unread, SourceState::Unreadable] {
+        let mut plan = RulePlan::empty(&rule);
+        plan.set(&bundle("app"), Some(&with_namespace("a")));
+        assert!(!plan.is_unknown(&space));
+        plan.set(&other, Some(&state));
+        assert!(plan.is_unknown(&space));
+        assert!(!plan.is_unknown(&service("gone")), "another namespace");
+    }
+    let some = ["other".to_owned(), "team".to_owned()];
+    let scope = HubScope::new(some);
+    let unlisted = WatchScope::in_namespace(BUNDLE_KIND, "other");
+    let unlisted = plan(&rule, std::iter::empty(), &scope, |at| *at != unlisted);
+    assert!(unlisted.is_unknown(&space) && !unlisted.is_unknown(&service("gone")));
+    assert!(!plan(&rule, std::iter::empty(), &scope, |_| true).is_unknown(&space));
+}
+
+#[test]
+fn manifest_in_bundles_of_two_namespaces_is_sent_by_neither() {
+    let space = SourceRef::new("namespaces", "", "a");
+    let mut plan = RulePlan::empty(&cluster_rule());
+    let other = SourceRef::new(BUNDLE_KIND, "other", "app");
+    plan.set(&bundle("app"), Some(&with_namespace("a")));
+    plan.set(&other, Some(&with_namespace("a")));
+    assert!(!plan.intents.contains_key(&space));
+    assert_eq!(plan.render_errors[&space].why, RenderErrorKind::Ambiguous);
 }

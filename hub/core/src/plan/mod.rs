@@ -224,6 +224,7 @@ impl RulePlan {
         Self {
             shown,
             selects_bundles: rule.selects_bundles(),
+            manifests: Manifests::of(rule),
             ..Self::of(&rule.uid, &Scope::default())
         }
     }

@@ -1,6 +1,6 @@
 //! Removals of the manifests of bundles.
 use runnel_api::BUNDLE_KIND;
-use runnel_proto::model::{Kind, RevisionKey};
+use runnel_proto::model::{Kind, RevisionKey, Scope};
 
 use super::*;
 use crate::plan::read_bundle;
@@ -11,10 +11,15 @@ fn bundle(name: &str) -> SourceRef {
 
 /// A bundle of so many ConfigMaps, from this number on.
 fn maps(from: usize, count: usize) -> SourceState {
+    manifests(&Kind::supported()[0], from, count)
+}
+
+/// A bundle of so many objects of a kind, from this number on.
+fn manifests(kind: &Kind, from: usize, count: usize) -> SourceState {
     let manifests: Vec<_> = (from..from + count)
-        .map(|number| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": format!("m{number}")}}))
+        .map(|number| json!({"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": format!("m{number}")}}))
         .collect();
-    let kinds = Kind::supported().iter().cloned().collect();
+    let kinds = [kind.clone()].into_iter().collect();
     let object = json!({"spec": {"manifests": manifests}});
     SourceState::Read(
         read_bundle(&bundle("all"), &object, &kinds, &RevisionKey::new(&[]))
@@ -29,6 +34,19 @@ fn bundle_rule(spec: &Value) -> Rule {
         all[key] = value.clone();
     }
     rule("r", "team", &all)
+}
+
+/// A rule of the whole cluster for bundles of the namespace.
+fn cluster_rule() -> Rule {
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
+        "metadata": {"name": "r", "uid": "r", "generation": 1},
+        "spec": {
+            "sources": [{"resources": [BUNDLE_KIND], "names": ["all"], "namespaces": ["team"]}],
+            "clusters": {"all": true},
+        },
+    });
+    Rule::cluster_scoped(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
 }
 
 fn on(value: &str) -> BTreeMap<String, String> {
@@ -104,6 +122,45 @@ fn deleted_bundle_takes_its_manifests() {
             ([true, true], vec![]),
             "{shape}"
         );
+    }
+}
+
+#[test]
+fn end_of_the_namespace_of_a_bundle_waits_for_approval() {
+    let kind = Kind::new(
+        "rbac.authorization.k8s.io",
+        "v1",
+        "ClusterRole",
+        "clusterroles",
+        Scope::Cluster,
+    );
+    for is_namespace in [true, false] {
+        let mut world = World::new();
+        world
+            .index
+            .set_scope(WatchScope::everywhere(BUNDLE_KIND), ScopeState::Known);
+        world.index.set_rule(cluster_rule());
+        world
+            .index
+            .set_source(bundle("all"), on("yes"), Some(manifests(&kind, 0, 40)));
+        MEMBERS
+            .iter()
+            .for_each(|member| world.set_reported_copies("r", member, 40));
+        world.index.reset_removal_guards();
+        let guard = world.index.fleet_guard_mut();
+        guard.terminating.set_namespace("team", is_namespace);
+        let now = world.now.instant;
+        world.index.sources_mut().mark_deleted(&bundle("all"), now);
+        world.change(|index| index.expire_deleted(now, Duration::ZERO));
+        let Directive::Assigned(assignment) =
+            world.index.directive(&"r".into(), &MEMBERS[0].into())
+        else {
+            panic!("the rule has lost its clusters")
+        };
+        let must_stay = assignment.must_stay(&SourceRef::new(&kind.resource, "", "m0"));
+        let cause = "namespace team on the hub was deleted".to_owned();
+        let pending = Vec::from_iter(is_namespace.then_some((cause, 80, 1)));
+        assert_eq!((must_stay, world.pending()), (is_namespace, pending));
     }
 }
 
