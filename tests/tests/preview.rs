@@ -1,5 +1,7 @@
 //! Plans: compares `kubectl runnel plan` of a rule with the result of saving it.
 
+#[path = "preview/bundles.rs"]
+mod bundles;
 #[path = "preview/cases.rs"]
 mod cases;
 #[path = "preview/dry_run.rs"]

@@ -80,9 +80,9 @@ pub use view::{
 };
 pub use view_request::{
     BlockedRemoval, ClusterRulePlan, ClusterRulePlanSpec, CopyExplanation, CopyExplanationSpec,
-    CopyExplanationStatus, ExplainedField, ExplainedObject, ExplainedRule, PlanOptions,
-    PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RemovalReview, RemovalReviewSpec,
-    RemovalReviewStatus, RulePlan, RulePlanSpec, RulePlanStatus,
+    CopyExplanationStatus, ExplainedField, ExplainedObject, ExplainedRule, PLANNED_BUNDLES,
+    PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RemovalReview,
+    RemovalReviewSpec, RemovalReviewStatus, RulePlan, RulePlanSpec, RulePlanStatus,
 };
 pub use window::Window;
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{CopyTarget, ReturnedField};
 
-/// What a plan is about: a manifest or a saved DistributionRule of the namespace.
+/// What a plan is about: a manifest or a saved object of the namespace.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -20,17 +20,25 @@ use super::{CopyTarget, ReturnedField};
     namespaced,
     status = "RulePlanStatus",
     derive = "PartialEq",
-    doc = "A RulePlan is a request: create it, and its status has what a DistributionRule of this namespace would do. Nothing is changed or stored."
+    doc = "A RulePlan is a request: create it, and its status has what a DistributionRule or ManifestBundle of this namespace would do. Nothing is changed or stored."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RulePlanSpec {
-    /// The manifest of a DistributionRule of this namespace. Absent: the saved rule `name` is planned.
+    /// The manifest of a DistributionRule or ManifestBundle of this namespace. Absent: the saved object with `kind` and
+    /// `name` is planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "manifest")]
     pub object: Option<Value>,
-    /// The name of a saved DistributionRule of this namespace.
+    /// DistributionRule or ManifestBundle; empty is DistributionRule.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// The name of a saved object of this namespace.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
+    /// Manifests of ManifestBundles that the plan of a rule assumes to be saved. At most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "manifests")]
+    pub bundles: Vec<Value>,
     /// How the plan is made.
     #[serde(flatten)]
     pub options: PlanOptions,
@@ -62,6 +70,10 @@ pub struct ClusterRulePlanSpec {
     /// The name of a saved object.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
+    /// Manifests of ManifestBundles that the plan of a rule assumes to be saved. At most 20.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "manifests")]
+    pub bundles: Vec<Value>,
     /// How the plan is made.
     #[serde(flatten)]
     pub options: PlanOptions,
@@ -82,13 +94,22 @@ pub struct PlanOptions {
     pub delete: bool,
 }
 
+/// The most bundles that the plan of a rule assumes to be saved.
+pub const PLANNED_BUNDLES: usize = 20;
+
 /// The schema of any manifest.
 fn manifest(_: &mut schemars::SchemaGenerator) -> Schema {
-    let schema = json!({
-        "type": "object",
-        "x-kubernetes-preserve-unknown-fields": true,
-    });
+    Schema::try_from(any_manifest()).expect("a schema is an object")
+}
+
+/// The schema of the manifests of bundles.
+fn manifests(_: &mut schemars::SchemaGenerator) -> Schema {
+    let schema = json!({"type": "array", "items": any_manifest(), "maxItems": PLANNED_BUNDLES});
     Schema::try_from(schema).expect("a schema is an object")
+}
+
+fn any_manifest() -> Value {
+    json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
 }
 
 /// What would change.
@@ -101,7 +122,7 @@ pub struct RulePlanStatus {
     /// Sentences for a person.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// The rules: the planned one, or those that change with a DistributionGrant or MemberCluster.
+    /// The rules: the planned one, or those that change with a DistributionGrant, MemberCluster or ManifestBundle.
     #[serde(default)]
     pub rules: Vec<PlannedRule>,
     /// How many more rules change: there are too many, or the user may not read them.

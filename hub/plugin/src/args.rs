@@ -532,13 +532,13 @@ pub struct Plan {
     /// A saved rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
     #[arg(required_unless_present = "files", conflicts_with = "files")]
     pub rule: Option<String>,
-    /// A file or directory with rules, DistributionGrants or MemberClusters, YAML or JSON; - is standard input. May be given several times.
+    /// A file or directory with rules, DistributionGrants, MemberClusters or ManifestBundles, YAML or JSON; - is standard input. May be given several times.
     #[arg(short = 'f', long = "filename", value_name = "FILE")]
     pub files: Vec<String>,
     /// Search subdirectories too.
     #[arg(short = 'R', long, requires = "files")]
     pub recursive: bool,
-    /// Show what the delete of the rule, grant or MemberCluster would do.
+    /// Show what the delete of the rule, grant, MemberCluster or ManifestBundle would do.
     #[arg(long, conflicts_with = "dry_run")]
     pub delete: bool,
     /// Try each write as a dry run, to find refusals of the members' API servers, quotas and

@@ -4,7 +4,8 @@
 use anyhow::Context;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runnel_api::{
-    ClusterRulePlan, ClusterRulePlanSpec, PlanOptions, RulePlan, RulePlanSpec, RulePlanStatus,
+    BUNDLE_KIND, ClusterRulePlan, ClusterRulePlanSpec, PLANNED_BUNDLES, PlanOptions, RulePlan,
+    RulePlanSpec, RulePlanStatus,
 };
 use runnel_proto::model::is_subdomain;
 use serde_json::{Value, json};
@@ -29,6 +30,8 @@ const DRY_RUN_TRIES: usize = 5;
 struct Subject {
     object: Value,
     is_saved: bool,
+    /// The bundles that the plan of a rule assumes to be saved.
+    bundles: Vec<Value>,
 }
 
 /// Plans rules.
@@ -45,6 +48,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
         subjects.push(Subject {
             object: status::one(&hub, given, &namespace).await?,
             is_saved: true,
+            bundles: vec![],
         });
     }
     let rules = manifests::read_all(&options.files, options.recursive)?
@@ -61,7 +65,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
     if rules.is_empty() && !options.files.is_empty() {
         let files = options.files.join(", ");
         return Err(usage(format!(
-            "{files}: no DistributionRule, ClusterDistributionRule, DistributionGrant or MemberCluster"
+            "{files}: no DistributionRule, ClusterDistributionRule, DistributionGrant, MemberCluster or ManifestBundle"
         )));
     }
     if rules.len() > RULES {
@@ -79,7 +83,11 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
         subjects.push(Subject {
             object,
             is_saved: options.delete,
+            bundles: vec![],
         });
+    }
+    if !options.delete {
+        add_bundles(&mut subjects).map_err(usage)?;
     }
     let mut plans = Vec::new();
     for subject in subjects {
@@ -120,6 +128,39 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Plan) -> anyhow:
     Ok(())
 }
 
+/// Adds to each rule the bundles of the same files that it may select.
+fn add_bundles(subjects: &mut [Subject]) -> Result<(), String> {
+    let is_bundle = |subject: &&Subject| subject.object["kind"] == "ManifestBundle";
+    let bundles: Vec<_> = subjects.iter().filter(is_bundle).collect();
+    let bundles: Vec<Value> = bundles.into_iter().map(|one| one.object.clone()).collect();
+    for subject in subjects {
+        let rule = &subject.object;
+        let namespace = match text(&rule["kind"]) {
+            "ClusterDistributionRule" => None,
+            "DistributionRule" => Some(&rule["metadata"]["namespace"]),
+            _ => continue,
+        };
+        let entries = rule["spec"]["sources"].as_array().into_iter().flatten();
+        let mut kinds = entries.filter_map(|entry| entry["resources"].as_array());
+        if !kinds.any(|kinds| kinds.iter().any(|kind| kind == BUNDLE_KIND)) {
+            continue;
+        }
+        let is_near = |bundle: &&Value| {
+            namespace.is_none_or(|namespace| bundle["metadata"]["namespace"] == *namespace)
+        };
+        let near: Vec<Value> = bundles.iter().filter(is_near).cloned().collect();
+        if near.len() > PLANNED_BUNDLES {
+            return Err(format!(
+                "{} bundles for {}: a plan assumes at most {PLANNED_BUNDLES}; give fewer files",
+                near.len(),
+                called(rule)
+            ));
+        }
+        subject.bundles = near;
+    }
+    Ok(())
+}
+
 /// Returns the plan of a saved rule in these member clusters alone, with the paths that change, as text.
 pub(super) async fn of_clusters(
     hub: &Cluster,
@@ -134,6 +175,7 @@ pub(super) async fn of_clusters(
     let subject = Subject {
         object,
         is_saved: true,
+        bundles: vec![],
     };
     let options = PlanOptions {
         diff: true,
@@ -168,7 +210,11 @@ async fn planned(
     subject: Subject,
     options: PlanOptions,
 ) -> anyhow::Result<RulePlanStatus> {
-    let Subject { object, is_saved } = subject;
+    let Subject {
+        object,
+        is_saved,
+        bundles,
+    } = subject;
     let field = |pointer: &str| text(object.pointer(pointer).unwrap_or(&Value::Null)).to_owned();
     let (kind, namespace) = (field("/kind"), field("/metadata/namespace"));
     // A request has the name of a saved object, or a manifest.
@@ -178,7 +224,7 @@ async fn planned(
         (String::new(), String::new(), Some(object))
     };
     let action = "plan it";
-    let answer = if kind == "DistributionRule" {
+    let answer = if ["DistributionRule", "ManifestBundle"].contains(&kind.as_str()) {
         if !is_subdomain(&namespace) {
             return Err(usage(format!("`{namespace}` is no name of a namespace")));
         }
@@ -186,7 +232,9 @@ async fn planned(
             metadata: ObjectMeta::default(),
             spec: RulePlanSpec {
                 object,
+                kind: saved_kind,
                 name,
+                bundles,
                 options,
             },
             status: None,
@@ -200,6 +248,7 @@ async fn planned(
                 kind: saved_kind,
                 object,
                 name,
+                bundles,
                 options,
             },
             status: None,
@@ -231,6 +280,13 @@ async fn with_defaults(hub: &Cluster, rule: Value) -> anyhow::Result<Value> {
         "DistributionRule" => (
             format!(
                 "{}/namespaces/{namespace}/distributionrules",
+                read_cluster::API
+            ),
+            format!("{namespace}/{name}"),
+        ),
+        "ManifestBundle" => (
+            format!(
+                "{}/namespaces/{namespace}/manifestbundles",
                 read_cluster::API
             ),
             format!("{namespace}/{name}"),
@@ -291,4 +347,46 @@ fn edited(mut saved: Value, rule: &Value) -> Value {
         }
     }
     saved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(kind: &str, namespace: &str, resource: &str) -> Subject {
+        let metadata = json!({"namespace": namespace, "name": "n"});
+        let spec = json!({"sources": [{"resources": [resource]}]});
+        Subject {
+            object: json!({"kind": kind, "metadata": metadata, "spec": spec}),
+            is_saved: false,
+            bundles: vec![],
+        }
+    }
+
+    #[test]
+    fn rule_is_planned_with_the_bundles_that_it_may_select() {
+        let mut subjects = [
+            subject("DistributionRule", "team", BUNDLE_KIND),
+            subject("DistributionRule", "team", "configmaps"),
+            subject("ClusterDistributionRule", "", BUNDLE_KIND),
+            subject("ManifestBundle", "team", ""),
+            subject("ManifestBundle", "other", ""),
+        ];
+        add_bundles(&mut subjects).unwrap();
+        let counts = subjects.map(|subject| subject.bundles.len());
+        assert_eq!(counts, [1, 0, 2, 0, 0]);
+    }
+
+    #[test]
+    fn bundles_beyond_the_limit_are_refused() {
+        let with = |bundles: usize| {
+            let bundles = (0..bundles).map(|_| subject("ManifestBundle", "team", ""));
+            let rule = subject("DistributionRule", "team", BUNDLE_KIND);
+            let mut subjects: Vec<_> = bundles.chain([rule]).collect();
+            add_bundles(&mut subjects)
+        };
+        assert_eq!(with(PLANNED_BUNDLES), Ok(()));
+        let error = with(PLANNED_BUNDLES + 1).unwrap_err();
+        assert!(error.contains("DistributionRule team/n"), "{error}");
+    }
 }

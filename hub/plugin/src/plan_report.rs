@@ -34,11 +34,11 @@ pub enum State {
     Edited,
     /// Once it is deleted.
     Deleted,
-    /// The saved rule with a changed grant or member cluster.
+    /// The saved rule with another object that is changed.
     Changed,
 }
 
-/// The preview of one rule, or of the rules that a changed grant or member cluster concerns.
+/// The preview of one rule, or of the rules that another changed object concerns.
 pub struct PlanReport {
     /// The display name of the rule.
     pub rule: String,
@@ -48,7 +48,7 @@ pub struct PlanReport {
     pub exists: bool,
     /// What the rule would do.
     pub planned: PlannedRule,
-    /// The rules that change, where it is about a grant or a member cluster.
+    /// The rules that change, where it is about another object than a rule.
     pub rules: Vec<PlanReport>,
     /// How many more rules change.
     pub more_rules: i64,
@@ -85,9 +85,9 @@ impl PlanReport {
         report
     }
 
-    /// Whether it is about a grant or a member cluster.
+    /// Whether it is about another object than a rule.
     fn concerns_many_rules(&self) -> bool {
-        ["DistributionGrant ", "MemberCluster "]
+        ["DistributionGrant ", "ManifestBundle ", "MemberCluster "]
             .iter()
             .any(|kind| self.rule.starts_with(kind))
     }
@@ -348,7 +348,7 @@ fn wrapped(out: &mut String, indent: &str, text: &str, width: usize) {
     }
 }
 
-/// The rules, grants and member clusters of a file: its documents, and the items of lists.
+/// The rules, grants, member clusters and bundles of a file: its documents, and the items of lists.
 ///
 /// # Errors
 /// [`ArgumentError::Metadata`], with the name of the file.
@@ -373,7 +373,7 @@ pub fn rules(
             .unwrap_or_default()
             .to_owned();
         match kind.as_str() {
-            "DistributionRule" => {
+            "DistributionRule" | "ManifestBundle" => {
                 let metadata = rule.get_mut("metadata").and_then(Value::as_object_mut);
                 let metadata = metadata.ok_or_else(|| ArgumentError::Metadata(file.to_owned()))?;
                 metadata

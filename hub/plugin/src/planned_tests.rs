@@ -168,16 +168,18 @@ fn plan_fails_for_copies_that_would_fail() {
 fn file_may_contain_rules_and_other_objects() {
     let rule = json!({"kind": "DistributionRule", "metadata": {"name": "a"}});
     let whole = json!({"kind": "ClusterDistributionRule", "metadata": {"name": "b"}});
-    let list = json!({"kind": "List", "items": [rule, whole]});
+    let bundle = json!({"kind": "ManifestBundle", "metadata": {"name": "c"}});
+    let list = json!({"kind": "List", "items": [rule, whole, bundle]});
     let found = rules(
         vec![list, json!({"kind": "Namespace"}), Value::Null],
         "f",
         "team",
     )
     .unwrap();
-    assert_eq!(found.len(), 2);
+    assert_eq!(found.len(), 3);
     assert_eq!(found[0]["metadata"]["namespace"], "team");
     assert!(found[1]["metadata"]["namespace"].is_null());
+    assert_eq!(found[2]["metadata"]["namespace"], "team");
     assert_eq!(
         rules(vec![json!({"kind": "Namespace"})], "f", "team"),
         Ok(vec![])

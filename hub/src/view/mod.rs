@@ -75,8 +75,11 @@ const RETRY_DELAY: Duration = Duration::from_secs(5);
 const GATHER: Duration = Duration::from_millis(250);
 /// How often rules that no client reads are forgotten.
 const SWEEP: Duration = Duration::from_secs(15);
-/// The size limit of a request in bytes, large enough for the largest rule.
+/// The size limit of a request in bytes, large enough for the largest rule, and of a plan, for the largest bundle.
 const BODY_LIMIT: usize = 256 * 1024;
+const PLAN_BODY_LIMIT: usize = 2 * 1024 * 1024;
+/// The time limit for the body of a request.
+const BODY_TIME: Duration = Duration::from_secs(10);
 /// The limit of lists of copies at a time.
 const LISTINGS: usize = 3;
 /// The limit of plans at a time.
@@ -367,10 +370,20 @@ impl ViewServer {
                 .authorize(accepted, headers, &target, "create", None)
                 .await?;
             check_media_type(headers)?;
-            let body = axum::body::to_bytes(body, BODY_LIMIT).await;
-            let body = body.map_err(|_| {
-                ViewError::BadRequest(format!("the object has more than {BODY_LIMIT} bytes"))
-            })?;
+            let is_plan = target.resource.view == View::Plans;
+            // The turn also bounds the bodies of plans in memory.
+            let _turn = if is_plan {
+                Some(self.turn_to_plan().await?)
+            } else {
+                None
+            };
+            let limit = if is_plan { PLAN_BODY_LIMIT } else { BODY_LIMIT };
+            let body = tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, limit)).await;
+            let body = body
+                .map_err(|_| ViewError::BadRequest("the object did not arrive in time".to_owned()))?
+                .map_err(|_| {
+                    ViewError::BadRequest(format!("the object has more than {limit} bytes"))
+                })?;
             return self.request(&target, &user, &body).await;
         }
         if request.method != Method::GET {

@@ -16,7 +16,7 @@ use runnel_api::{
 };
 use runnel_proto::model::{ClusterName, FieldsKey, RuleName, RuleUid, SourceRef};
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 
 use super::error::ViewError;
@@ -25,7 +25,7 @@ use crate::hub_state::InquiryError;
 use crate::ordered_lock::LeafMutex;
 use crate::watch::{api_in, body_of, read_kinds};
 use change::PlannedChange;
-use runnel_hub_core::index::ReportedCopies;
+use runnel_hub_core::index::{ChangedObject, ReportedCopies};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
 use runnel_hub_core::preview::{
@@ -73,6 +73,8 @@ pub(super) struct PlanRequest {
     pub(super) name: RuleName,
     /// Its manifest; `None`: it is saved.
     pub(super) object: Option<Value>,
+    /// The bundles that the plan of a rule assumes to be saved.
+    pub(super) bundles: Vec<Value>,
     /// How it is planned.
     pub(super) options: PlanOptions,
 }
@@ -150,7 +152,17 @@ impl ReportedCopyCounts {
 }
 
 impl ViewServer {
-    /// Plans with the rights of the user.
+    /// Waits for a turn to plan, which bounds the memory of all plans.
+    ///
+    /// # Errors
+    /// [`ViewError::Busy`] after too long a wait.
+    pub(super) async fn turn_to_plan(&self) -> Result<SemaphorePermit<'_>, ViewError> {
+        let busy = || ViewError::Busy("the hub plans for others just now: try again".to_owned());
+        let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
+        turn.map_err(|_| busy())?.map_err(|_| busy())
+    }
+
+    /// Plans with the rights of the user, in a turn of [`ViewServer::turn_to_plan`].
     ///
     /// # Errors
     /// [`ViewError::Forbidden`] if the user may not save the object, or not read what it selects.
@@ -160,10 +172,6 @@ impl ViewServer {
         asked: &PlanRequest,
     ) -> Result<RulePlanStatus, ViewError> {
         let by = Deadline::now() + QUESTION;
-        let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
-        let _turn = turn.map_err(|_| {
-            ViewError::Busy("the hub plans for others just now: try again".to_owned())
-        })?;
         self.reader().serving_since()?;
         if let Some(kind) = change::kind_of(&asked.name.kind) {
             let change = self.change(user, kind, asked).await?;
@@ -174,6 +182,10 @@ impl ViewServer {
             Some(object) => self.unsaved(user, object).await?,
         };
         self.may_read_sources(user, &rule).await?;
+        let mut assumed = Vec::new();
+        for bundle in &asked.bundles {
+            assumed.push(self.assumed_bundle(user, bundle).await?);
+        }
         // The plan shows the effect of the rule after it is enforced, or deleted.
         let rule = if asked.deletes() {
             rule.deleted()
@@ -185,7 +197,7 @@ impl ViewServer {
         let preview = run_blocking(move || PreviewIndex::new(around, rule)).await?;
         let rules = vec![(preview.uid().clone(), asked.name.clone())];
         let (exists, rules) = self
-            .planned_rules(preview, rules, asked.options, by)
+            .planned_rules(preview, assumed, rules, (asked.options, by))
             .await?;
         Ok(RulePlanStatus {
             exists,
@@ -194,7 +206,7 @@ impl ViewServer {
         })
     }
 
-    /// Previews a change of a grant or member cluster, with each rule about which agents are asked.
+    /// Previews a change of an object that is no rule, with each rule about which agents are asked.
     async fn plan_change(
         &self,
         change: PlannedChange,
@@ -221,25 +233,30 @@ impl ViewServer {
             PreviewIndex::of_change(around, object, &rules)
         };
         if let Some(preview) = run_blocking(tried).await? {
-            let planned = self.planned_rules(preview, asked, options, by).await?;
+            let planned = self
+                .planned_rules(preview, vec![], asked, (options, by))
+                .await?;
             status.rules = planned.1;
         }
         Ok(status)
     }
 
-    /// Judges all rules of a preview together, and asks agents about `rules`. Returns whether they
-    /// are saved, and what they would do.
+    /// Judges all rules of a preview together, with objects that are assumed to be saved, and asks
+    /// agents about `rules`. Returns whether they are saved, and what they would do.
     async fn planned_rules(
         &self,
         preview: PreviewIndex,
+        assumed: Vec<ChangedObject>,
         rules: Vec<(RuleUid, RuleName)>,
-        options: PlanOptions,
-        by: Deadline,
+        (options, by): (PlanOptions, Deadline),
     ) -> Result<(bool, Vec<PlannedRule>), ViewError> {
         let preview = self.list_and_read(preview, by - ANSWER).await?;
         let known = self.known(&preview);
         let judged = move || {
             let mut preview = preview;
+            assumed
+                .into_iter()
+                .for_each(|object| preview.assume(object));
             preview.judge(&|rule, cluster| known.holding(rule, cluster), now());
             (preview, Arc::new(known))
         };

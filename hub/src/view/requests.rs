@@ -6,7 +6,8 @@ use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::api::ObjectMeta;
 use runnel_api::{
     ClusterRulePlan, ClusterRulePlanSpec, ClusterRuleSync, CopyExplanation, CopyTarget,
-    PlanOptions, RemovalReview, RemovalReviewSpec, RulePlan, RulePlanSpec, RuleSync,
+    PLANNED_BUNDLES, PlanOptions, RemovalReview, RemovalReviewSpec, RulePlan, RulePlanSpec,
+    RuleSync,
 };
 use runnel_proto::model::{ClusterName, Kind, Kinds, RuleName, SourceRef, is_subdomain};
 use serde::Serialize;
@@ -19,8 +20,10 @@ use super::error::ViewError;
 use super::plan::PlanRequest;
 use super::target::Target;
 
-/// The kind of the objects that a namespaced plan is about.
+/// The kind of rules of a namespace.
 const NAMESPACED: &str = "DistributionRule";
+/// The kinds of the objects that a namespaced plan is about.
+const PLANNED_IN_NAMESPACES: [&str; 2] = [NAMESPACED, "ManifestBundle"];
 /// The kind of rules without a namespace.
 const CLUSTER_SCOPED: &str = "ClusterDistributionRule";
 
@@ -65,15 +68,22 @@ impl ViewServer {
                 place(&mut asked.metadata, target)?;
                 let RulePlanSpec {
                     object,
+                    kind,
                     name,
+                    bundles,
                     options,
                 } = asked.spec.clone();
+                let kind = if kind.is_empty() {
+                    NAMESPACED.to_owned()
+                } else {
+                    kind
+                };
                 let saved = RuleName {
-                    kind: NAMESPACED.to_owned(),
+                    kind,
                     namespace: target.namespace.clone(),
                     name,
                 };
-                let request = planned(object, saved, options)?;
+                let request = planned(object, saved, bundles, options)?;
                 asked.status = Some(self.plan(user, &request).await?);
                 Ok(created(&asked))
             }
@@ -83,6 +93,7 @@ impl ViewServer {
                     object,
                     kind,
                     name,
+                    bundles,
                     options,
                 } = asked.spec.clone();
                 let saved = RuleName {
@@ -90,7 +101,7 @@ impl ViewServer {
                     namespace: String::new(),
                     name,
                 };
-                let request = planned(object, saved, options)?;
+                let request = planned(object, saved, bundles, options)?;
                 asked.status = Some(self.plan(user, &request).await?);
                 Ok(created(&asked))
             }
@@ -155,6 +166,7 @@ fn rule_name(target: &Target, name: &str) -> Result<RuleName, ViewError> {
 fn planned(
     object: Option<Value>,
     saved: RuleName,
+    bundles: Vec<Value>,
     options: PlanOptions,
 ) -> Result<PlanRequest, ViewError> {
     let text = |path: &str| {
@@ -176,18 +188,29 @@ fn planned(
     if planned.name.is_empty() {
         return refused("spec names nothing: write object, or the name of a saved object");
     }
+    if bundles.len() > PLANNED_BUNDLES {
+        return Err(ViewError::BadRequest(format!(
+            "spec.bundles: a plan assumes at most {PLANNED_BUNDLES} bundles"
+        )));
+    }
     if saved.namespace.is_empty() {
-        if planned.kind == NAMESPACED || planned.kind.is_empty() {
+        if PLANNED_IN_NAMESPACES.contains(&planned.kind.as_str()) || planned.kind.is_empty() {
             return refused(
-                "a clusterruleplan is about a ClusterDistributionRule, DistributionGrant or MemberCluster: create a ruleplan for a DistributionRule",
+                "a clusterruleplan is about a ClusterDistributionRule, DistributionGrant or MemberCluster: create a \
+                 ruleplan for a DistributionRule or ManifestBundle",
             );
         }
-    } else if planned.kind != NAMESPACED || planned.namespace != saved.namespace {
-        return refused("a ruleplan is about a DistributionRule of its own namespace");
+    } else if !PLANNED_IN_NAMESPACES.contains(&planned.kind.as_str())
+        || planned.namespace != saved.namespace
+    {
+        return refused(
+            "a ruleplan is about a DistributionRule or ManifestBundle of its own namespace",
+        );
     }
     Ok(PlanRequest {
         name: planned,
         object,
+        bundles,
         options,
     })
 }
@@ -331,10 +354,12 @@ mod tests {
         let own = saved(NAMESPACED, "shop", "");
         let options = PlanOptions::default();
         let is = |object: &Value, saved: &RuleName| {
-            planned(Some(object.clone()), saved.clone(), options).is_ok()
+            planned(Some(object.clone()), saved.clone(), vec![], options).is_ok()
         };
         assert!(is(&rule(NAMESPACED, "shop"), &own));
         assert!(!is(&rule(NAMESPACED, "other"), &own));
+        assert!(is(&rule("ManifestBundle", "shop"), &own));
+        assert!(!is(&rule("ManifestBundle", "other"), &own));
         assert!(!is(&rule("ClusterDistributionRule", ""), &own));
         assert!(!is(
             &rule(NAMESPACED, "shop"),
@@ -343,9 +368,23 @@ mod tests {
         let whole = saved("", "", "");
         assert!(is(&rule("MemberCluster", ""), &whole));
         assert!(!is(&rule(NAMESPACED, "shop"), &whole));
-        let is_saved = |saved: RuleName| planned(None, saved, options).is_ok();
+        assert!(!is(&rule("ManifestBundle", "shop"), &whole));
+        let is_saved = |saved: RuleName| planned(None, saved, vec![], options).is_ok();
         assert!(is_saved(saved(NAMESPACED, "shop", "r")));
-        assert!(!is_saved(own) && !is_saved(whole));
+        assert!(is_saved(saved("ManifestBundle", "shop", "b")));
+        assert!(!is_saved(saved("MemberCluster", "shop", "m")));
+        assert!(!is_saved(own.clone()) && !is_saved(whole));
+        let with = |bundles| {
+            let bundles = vec![json!({}); bundles];
+            planned(
+                Some(rule(NAMESPACED, "shop")),
+                own.clone(),
+                bundles,
+                options,
+            )
+            .is_ok()
+        };
+        assert!(with(PLANNED_BUNDLES) && !with(PLANNED_BUNDLES + 1));
     }
 
     #[test]

@@ -18,7 +18,7 @@ const CANARY: &str = "canary-5d27";
 const SOURCES: usize = 12;
 
 /// `kubectl runnel plan` with these arguments: its exit code, and its answer as JSON.
-async fn plan(fleet: &Fleet, arguments: &[&str]) -> Result<(i32, Value)> {
+pub(super) async fn plan(fleet: &Fleet, arguments: &[&str]) -> Result<(i32, Value)> {
     let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
     command.arg("--kubeconfig").arg(fleet.hub().kubeconfig());
     command
@@ -40,7 +40,7 @@ async fn plan(fleet: &Fleet, arguments: &[&str]) -> Result<(i32, Value)> {
     Ok((output.status.code().unwrap_or(-1), value))
 }
 
-fn file(folder: &Path, name: &str, object: &Value) -> Result<String> {
+pub(super) fn file(folder: &Path, name: &str, object: &Value) -> Result<String> {
     let path = folder.join(name);
     std::fs::write(&path, object.to_string())?;
     Ok(path.display().to_string())
@@ -107,7 +107,7 @@ async fn set_up(scene: &Scene) -> Result<Value> {
 }
 
 /// The lines of the copy of an object in the first member.
-fn diff(plan: &Value, copy: &str) -> Vec<String> {
+pub(super) fn diff(plan: &Value, copy: &str) -> Vec<String> {
     let rows = plan["copies"].as_array().into_iter().flatten();
     let row = rows
         .clone()

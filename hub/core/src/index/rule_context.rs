@@ -1,8 +1,8 @@
 //! A part of the index for a preview: a rule with everything that affects it. Changes of the part
 //! have no effect elsewhere.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use runnel_proto::model::RuleUid;
+use runnel_proto::model::{RuleUid, SourceRef};
 
 use super::planner::Planner;
 use super::rendering::Rendering;
@@ -87,12 +87,31 @@ impl Index {
         }
     }
 
-    /// Sets a grant or a member cluster.
+    /// Returns the rules that select a source now, or would with these labels.
+    pub fn selecting(
+        &self,
+        source: &SourceRef,
+        labels: &BTreeMap<String, String>,
+    ) -> BTreeSet<RuleUid> {
+        let concerned = self.planner.selection.concerned(source, labels);
+        let selects = |uid: &RuleUid| {
+            self.rules()
+                .get(uid)
+                .is_some_and(|entry| entry.rule.selects(source, labels) || entry.plan.names(source))
+        };
+        concerned.into_iter().filter(selects).collect()
+    }
+
+    /// Sets an object of a preview.
     pub fn apply(&mut self, changed: ChangedObject) -> Effect {
         match changed {
             ChangedObject::Grant(name, grant) => self.set_grant(&name, grant.map(|grant| *grant)),
             ChangedObject::Member(name, Some(cluster)) => self.set_cluster(name, cluster),
             ChangedObject::Member(name, None) => self.remove_cluster(&name),
+            ChangedObject::Bundle(source, Some((labels, body))) => {
+                self.set_source(source, labels, Some(body))
+            }
+            ChangedObject::Bundle(source, None) => self.remove_source(&source),
         }
     }
 }

@@ -503,6 +503,16 @@ impl Index {
         effect
     }
 
+    /// Removes a source at once, in a preview.
+    pub(super) fn remove_source(&mut self, source: &SourceRef) -> Effect {
+        let mut effect = Effect::default();
+        if let Some(known) = self.sources.sources.remove(source) {
+            self.planner
+                .remove_source(source, &known.labels, &mut effect);
+        }
+        effect
+    }
+
     /// Removes the sources that were deleted at least `grace` ago.
     pub fn expire_deleted(&mut self, now: Instant, grace: Duration) -> Effect {
         let mut effect = Effect::default();

@@ -1,17 +1,23 @@
 //! Where rules send objects: to the member clusters that they choose and the grants allow.
-use runnel_proto::model::{ClusterName, RuleUid};
+use std::collections::BTreeMap;
+
+use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
 use super::RuleEntry;
 use super::clusters::{Cluster, Clusters};
-use crate::plan::{EffectiveTerms, Grants, Rule, RuleGrant, TargetClusters, TermsResolver};
+use crate::plan::{
+    EffectiveTerms, Grants, Rule, RuleGrant, SourceState, TargetClusters, TermsResolver,
+};
 
-/// A grant or a member cluster as it would be; `None`: it is deleted.
-#[derive(Clone, Debug, PartialEq)]
+/// An object as it would be; `None`: it is deleted.
+#[derive(Clone)]
 pub enum ChangedObject {
     /// A grant.
     Grant(String, Option<Box<RuleGrant>>),
     /// A member cluster.
     Member(ClusterName, Option<Cluster>),
+    /// A bundle, with its labels and content.
+    Bundle(SourceRef, Option<(BTreeMap<String, String>, SourceState)>),
 }
 
 /// The member clusters and the grants.
@@ -80,6 +86,7 @@ impl Targets {
             }
             ChangedObject::Member(name, Some(cluster)) => drop(clusters.set(name, cluster)),
             ChangedObject::Member(_, None) => {}
+            ChangedObject::Bundle(..) => clusters = self.clusters.clone(),
         }
         Targets { clusters, grants }
     }

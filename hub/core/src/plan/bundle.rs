@@ -3,7 +3,7 @@
 //! A manifest is what it would be were the object itself in the namespace of the bundle: the same source, the same content
 //! and the same revision. An object of a kind without namespaces is in none. A manifest that cannot be sent is an error with
 //! its number and name; the others are sent.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -52,6 +52,16 @@ impl SourceContent {
         self.bundle
             .as_ref()
             .is_some_and(|bundle| bundle.has_unknown_kind)
+    }
+
+    /// Returns the kinds of manifests that the author of a bundle must be allowed to create: those that carry rights, and
+    /// those without namespaces (`true`), in the whole cluster.
+    pub fn author_checked(&self) -> BTreeSet<(&str, bool)> {
+        let manifests = self.bundle.iter().flat_map(|bundle| &bundle.manifests);
+        let sent = manifests.filter(|(_, manifest)| manifest.is_ok());
+        sent.map(|(intent, _)| (&*intent.resource, intent.is_cluster_scoped()))
+            .filter(|(resource, is_of_cluster)| *is_of_cluster || is_privileged(resource))
+            .collect()
     }
 
     /// The size of the content, and of the manifests of a bundle.

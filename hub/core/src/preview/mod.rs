@@ -119,8 +119,8 @@ impl PreviewIndex {
         }
     }
 
-    /// Previews a grant or a member cluster in a copy of the index for these saved rules. `None`:
-    /// the rules do not exist.
+    /// Previews an object that is no rule in a copy of the index for these saved rules. `None`: the
+    /// rules do not exist.
     pub fn of_change(
         around: RuleSnapshot,
         changed: ChangedObject,
@@ -139,8 +139,10 @@ impl PreviewIndex {
         let all: Vec<_> = all.collect();
         let member = match &changed {
             ChangedObject::Member(name, _) => Some(name.clone()),
-            ChangedObject::Grant(..) => None,
+            ChangedObject::Grant(..) | ChangedObject::Bundle(..) => None,
         };
+        // A bundle changes the copies in all clusters of its rules.
+        let is_source = matches!(changed, ChangedObject::Bundle(..));
         let unread = index.apply(changed).read;
         let mut all: Vec<Focus> = all
             .into_iter()
@@ -152,7 +154,7 @@ impl PreviewIndex {
                 let mut clusters = now.map(|now| differing(&before, now)).unwrap_or_default();
                 clusters.extend(member.clone());
                 Focus {
-                    clusters: Some(clusters),
+                    clusters: (!is_source).then_some(clusters),
                     ..focus
                 }
             })
@@ -168,6 +170,15 @@ impl PreviewIndex {
             others: all,
             unread,
         })
+    }
+
+    /// Assumes that an object is saved.
+    pub fn assume(&mut self, changed: ChangedObject) {
+        if let ChangedObject::Bundle(source, Some(_)) = &changed {
+            self.unread.remove(source);
+        }
+        let effect = self.index.apply(changed);
+        self.unread.extend(effect.read);
     }
 
     /// The rules of the preview, that in focus first.

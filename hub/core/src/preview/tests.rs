@@ -1,15 +1,16 @@
 //! A rule is tried without a trace; the removal guard judges it as it would.
 use std::sync::Arc;
 
+use runnel_api::BUNDLE_KIND;
 use runnel_proto::model::{
-    Content, DIFF_FIELDS, FieldDiff, FieldsKey, PREVIEW_LIMIT, Payload, PreviewOutcome,
-    PreviewRequest, PreviewResult, PreviewedCopy, Revision, SourceRef,
+    Content, DIFF_FIELDS, FieldDiff, FieldsKey, Kind, PREVIEW_LIMIT, Payload, PreviewOutcome,
+    PreviewRequest, PreviewResult, PreviewedCopy, Revision, RevisionKey, SourceRef,
 };
 use serde_json::{Value, json};
 
 use super::*;
 use crate::index::{ChangedObject, Cluster};
-use crate::plan::{RuleGrant, SourceContent};
+use crate::plan::{RuleGrant, SourceContent, read_bundle};
 use crate::rollout::{AdmittedClusters, Gate};
 
 const KEY: FieldsKey = FieldsKey([5; 32]);
@@ -397,7 +398,7 @@ fn saved(sources: usize) -> Index {
 fn changed(index: &Index, object: ChangedObject, copies: u64) -> Option<PreviewIndex> {
     let member = match &object {
         ChangedObject::Member(name, _) => Some(name.clone()),
-        ChangedObject::Grant(..) => None,
+        ChangedObject::Grant(..) | ChangedObject::Bundle(..) => None,
     };
     let part = index.targets().with_change(object.clone());
     let affected = index
@@ -560,4 +561,54 @@ fn digests_of_fields_are_sent_within_the_bounds() {
     assert_eq!(of(DIFF_FIELDS, &context(true)), Some(DIFF_FIELDS));
     assert_eq!(of(DIFF_FIELDS + 1, &context(true)), None);
     assert_eq!(of(2, &context(false)), None);
+}
+
+/// The content of a bundle of ConfigMaps with these names.
+fn bundled(bundle: &SourceRef, names: &[&str]) -> SourceState {
+    let manifest =
+        |name: &&str| json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}});
+    let manifests: Vec<_> = names.iter().map(manifest).collect();
+    let object = json!({"spec": {"manifests": manifests}});
+    let kinds = Kind::supported().iter().cloned().collect();
+    let read = read_bundle(bundle, &object, &kinds, &RevisionKey::new(&[]));
+    SourceState::Read(read.unwrap().into())
+}
+
+#[test]
+fn changed_bundle_changes_the_rules_that_select_it() {
+    let app = SourceRef::new(BUNDLE_KIND, "home", "app");
+    let on = BTreeMap::from([("on".to_owned(), "yes".to_owned())]);
+    let mut index = index(0);
+    index.set_scope(WatchScope::everywhere(BUNDLE_KIND), ScopeState::Known);
+    let entry = json!({"resources": [BUNDLE_KIND], "selector": {"matchLabels": {"on": "yes"}}});
+    index.set_rule(rule(&[], &json!({"sources": [entry]})));
+    index.set_source(app.clone(), on.clone(), Some(bundled(&app, &["a", "b"])));
+    let planned = |bundle: &SourceRef, to: Option<(BTreeMap<String, String>, SourceState)>| {
+        let labels = to.as_ref().map(|(labels, _)| labels.clone());
+        let uids = index.selecting(bundle, &labels.unwrap_or_default());
+        let changed = ChangedObject::Bundle(bundle.clone(), to);
+        let mut preview = PreviewIndex::of_change(index.around(&uids, None), changed, &uids)?;
+        let holds = |_: &RuleUid, _: &ClusterName| {
+            Some(crate::index::ReportedCopies {
+                copies: 2,
+                intents: 2,
+                ..Default::default()
+            })
+        };
+        preview.judge(&holds, now());
+        assert_eq!(preview.clusters(&holds).len(), 2);
+        let (asked, _) = ask(&preview, "one", false);
+        let names = asked.intents.iter().map(|one| &one.intent.source.name);
+        let names: Vec<String> = names.map(ToString::to_string).collect();
+        Some((names.join(" "), asked.tombstones.len()))
+    };
+    let with = |names: &[&str]| Some((on.clone(), bundled(&app, names)));
+    assert_eq!(planned(&app, with(&["b", "c"])), Some(("b c".into(), 1)));
+    assert_eq!(planned(&app, None), Some((String::new(), 2)));
+    let deselected = Some((BTreeMap::new(), bundled(&app, &["a", "b"])));
+    assert_eq!(planned(&app, deselected.clone()), Some((String::new(), 2)));
+    let other = SourceRef::new(BUNDLE_KIND, "home", "other");
+    let new = Some((on.clone(), bundled(&other, &["c"])));
+    assert_eq!(planned(&other, new), Some(("a b c".into(), 0)));
+    assert_eq!(planned(&other, deselected), None, "no rule selects it");
 }

@@ -1,25 +1,31 @@
-//! Plans for a change of a grant or a member cluster: checks the rights of the caller, and finds
-//! the rules that change with it.
+//! Plans for a change of a grant, a member cluster or a bundle: checks the rights of the caller, and
+//! finds the rules that change with it.
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::ResourceExt;
+use kube::api::DynamicObject;
 use runnel_proto::model::{
-    ClusterName, RuleName, RuleUid, is_label_key, is_label_value, is_subdomain,
+    ClusterName, RuleName, RuleUid, SourceRef, is_label_key, is_label_value, is_subdomain,
 };
+use serde_json::Value;
 
 use super::{PlanRequest, resource_of};
+use crate::hub_state::HubState;
 use crate::view::error::ViewError;
 use crate::view::review::{ResourceAccess, name_of};
 use crate::view::{ViewServer, run_blocking};
+use crate::watch::body_of;
+use runnel_api::BUNDLE_KIND;
 use runnel_hub_core::index::{ChangedObject, Cluster};
-use runnel_hub_core::plan::{Rule, RuleGrant};
+use runnel_hub_core::plan::{Rule, RuleGrant, SourceState};
 
 /// The kinds besides rules for which plans are possible, with their resources.
-const CHANGED_KINDS: [(&str, &str); 2] = [
+const CHANGED_KINDS: [(&str, &str); 3] = [
     ("DistributionGrant", "distributiongrants"),
     ("MemberCluster", "memberclusters"),
+    ("ManifestBundle", "manifestbundles"),
 ];
 /// The limits of rules that are judged with one change, and of rules about which agents are asked.
 const JUDGED: usize = 200;
@@ -43,7 +49,7 @@ pub(super) struct PlannedChange {
     pub(super) notes: Vec<String>,
 }
 
-/// Returns the kind of a plan about a grant or a member cluster; `None` for one about a rule.
+/// Returns the kind of a plan about another object than a rule; `None` for one about a rule.
 pub(super) fn kind_of(kind: &str) -> Option<&'static str> {
     let known = CHANGED_KINDS.iter().find(|(known, _)| *known == kind);
     known.map(|(known, _)| *known)
@@ -57,36 +63,20 @@ impl ViewServer {
         kind: &'static str,
         asked: &PlanRequest,
     ) -> Result<PlannedChange, ViewError> {
-        let (object, exists) = self.changed_object(user, kind, asked).await?;
+        let (object, exists) = if kind == CHANGED_KINDS[2].0 {
+            self.changed_bundle(user, asked).await?
+        } else {
+            self.changed_object(user, kind, asked).await?
+        };
         let (state, changed) = (self.hub_state.clone(), object.clone());
-        let affected = run_blocking(move || {
-            let member = match &changed {
-                ChangedObject::Member(name, _) => Some(name.clone()),
-                ChangedObject::Grant(..) => None,
-            };
-            let (targets, uids) = {
-                let index = state.index.read();
-                (
-                    index.targets().with_change(changed),
-                    index.rules().uids().cloned().collect::<Vec<_>>(),
-                )
-            };
-            let mut affected: Vec<(RuleUid, Rule)> = Vec::new();
-            for some in uids.chunks(COMPARED) {
-                let index = state.index.read();
-                let found = some
-                    .iter()
-                    .filter_map(|uid| Some((uid, index.rules().get(uid)?)))
-                    .filter(|(_, entry)| {
-                        index.targets().differ_for(entry, member.as_ref(), &targets)
-                    });
-                affected.extend(found.map(|(uid, entry)| (uid.clone(), entry.rule.clone())));
-            }
-            affected
-        });
-        let mut affected = affected.await?;
+        let mut affected = run_blocking(move || affected(&state, changed)).await?;
         let all = affected.len();
-        let notes = judged(&mut affected).into_iter().collect();
+        let mut notes: Vec<String> = judged(&mut affected).into_iter().collect();
+        if all == 0 && matches!(object, ChangedObject::Bundle(..)) {
+            notes.push(format!(
+                "no saved rule selects it: a rule does by resources: [{BUNDLE_KIND}]"
+            ));
+        }
         let (mut asked, mut readable) = (Vec::new(), BTreeMap::new());
         for (uid, rule) in &affected {
             if asked.len() == PLANNED_RULES_LIMIT {
@@ -184,17 +174,12 @@ impl ViewServer {
             (false, true) => "update",
             (false, false) => "create",
         };
-        self.may_change(
-            user,
-            verb,
-            if is_grant {
-                CHANGED_KINDS[0].1
-            } else {
-                CHANGED_KINDS[1].1
-            },
-            &name,
-        )
-        .await?;
+        let resource = if is_grant {
+            CHANGED_KINDS[0].1
+        } else {
+            CHANGED_KINDS[1].1
+        };
+        self.may_change(user, verb, resource, ("", &name)).await?;
         if deletes {
             if !exists {
                 return Err(ViewError::Missing(format!("the hub has no {kind} {name}")));
@@ -222,11 +207,7 @@ impl ViewServer {
         }
         let member: runnel_api::MemberCluster =
             serde_json::from_value(value).map_err(|error| malformed(&error))?;
-        if !member
-            .labels()
-            .iter()
-            .all(|(key, value)| is_label_key(key) && is_label_value(value))
-        {
+        if !has_valid_labels(&member) {
             return Err(malformed(&"metadata.labels: a key or value is no label"));
         }
         let read = Cluster::read(&member);
@@ -257,12 +238,170 @@ impl ViewServer {
         ))
     }
 
+    /// Returns a bundle as it would be, and whether it exists.
+    async fn changed_bundle(
+        &self,
+        user: &UserInfo,
+        asked: &PlanRequest,
+    ) -> Result<(ChangedObject, bool), ViewError> {
+        let (namespace, name) = (&asked.name.namespace, &asked.name.name);
+        let (source, exists) = self
+            .bundle_to_change(user, asked.deletes(), (namespace, name))
+            .await?;
+        match &asked.object {
+            Some(object) => Ok((self.edited_bundle(user, source, object).await?, exists)),
+            None if asked.deletes() && exists => Ok((ChangedObject::Bundle(source, None), exists)),
+            None if asked.deletes() => Err(ViewError::Missing(format!(
+                "no rule has selected a ManifestBundle {namespace}/{name}"
+            ))),
+            None => Err(ViewError::BadRequest(
+                "a saved ManifestBundle changes nothing: write object, or delete: true".to_owned(),
+            )),
+        }
+    }
+
+    /// Returns a bundle that a plan assumes to be saved.
+    pub(super) async fn assumed_bundle(
+        &self,
+        user: &UserInfo,
+        object: &Value,
+    ) -> Result<ChangedObject, ViewError> {
+        let text = |path: &str| {
+            object
+                .pointer(path)
+                .and_then(Value::as_str)
+                .unwrap_or_default()
+        };
+        if text("/kind") != CHANGED_KINDS[2].0 {
+            return Err(malformed_bundle(&"kind: it is no ManifestBundle"));
+        }
+        let name = (text("/metadata/namespace"), text("/metadata/name"));
+        let (source, _) = self.bundle_to_change(user, false, name).await?;
+        self.edited_bundle(user, source, object).await
+    }
+
+    /// Checks that the user may create, update or delete a bundle. Returns it, and whether it exists, as far as a rule has
+    /// selected it.
+    async fn bundle_to_change(
+        &self,
+        user: &UserInfo,
+        deletes: bool,
+        (namespace, name): (&str, &str),
+    ) -> Result<(SourceRef, bool), ViewError> {
+        let source = SourceRef::checked(BUNDLE_KIND, namespace, name);
+        let source = source.filter(|source| !source.is_cluster_scoped());
+        let source = source.ok_or_else(|| {
+            malformed_bundle(
+                &"metadata: write a namespace, and a name of lowercase letters, digits, '-' and '.'",
+            )
+        })?;
+        let exists = self.hub_state.index.read().sources().get(&source).is_some();
+        let verb = match (deletes, exists) {
+            (true, _) => "delete",
+            (false, true) => "update",
+            (false, false) => "create",
+        };
+        let resource = CHANGED_KINDS[2].1;
+        self.may_change(user, verb, resource, (namespace, name))
+            .await?;
+        Ok((source, exists))
+    }
+
+    /// Reads a bundle that the API server has not validated.
+    async fn edited_bundle(
+        &self,
+        user: &UserInfo,
+        source: SourceRef,
+        object: &Value,
+    ) -> Result<ChangedObject, ViewError> {
+        runnel_api::check_spec(CHANGED_KINDS[2].0, &object["spec"])
+            .map_err(|why| malformed_bundle(&why))?;
+        let object: DynamicObject =
+            serde_json::from_value(object.clone()).map_err(|error| malformed_bundle(&error))?;
+        if !has_valid_labels(&object) {
+            return Err(malformed_bundle(
+                &"metadata.labels: a key or value is no label",
+            ));
+        }
+        let body = self.body_of_bundle(&source, &object).await?;
+        if let SourceState::Read(content) = &body {
+            for (kind, is_of_cluster) in content.author_checked() {
+                let place = if is_of_cluster {
+                    ""
+                } else {
+                    &*source.namespace
+                };
+                self.may_create(user, kind, place).await?;
+            }
+        }
+        let labels = object.labels().clone();
+        Ok(ChangedObject::Bundle(source, Some((labels, body))))
+    }
+
+    /// Returns the content of a bundle that is not saved.
+    async fn body_of_bundle(
+        &self,
+        source: &SourceRef,
+        object: &DynamicObject,
+    ) -> Result<SourceState, ViewError> {
+        let read = || {
+            let kind = self.hub_state.kind(BUNDLE_KIND)?;
+            Some(body_of(&self.hub_state, &kind, source, object))
+        };
+        let is_complete = |body: &Option<SourceState>| match body {
+            Some(SourceState::Read(content)) => !content.has_unknown_kind(),
+            Some(_) => true,
+            None => false,
+        };
+        let mut body = read();
+        if !is_complete(&body) {
+            self.find_kinds().await;
+            body = read();
+        }
+        body.ok_or_else(|| {
+            ViewError::Unavailable(
+                "the hub cannot read the kinds that its API server serves: try again".to_owned(),
+            )
+        })
+    }
+
+    /// Checks that the author of a bundle may create objects of a kind: in a namespace, or in the whole cluster (empty).
+    /// The API server checks the same when the bundle is saved.
+    async fn may_create(
+        &self,
+        user: &UserInfo,
+        kind: &str,
+        namespace: &str,
+    ) -> Result<(), ViewError> {
+        let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
+        let access = ResourceAccess {
+            verb: "create",
+            group,
+            version: "*",
+            resource: plural,
+            namespace,
+            name: "",
+        };
+        if self.content_reviewer.allows(user, &access).await? {
+            return Ok(());
+        }
+        let place = if namespace.is_empty() {
+            "in the whole cluster".to_owned()
+        } else {
+            format!("in the namespace {namespace}")
+        };
+        Err(ViewError::Forbidden(format!(
+            "the bundle has a manifest of {kind}, which {} may not create {place}: grant that permission, or remove it",
+            name_of(user)
+        )))
+    }
+
     async fn may_change(
         &self,
         user: &UserInfo,
         verb: &str,
         resource: &str,
-        name: &str,
+        (namespace, name): (&str, &str),
     ) -> Result<(), ViewError> {
         let name = if verb == "create" { "" } else { name };
         let access = ResourceAccess {
@@ -270,17 +409,64 @@ impl ViewServer {
             group: runnel_api::GROUP,
             version: runnel_api::VERSION,
             resource,
-            namespace: "",
+            namespace,
             name,
         };
         if self.content_reviewer.allows(user, &access).await? {
             return Ok(());
         }
+        let place = if namespace.is_empty() {
+            String::new()
+        } else {
+            format!(" in namespace {namespace}")
+        };
         Err(ViewError::Forbidden(format!(
-            "{} may not {verb} {resource}.runnel.dev",
+            "{} may not {verb} {resource}.runnel.dev{place}",
             name_of(user)
         )))
     }
+}
+
+fn malformed_bundle(why: &dyn std::fmt::Display) -> ViewError {
+    ViewError::BadRequest(format!("the ManifestBundle cannot be read: {why}"))
+}
+
+/// Whether each label of an object is one.
+fn has_valid_labels(object: &impl ResourceExt) -> bool {
+    let mut labels = object.labels().iter();
+    labels.all(|(key, value)| is_label_key(key) && is_label_value(value))
+}
+
+/// Returns the rules that a change affects.
+fn affected(state: &HubState, changed: ChangedObject) -> Vec<(RuleUid, Rule)> {
+    let (member, bundle) = match &changed {
+        ChangedObject::Member(name, _) => (Some(name.clone()), None),
+        ChangedObject::Grant(..) => (None, None),
+        ChangedObject::Bundle(source, bundle) => {
+            let labels = bundle.as_ref().map(|(labels, _)| labels.clone());
+            (None, Some((source.clone(), labels.unwrap_or_default())))
+        }
+    };
+    let (targets, uids) = {
+        let index = state.index.read();
+        let uids = match &bundle {
+            Some((source, labels)) => index.selecting(source, labels).into_iter().collect(),
+            None => index.rules().uids().cloned().collect::<Vec<_>>(),
+        };
+        (index.targets().with_change(changed), uids)
+    };
+    let mut affected: Vec<(RuleUid, Rule)> = Vec::new();
+    for some in uids.chunks(COMPARED) {
+        let index = state.index.read();
+        let found = some
+            .iter()
+            .filter_map(|uid| Some((uid, index.rules().get(uid)?)))
+            .filter(|(_, entry)| {
+                bundle.is_some() || index.targets().differ_for(entry, member.as_ref(), &targets)
+            });
+        affected.extend(found.map(|(uid, entry)| (uid.clone(), entry.rule.clone())));
+    }
+    affected
 }
 
 /// Truncates the rules to those that are judged. Returns a sentence for users if there are more.
@@ -307,8 +493,8 @@ mod tests {
     }
 
     #[test]
-    fn only_grants_and_members_are_changes() {
-        for kind in ["DistributionGrant", "MemberCluster"] {
+    fn objects_without_rules_are_changes() {
+        for kind in ["DistributionGrant", "ManifestBundle", "MemberCluster"] {
             assert_eq!(kind_of(kind), Some(kind));
         }
         for other in ["DistributionRule", "ClusterDistributionRule", ""] {
