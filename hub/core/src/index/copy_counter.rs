@@ -9,7 +9,7 @@ use super::clusters::Clusters;
 use super::rule_lookup::Selection;
 use super::rules::Rules;
 use crate::guard::Item;
-use crate::plan::Rule;
+use crate::plan::{Rule, RulePlan};
 
 /// Counts copies by the reports of the agents.
 #[derive(Clone, Copy)]
@@ -18,6 +18,36 @@ pub(super) struct CopyCounter<'a> {
     pub(super) clusters: &'a Clusters,
     pub(super) selection: &'a Selection,
     pub(super) reported_copies: ReportedCopiesFn<'a>,
+}
+
+/// A number of intents, or of the copies of one: in namespaces, and of kinds without namespaces.
+#[derive(Clone, Copy, Default)]
+struct ByScope {
+    namespaced: u64,
+    cluster: u64,
+}
+
+impl ByScope {
+    /// Counts intents.
+    fn of<'a>(intents: impl Iterator<Item = &'a SourceRef>) -> Self {
+        intents.fold(Self::default(), |mut sum, intent| {
+            if intent.is_cluster_scoped() {
+                sum.cluster += 1;
+            } else {
+                sum.namespaced += 1;
+            }
+            sum
+        })
+    }
+
+    /// Returns the copies of these intents, without `stay` of them.
+    fn copies(self, stay: Self, of_one: Self) -> u64 {
+        let product = |intents: u64, stay: u64, of_one: u64| {
+            intents.saturating_sub(stay).saturating_mul(of_one)
+        };
+        let namespaced = product(self.namespaced, stay.namespaced, of_one.namespaced);
+        namespaced.saturating_add(product(self.cluster, stay.cluster, of_one.cluster))
+    }
 }
 
 impl CopyCounter<'_> {
@@ -76,21 +106,29 @@ impl CopyCounter<'_> {
         // In a cluster that loses all copies, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
         // Only items that another rule selects are counted one by one.
+        let senders = self.senders_of_manifests(entry);
         let contested: Vec<_> = everywhere
             .iter()
             .copied()
-            .filter(|intent| self.is_contested(entry, intent))
+            .filter(|intent| self.others(entry, &senders, intent).next().is_some())
             .collect();
+        let everywhere = ByScope::of(everywhere.into_iter());
+        let planned = cluster_scoped(&entry.plan);
         let intents = there.map(|cluster| {
-            let stay = |intent: &&&SourceRef| self.is_sent_by_another_rule(entry, cluster, intent);
-            let own = here.get(cluster).into_iter().flatten();
-            let go = everywhere.len() + own.clone().count()
-                - contested.iter().chain(own).filter(stay).count();
+            let own = || here.get(cluster).into_iter().flatten().copied();
+            let stay = contested.iter().copied().chain(own());
+            let stay =
+                ByScope::of(stay.filter(|intent| {
+                    self.is_sent_by_another_rule(entry, &senders, cluster, intent)
+                }));
+            let own = ByScope::of(own());
+            let all = ByScope {
+                namespaced: everywhere.namespaced + own.namespaced,
+                cluster: everywhere.cluster + own.cluster,
+            };
             let pruned = prunes.get(cluster).copied().unwrap_or_default();
-            let copies = self
-                .copies_of_one(entry, cluster)
-                .saturating_mul(go as u64)
-                .saturating_add(pruned);
+            let of_one = self.copies_of_one(entry, cluster, planned + all.cluster);
+            let copies = all.copies(stay, of_one).saturating_add(pruned);
             (cluster.clone(), copies)
         });
         clusters
@@ -152,23 +190,51 @@ impl CopyCounter<'_> {
         let Some(plan) = entry.cluster_plans.plan(cluster, &entry.plan) else {
             return all;
         };
-        let stay = plan
-            .all_selected()
-            .filter(|intent| self.is_sent_by_another_rule(entry, cluster, intent))
-            .count();
-        all.saturating_sub(
-            self.copies_of_one(entry, cluster)
-                .saturating_mul(stay as u64),
-        )
+        let senders = self.senders_of_manifests(entry);
+        let stay = plan.all_selected();
+        let stay = ByScope::of(
+            stay.filter(|intent| self.is_sent_by_another_rule(entry, &senders, cluster, intent)),
+        );
+        let of_one = self.copies_of_one(entry, cluster, cluster_scoped(plan));
+        all.saturating_sub(stay.copies(ByScope::default(), of_one))
     }
 
-    fn copies_of_one(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
+    /// Returns the copies of one source in a cluster. `cluster_scoped` is the number of sources without namespaces that the
+    /// cluster may have.
+    fn copies_of_one(
+        &self,
+        entry: &RuleEntry,
+        cluster: &ClusterName,
+        cluster_scoped: u64,
+    ) -> ByScope {
+        let expected = ByScope {
+            namespaced: targets(&entry.rule),
+            cluster: entry.rule.terms.versions.unwrap_or(1).max(1).into(),
+        };
         match (self.reported_copies)(&entry.rule.uid, cluster) {
-            Some(holding) if holding.intents > 0 => holding.copies.div_ceil(holding.intents),
+            Some(holding) if holding.intents > 0 => {
+                let of_cluster = cluster_scoped.min(holding.intents);
+                let rest = holding.intents - of_cluster;
+                let one = expected.cluster.min(holding.copies);
+                let copies = holding
+                    .copies
+                    .saturating_sub(of_cluster.saturating_mul(one));
+                if rest == 0 {
+                    let one = holding.copies.div_ceil(holding.intents);
+                    return ByScope {
+                        namespaced: one,
+                        cluster: one,
+                    };
+                }
+                ByScope {
+                    namespaced: copies.div_ceil(rest),
+                    cluster: one,
+                }
+            }
             // The agent may have applied more than it has reported.
-            Some(_) => targets(&entry.rule),
-            None if self.may_have(cluster) => targets(&entry.rule),
-            None => 0,
+            Some(_) => expected,
+            None if self.may_have(cluster) => expected,
+            None => ByScope::default(),
         }
     }
 
@@ -178,27 +244,47 @@ impl CopyCounter<'_> {
             .is_some_and(|cluster| cluster.was_connected)
     }
 
-    /// Whether another rule selects the source, too.
-    fn is_contested(&self, entry: &RuleEntry, intent: &SourceRef) -> bool {
-        self.selection
-            .of(&intent.plain())
-            .any(|uid| *uid != entry.rule.uid)
+    /// Returns the other rules that send manifests of bundles.
+    fn senders_of_manifests(&self, entry: &RuleEntry) -> Vec<&RuleEntry> {
+        let all = self.rules.iter().map(|(_, other)| other);
+        all.filter(|other| other.rule.uid != entry.rule.uid && other.plan.has_manifests())
+            .collect()
+    }
+
+    /// Returns the other rules that select the source, or a bundle with it. `senders` are those that send manifests.
+    fn others<'s>(
+        &'s self,
+        entry: &'s RuleEntry,
+        senders: &'s [&RuleEntry],
+        intent: &SourceRef,
+    ) -> impl Iterator<Item = &'s RuleEntry> {
+        let plain = intent.plain();
+        let selecting: Vec<_> = self
+            .selection
+            .of(&plain)
+            .filter(|uid| **uid != entry.rule.uid)
+            .filter_map(|uid| self.rules.get(uid))
+            .collect();
+        // A DistributionRule has the sources of its own namespace alone.
+        let is_here = move |other: &RuleEntry| {
+            let rule = &other.rule.terms.rule;
+            (rule.is_cluster_scoped() || *rule.namespace == *plain.namespace)
+                && other.plan.bundle_of(&plain).is_some()
+        };
+        let sending = senders.iter().copied().filter(move |other| is_here(other));
+        selecting.into_iter().chain(sending)
     }
 
     /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
     fn is_sent_by_another_rule(
         &self,
         entry: &RuleEntry,
+        senders: &[&RuleEntry],
         cluster: &ClusterName,
         intent: &SourceRef,
     ) -> bool {
-        let plain = intent.plain();
-        let others = self
-            .selection
-            .of(&plain)
-            .filter(|uid| **uid != entry.rule.uid);
         let former = entry.target_clusters.clusters.get(cluster);
-        others.filter_map(|uid| self.rules.get(uid)).any(|other| {
+        self.others(entry, senders, intent).any(|other| {
             let target_clusters = &other.target_clusters;
             let Some(terms) = target_clusters.clusters.get(cluster) else {
                 return false;
@@ -218,6 +304,11 @@ impl CopyCounter<'_> {
             !frozen && reaches && sends()
         })
     }
+}
+
+/// Returns the number of sources of kinds without namespaces.
+fn cluster_scoped(plan: &RulePlan) -> u64 {
+    ByScope::of(plan.all_selected()).cluster
 }
 
 /// The namespaces that a rule names literally; one, if it names none.

@@ -207,6 +207,11 @@ impl RulePlan {
         rule.resources().chain(of_intents).collect()
     }
 
+    /// Whether it has manifests of bundles.
+    pub fn has_manifests(&self) -> bool {
+        !self.manifests.origins.is_empty()
+    }
+
     /// The bundle that has a manifest; `None` for other sources.
     pub fn bundle_of(&self, intent: &SourceRef) -> Option<&SourceRef> {
         let origins = &self.manifests.origins;

@@ -36,15 +36,23 @@ fn bundle_rule(spec: &Value) -> Rule {
     rule("r", "team", &all)
 }
 
+fn cluster_role() -> Kind {
+    let group = "rbac.authorization.k8s.io";
+    Kind::new(group, "v1", "ClusterRole", "clusterroles", Scope::Cluster)
+}
+
 /// A rule of the whole cluster for bundles of the namespace.
-fn cluster_rule() -> Rule {
+fn cluster_rule(spec: &Value) -> Rule {
+    let mut all = json!({
+        "sources": [{"resources": [BUNDLE_KIND], "names": ["all"], "namespaces": ["team"]}],
+        "clusters": {"all": true},
+    });
+    for (key, value) in spec.as_object().into_iter().flatten() {
+        all[key] = value.clone();
+    }
     let object = json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "ClusterDistributionRule",
-        "metadata": {"name": "r", "uid": "r", "generation": 1},
-        "spec": {
-            "sources": [{"resources": [BUNDLE_KIND], "names": ["all"], "namespaces": ["team"]}],
-            "clusters": {"all": true},
-        },
+        "metadata": {"name": "r", "uid": "r", "generation": 1}, "spec": all,
     });
     Rule::cluster_scoped(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
 }
@@ -127,19 +135,13 @@ fn deleted_bundle_takes_its_manifests() {
 
 #[test]
 fn end_of_the_namespace_of_a_bundle_waits_for_approval() {
-    let kind = Kind::new(
-        "rbac.authorization.k8s.io",
-        "v1",
-        "ClusterRole",
-        "clusterroles",
-        Scope::Cluster,
-    );
+    let kind = cluster_role();
     for is_namespace in [true, false] {
         let mut world = World::new();
         world
             .index
             .set_scope(WatchScope::everywhere(BUNDLE_KIND), ScopeState::Known);
-        world.index.set_rule(cluster_rule());
+        world.index.set_rule(cluster_rule(&json!({})));
         world
             .index
             .set_source(bundle("all"), on("yes"), Some(manifests(&kind, 0, 40)));
@@ -231,4 +233,63 @@ fn manifests_are_granted_by_their_kind() {
         .map(|(_, copies, _)| copies)
         .collect();
     assert_eq!(copies, [80]);
+}
+
+#[test]
+fn manifest_that_another_rule_sends_changes_hands() {
+    let one = json!({"clusters": {"names": ["member-1"]}});
+    for shape in shapes() {
+        for (other, left) in [(json!({}), vec![]), (one.clone(), vec![40])] {
+            let mut world = world(&shape);
+            let mut second = bundle_rule(&other);
+            second.uid = "second".into();
+            world.index.set_rule(second);
+            world.index.reset_removal_guards();
+            let mut none = shape.clone();
+            none["sources"] = json!([{"resources": ["configmaps"], "names": ["none"]}]);
+            world.change(|index| index.set_rule(bundle_rule(&none)));
+            let copies = world.pending().into_iter().map(|(_, copies, _)| copies);
+            assert_eq!(copies.collect::<Vec<_>>(), left, "{shape} {other}");
+            assert_eq!(world.goes()[0], left.is_empty(), "{shape} {other}");
+        }
+    }
+}
+
+/// What waits after a bundle of a rule with three namespaces is deselected: one of 20 ConfigMaps, or one of 20 ClusterRoles.
+fn deselected(name: &str) -> Vec<i64> {
+    let selector = json!({"matchLabels": {"on": "yes"}});
+    let entry = json!({"resources": [BUNDLE_KIND], "selector": selector, "namespaces": ["team"]});
+    let spec = json!({"sources": [entry], "namespaces": {"names": ["a", "b", "c"]}});
+    let mut world = World::new();
+    world
+        .index
+        .set_scope(WatchScope::everywhere(BUNDLE_KIND), ScopeState::Known);
+    world.index.set_rule(cluster_rule(&spec));
+    for (name, kind) in [("maps", &Kind::supported()[0]), ("roles", &cluster_role())] {
+        let body = Some(manifests(kind, 0, 20));
+        world.index.set_source(bundle(name), on("yes"), body);
+    }
+    for member in MEMBERS {
+        let reported = ReportedCopies {
+            copies: 20 * 3 + 20,
+            intents: 40,
+            ..ReportedCopies::default()
+        };
+        world
+            .reported_copies
+            .insert(("r".into(), member.into()), reported);
+    }
+    world.index.reset_removal_guards();
+    world.change(|index| index.set_source(bundle(name), on("no"), None));
+    world
+        .pending()
+        .into_iter()
+        .map(|(_, copies, _)| copies)
+        .collect()
+}
+
+#[test]
+fn copies_are_counted_by_the_scope_of_their_kind() {
+    assert_eq!(deselected("roles"), [2 * 20]);
+    assert_eq!(deselected("maps"), [2 * 20 * 3]);
 }
