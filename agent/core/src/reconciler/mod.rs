@@ -16,6 +16,7 @@
 //! - `preview`: decides the copies of a plan without writing.
 //! - `prunes`: removals from namespaces that are no longer targets.
 //! - `quota`: limits of copies and bytes.
+//! - `rule_states`: the rule states that are due for the hub.
 //! - `store`: terms and tombstones that are stored in a Secret.
 //! - `watches`: the state of the watches.
 mod decider;
@@ -29,6 +30,7 @@ mod phases;
 mod preview;
 mod prunes;
 mod quota;
+mod rule_states;
 mod store;
 #[cfg(test)]
 mod tests;
