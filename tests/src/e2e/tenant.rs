@@ -459,7 +459,7 @@ impl E2eStory<'_> {
             let ready = conditions.iter().find(|one| one["type"] == "Ready");
             let ready = ready.context("it has no such condition yet")?;
             let message = ready["message"].as_str().unwrap_or_default();
-            let is_refused = message.contains("belong to no namespace");
+            let is_refused = message.contains("belongs to no namespace");
             ensure!(ready["status"] == "False" && is_refused, "{ready}");
             Ok(Some(message.to_owned()))
         })
