@@ -206,7 +206,7 @@ async fn administrator_plans_a_member_by_kubectl() -> Result<()> {
     let nowhere = create(&admin, "ruleplans", "RulePlan", json!({"name": "paint"})).await;
     let nowhere = nowhere.err().context("a plan without a namespace")?;
     ensure!(nowhere.to_string().contains("method"), "{nowhere}");
-    let large = json!({"name": "x".repeat(256 * 1024)});
+    let large = json!({"name": "x".repeat(2 * 1024 * 1024)});
     let large = create(&admin, "clusterruleplans", "ClusterRulePlan", large).await;
     let large = large.err().context("a plan that is too large")?;
     ensure!(large.to_string().contains("bytes"), "{large}");
