@@ -1,4 +1,4 @@
-//! The steps: installation, distribution, failures, upgrade, rollback, a tenant ([`super::tenant`]) and removal.
+//! The steps: installation, distribution, failures, upgrade, rollback, a tenant (`tenant.rs`) and removal.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
