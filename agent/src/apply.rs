@@ -420,17 +420,15 @@ impl ApplyRun<'_> {
             .as_ref()
             .map(|applied| live::applied_content(&kind, applied));
         written.stored = stored.as_ref();
-        if self.names_drift
-            && let Some(object) = &object
-        {
-            let found = Comparison {
-                kind: &kind,
-                object,
-                applied: applied.as_ref(),
-                content: &content,
-                ignored,
-            };
-            self.done.corrected = Some(found.corrected());
+        let compare = |object| Comparison {
+            kind: &kind,
+            object,
+            applied: applied.as_ref(),
+            content: &content,
+            ignored,
+        };
+        if self.names_drift {
+            self.done.corrected = object.as_ref().map(|object| compare(object).corrected());
         }
         let over = current.as_ref().map(|target| ReplacedObject {
             target,
@@ -472,14 +470,7 @@ impl ApplyRun<'_> {
             {
                 Ok(())
             }
-            _ => Err(Comparison {
-                kind: &kind,
-                object: &object,
-                applied: applied.as_ref(),
-                content: &content,
-                ignored,
-            }
-            .rewritten()),
+            _ => Err(compare(&object).rewritten()),
         }
     }
 

@@ -9,7 +9,7 @@ use runnel_proto::model::{
 };
 
 use super::history::{CachedDiff, Failed};
-use super::jobs::{AccountWork, RunningJob};
+use super::jobs::RunningJob;
 use super::member::Member;
 use super::prunes;
 use super::watches::Watch;
@@ -325,25 +325,14 @@ impl Member {
         loop {
             let owners = self.desired.owners();
             let key = self.jobs.pop(now, |copy| owners.rule_of(copy).cloned())?;
-            let work = match &key {
-                Key::Namespace(name) => self.namespace_work(&key, name),
+            let job = match &key {
+                Key::Namespace(name) => self.namespace_job(&key, name),
                 Key::Copy(copy) if self.follows(copy) => Err(Idle::Follows),
-                Key::Copy(copy) => self.copy_work(copy, now),
+                Key::Copy(copy) => self.copy_job(copy, now),
                 Key::Question(_) => Err(Idle::Settled),
             };
-            let idle = match work {
-                Ok((work, account)) => {
-                    let corrects_drift = match &key {
-                        Key::Copy(copy) => self.jobs.running.get(copy).is_some_and(|job| job.drift),
-                        _ => false,
-                    };
-                    return Some(Job {
-                        corrects_drift,
-                        key,
-                        work,
-                        account,
-                    });
-                }
+            let idle = match job {
+                Ok(job) => return Some(job),
                 Err(idle) => idle,
             };
             self.jobs.queue.done(&key, now);
@@ -356,7 +345,7 @@ impl Member {
     }
 
     /// Returns the job for a missing namespace. After a failure the next account of the rules that need it tries.
-    fn namespace_work(&mut self, key: &Key, name: &Arc<str>) -> Result<AccountWork, Idle> {
+    fn namespace_job(&mut self, key: &Key, name: &Arc<str>) -> Result<Job, Idle> {
         let accounts = self.decider().accounts_for_namespace(name);
         let failures = usize::try_from(self.jobs.queue.failures(key)).unwrap_or_default();
         let turn = failures.saturating_sub(1) % accounts.len().max(1);
@@ -364,11 +353,16 @@ impl Member {
             self.jobs.namespace_failed.remove(name);
             return Err(Idle::Settled);
         };
-        Ok((Work::CreateNamespace, account))
+        Ok(Job {
+            key: key.clone(),
+            work: Work::CreateNamespace,
+            account,
+            corrects_drift: false,
+        })
     }
 
     /// Returns the job for a copy.
-    fn copy_work(&mut self, copy: &SourceRef, now: Instant) -> Result<AccountWork, Idle> {
+    fn copy_job(&mut self, copy: &SourceRef, now: Instant) -> Result<Job, Idle> {
         if !self.watches.is_complete(copy) {
             return Err(Idle::Settled);
         }
@@ -437,7 +431,12 @@ impl Member {
             adds,
         };
         self.jobs.running.insert(copy.clone(), job);
-        Ok((work, account))
+        Ok(Job {
+            key: Key::Copy(copy.clone()),
+            work,
+            account,
+            corrects_drift: drift,
+        })
     }
 
     /// Handles the result of a job for a namespace.

@@ -24,11 +24,8 @@ use crate::copy::{CopyError, IntentKey};
 use crate::decide::{Action, DesiredCopy, DesiredObject, Key, Limits, Recreate, WantedCopy, Work};
 use crate::delete_limit;
 use crate::delete_limit::Deletes;
-use crate::policy::{Policy, ServiceAccount};
+use crate::policy::Policy;
 use crate::records::{Observed, Records, Usage};
-
-/// The work of a job, and the account under which it writes.
-pub(super) type AccountWork = (Work, Option<ServiceAccount>);
 
 /// Limit of the stored decisions. Copies beyond it are decided again when their jobs start.
 const DECISIONS_LIMIT: usize = 4096;
