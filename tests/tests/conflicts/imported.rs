@@ -362,7 +362,7 @@ async fn objects_of_other_kinds_are_imported_and_no_copy_is_touched() -> Result<
                 && object["metadata"]["labels"]["runnel.dev/hub"].is_string(),
             "{object}"
         );
-        // On the hub nobody gets the rights.
+        // The hub gives no account the rights.
         let there = scene.hub.find(&copy.within(home)).await?;
         ensure!(
             there.is_none() || copy.kind() == "NetworkPolicy",

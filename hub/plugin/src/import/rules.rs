@@ -89,7 +89,7 @@ pub fn copies<'a>(
 struct Kind {
     namespace: String,
     copier: Copier,
-    /// Whether the sources are manifests of a bundle: they give rights, which nobody has to have on the hub.
+    /// Whether the sources are manifests of a bundle: they give rights, which the hub itself is not to give.
     in_bundle: bool,
     filled: bool,
     copy_name: Option<String>,

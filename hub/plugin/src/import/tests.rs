@@ -433,7 +433,7 @@ fn roles_bindings_and_accounts_become_rules() {
     let role = id("roles.rbac.authorization.k8s.io/team-a/reader");
     assert_eq!(here.rules[0].copies[&role], CopyComparison::Absent);
 
-    // In another cluster the hub has only a bundle, so that nobody gets rights there.
+    // In another cluster the hub has only a bundle, which gives no rights there.
     let elsewhere = import(false);
     let sources =
         json!([{"resources": ["manifestbundles.runnel.dev"], "names": ["from-replicator"]}]);

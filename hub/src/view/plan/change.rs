@@ -8,6 +8,7 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use runnel_proto::model::{
     ClusterName, RuleName, RuleUid, SourceRef, is_label_key, is_label_value, is_subdomain,
+    split_resource,
 };
 use serde_json::Value;
 
@@ -22,11 +23,10 @@ use runnel_hub_core::index::{ChangedObject, Cluster};
 use runnel_hub_core::plan::{Rule, RuleGrant, SourceState};
 
 /// The kinds besides rules for which plans are possible, with their resources.
-const CHANGED_KINDS: [(&str, &str); 3] = [
-    ("DistributionGrant", "distributiongrants"),
-    ("MemberCluster", "memberclusters"),
-    ("ManifestBundle", "manifestbundles"),
-];
+const CHANGED_KINDS: [(&str, &str); 3] = [GRANT, MEMBER, BUNDLE];
+const GRANT: (&str, &str) = ("DistributionGrant", "distributiongrants");
+const MEMBER: (&str, &str) = ("MemberCluster", "memberclusters");
+const BUNDLE: (&str, &str) = ("ManifestBundle", "manifestbundles");
 /// The limits of rules that are judged with one change, and of rules about which agents are asked.
 const JUDGED: usize = 200;
 const PLANNED_RULES_LIMIT: usize = 50;
@@ -63,7 +63,7 @@ impl ViewServer {
         kind: &'static str,
         asked: &PlanRequest,
     ) -> Result<PlannedChange, ViewError> {
-        let (object, exists) = if kind == CHANGED_KINDS[2].0 {
+        let (object, exists) = if kind == BUNDLE.0 {
             self.changed_bundle(user, asked).await?
         } else {
             self.changed_object(user, kind, asked).await?
@@ -151,7 +151,7 @@ impl ViewServer {
                 &"metadata.name: write a name of lowercase letters, digits, '-' and '.'",
             ));
         }
-        let is_grant = kind == CHANGED_KINDS[0].0;
+        let is_grant = kind == GRANT.0;
         let cluster = ClusterName::from(name.as_str());
         let (exists, known, has_grants) = {
             let index = self.hub_state.index.read();
@@ -174,11 +174,7 @@ impl ViewServer {
             (false, true) => "update",
             (false, false) => "create",
         };
-        let resource = if is_grant {
-            CHANGED_KINDS[0].1
-        } else {
-            CHANGED_KINDS[1].1
-        };
+        let resource = if is_grant { GRANT.1 } else { MEMBER.1 };
         self.may_change(user, verb, resource, ("", &name)).await?;
         if deletes {
             if !exists {
@@ -272,7 +268,7 @@ impl ViewServer {
                 .and_then(Value::as_str)
                 .unwrap_or_default()
         };
-        if text("/kind") != CHANGED_KINDS[2].0 {
+        if text("/kind") != BUNDLE.0 {
             return Err(malformed_bundle(&"kind: it is no ManifestBundle"));
         }
         let name = (text("/metadata/namespace"), text("/metadata/name"));
@@ -301,7 +297,7 @@ impl ViewServer {
             (false, true) => "update",
             (false, false) => "create",
         };
-        let resource = CHANGED_KINDS[2].1;
+        let resource = BUNDLE.1;
         self.may_change(user, verb, resource, (namespace, name))
             .await?;
         Ok((source, exists))
@@ -314,8 +310,7 @@ impl ViewServer {
         source: SourceRef,
         object: &Value,
     ) -> Result<ChangedObject, ViewError> {
-        runnel_api::check_spec(CHANGED_KINDS[2].0, &object["spec"])
-            .map_err(|why| malformed_bundle(&why))?;
+        runnel_api::check_spec(BUNDLE.0, &object["spec"]).map_err(|why| malformed_bundle(&why))?;
         let object: DynamicObject =
             serde_json::from_value(object.clone()).map_err(|error| malformed_bundle(&error))?;
         if !has_valid_labels(&object) {
@@ -373,7 +368,7 @@ impl ViewServer {
         kind: &str,
         namespace: &str,
     ) -> Result<(), ViewError> {
-        let (plural, group) = kind.split_once('.').unwrap_or((kind, ""));
+        let (plural, group) = split_resource(kind);
         let access = ResourceAccess {
             verb: "create",
             group,
