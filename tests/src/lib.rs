@@ -29,6 +29,7 @@ pub mod scene;
 pub mod scratch;
 pub mod simulated;
 pub mod speed;
+pub mod tenant;
 pub mod tunnels;
 pub mod turns;
 pub mod wait;

@@ -8,6 +8,7 @@ use runnel_tests::audit::Write;
 use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, entry_of};
+use runnel_tests::tenant::Tenant;
 use runnel_tests::wait::steadily;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
@@ -209,12 +210,8 @@ async fn definition_comes_before_its_objects_and_goes_after_them() -> Result<()>
             .collect())
     };
     let created = changes(mark, "patch")?;
-    let resources: Vec<_> = created
-        .iter()
-        .map(|write| write.resource.as_str())
-        .collect();
     ensure!(
-        resources == ["customresourcedefinitions", "widgets", "widgets"],
+        resources_of(&created) == ["customresourcedefinitions", "widgets", "widgets"],
         "{created:?}"
     );
     ensure!(created.iter().all(|write| write.code < 300), "{created:?}");
@@ -223,30 +220,26 @@ async fn definition_comes_before_its_objects_and_goes_after_them() -> Result<()>
     hub.delete(&id).await?;
     hub.lacks(&id).await?;
     let removed = changes(mark, "delete")?;
-    let resources: Vec<_> = removed
-        .iter()
-        .map(|write| write.resource.as_str())
-        .collect();
     ensure!(
-        resources == ["widgets", "widgets", "customresourcedefinitions"],
+        resources_of(&removed) == ["widgets", "widgets", "customresourcedefinitions"],
         "{removed:?}"
     );
     Ok(())
+}
+
+fn resources_of(writes: &[Write]) -> Vec<&str> {
+    writes.iter().map(|write| &*write.resource).collect()
 }
 
 /// Lets the tenant send these kinds anywhere, and its account administrate its namespace in the member.
 async fn admit_tenant(scene: &Scene, fleet: &Fleet, kinds: &[&str]) -> Result<()> {
     scene.hub_namespaces(&[TENANT]).await?;
     scene.member_namespaces(&[TENANT]).await?;
-    let grant = json!({
-        "rules": {"namespaces": {"names": [TENANT]}}, "resources": kinds, "clusters": {"all": true},
-        "namespaces": {"all": true},
-    });
-    let metadata = json!({"name": TENANT});
-    let grant = json!({
-        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": metadata, "spec": grant,
-    });
-    scene.hub.make(&grant).await?;
+    let tenant = Tenant {
+        namespace: TENANT,
+        target: TENANT,
+    };
+    scene.hub.make(&tenant.grant(kinds)).await?;
     let member = fleet.member(1);
     member
         .kubectl(&["create", "serviceaccount", TENANT, "-n", ACCOUNTS])

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, entry_of};
+use runnel_tests::tenant::{PROGRAM, RBAC, Tenant};
 use serde_json::{Value, json};
 
 /// The namespace of the rules on the hub, and that of the copies.
@@ -13,7 +14,10 @@ const OTHER: &str = "other";
 const ACCOUNTS: &str = "tenants";
 const USER: &str = "system:serviceaccount:tenants:team-a";
 
-const RBAC: &str = "rbac.authorization.k8s.io";
+const TEAM: Tenant = Tenant {
+    namespace: TENANT,
+    target: SHOP,
+};
 const KINDS: [&str; 6] = [
     "configmaps",
     "services",
@@ -57,59 +61,18 @@ async fn bind_account(member: &ControlPlane) -> Result<()> {
     member.kubectl(&binding).await.map(drop)
 }
 
-fn of(api_version: &str, kind: &str, name: &str, rest: Value) -> Value {
-    let mut object = json!({
-        "apiVersion": api_version, "kind": kind,
-        "metadata": {"namespace": TENANT, "name": name, "labels": {"app": "web"}},
-    });
-    if let (Some(object), Value::Object(rest)) = (object.as_object_mut(), rest) {
-        object.extend(rest);
-    }
-    object
-}
-
-fn binding(name: &str, kind: &str, role: &str) -> Value {
-    let subject = json!({"kind": "ServiceAccount", "name": "web", "namespace": SHOP});
-    let role = json!({"apiGroup": RBAC, "kind": kind, "name": role});
-    of(
-        &format!("{RBAC}/v1"),
-        "RoleBinding",
-        name,
-        json!({"roleRef": role, "subjects": [subject]}),
-    )
-}
-
 /// A program with what it needs.
 fn program() -> [Value; 6] {
     let labels = json!({"app": "web"});
-    let reads = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"]}]);
     let pod = json!({
         "metadata": {"labels": labels},
         "spec": {"serviceAccountName": "web", "containers": [{"name": "web", "image": "example.org/web:1"}]},
     });
-    [
-        of("v1", "ConfigMap", "web", json!({"data": {"k": "1"}})),
-        of(
-            "v1",
-            "Service",
-            "web",
-            json!({"spec": {"selector": labels, "ports": [{"port": 80}]}}),
-        ),
-        of("v1", "ServiceAccount", "web", json!({})),
-        of(
-            &format!("{RBAC}/v1"),
-            "Role",
-            "web",
-            json!({"rules": reads}),
-        ),
-        binding("web", "Role", "web"),
-        of(
-            "apps/v1",
-            "Deployment",
-            "web",
-            json!({"spec": {"selector": {"matchLabels": labels}, "template": pod}}),
-        ),
-    ]
+    let deployment = json!({"spec": {"selector": {"matchLabels": labels}, "template": pod}});
+    let config = TEAM.object("v1", "ConfigMap", PROGRAM, json!({"data": {"k": "1"}}));
+    let [service, account, role, binding] = TEAM.needs();
+    let deployment = TEAM.object("apps/v1", "Deployment", PROGRAM, deployment);
+    [config, service, account, role, binding, deployment]
 }
 
 /// A rule that sends objects of the tenant into a namespace.
@@ -137,14 +100,7 @@ async fn rule_of_a_tenant_can_do_what_its_account_may() -> Result<()> {
     let fleet = start().await?;
     let scene = Scene::of(&fleet).await?;
     scene.hub_namespaces(&[TENANT]).await?;
-    let grant = json!({
-        "rules": {"namespaces": {"names": [TENANT]}}, "resources": KINDS, "clusters": {"all": true},
-        "namespaces": {"all": true},
-    });
-    let grant = json!({
-        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": TENANT}, "spec": grant,
-    });
-    scene.hub.make(&grant).await?;
+    scene.hub.make(&TEAM.grant(&KINDS)).await?;
     let (hub, member, plane) = (&scene.hub, scene.member(1), fleet.member(1));
     for object in program() {
         hub.make(&object).await?;
@@ -206,8 +162,8 @@ async fn rule_of_a_tenant_can_do_what_its_account_may() -> Result<()> {
 
     // A role that gives more than the account has, and the binding of such a role.
     let all = json!({"rules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]});
-    let role = of(&format!("{RBAC}/v1"), "Role", "escalates", all);
-    let own = binding("escalates", "ClusterRole", "cluster-admin");
+    let role = TEAM.object(&format!("{RBAC}/v1"), "Role", "escalates", all);
+    let own = TEAM.binding("escalates", "ClusterRole", "cluster-admin");
     for object in [&role, &own] {
         hub.make(object).await?;
     }

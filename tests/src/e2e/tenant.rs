@@ -10,6 +10,7 @@ use super::waits::{LATER, SOON, condition, get};
 use crate::demo::cluster::Cluster;
 use crate::fleet::NAMESPACE;
 use crate::nodes::binaries::PAUSE_IMAGE;
+use crate::tenant::{PROGRAM, Tenant};
 use crate::wait::eventually;
 
 /// The namespace of the tenant on the hub, and the name of its account in the members.
@@ -35,7 +36,11 @@ const DEPLOYMENT: [&str; 4] = ["-n", MEMBER_NAMESPACES[1], "deployment", "web"];
 /// The pods of the program in a member.
 const PODS: [&str; 5] = ["-n", MEMBER_NAMESPACES[1], "pods", "-l", "app=web"];
 
-const RBAC: &str = "rbac.authorization.k8s.io";
+/// The tenant.
+const TEAM: Tenant = Tenant {
+    namespace: TENANT,
+    target: MEMBER_NAMESPACES[1],
+};
 const PRIVILEGED: [&str; 4] = [
     "deployments.apps",
     "rolebindings.rbac.authorization.k8s.io",
@@ -53,23 +58,6 @@ fn kinds() -> Vec<&'static str> {
     PLAIN.into_iter().chain(PRIVILEGED).collect()
 }
 
-fn of(api_version: &str, kind: &str, name: &str, rest: Value) -> Value {
-    let metadata = json!({"namespace": TENANT, "name": name, "labels": {"app": name}});
-    let mut object = json!({"apiVersion": api_version, "kind": kind, "metadata": metadata});
-    if let (Some(object), Value::Object(rest)) = (object.as_object_mut(), rest) {
-        object.extend(rest);
-    }
-    object
-}
-
-fn binding(name: &str, kind: &str, role: &str) -> Value {
-    let subject =
-        json!({"kind": "ServiceAccount", "name": "web", "namespace": MEMBER_NAMESPACES[1]});
-    let role = json!({"apiGroup": RBAC, "kind": kind, "name": role});
-    let rest = json!({"roleRef": role, "subjects": [subject]});
-    of(&format!("{RBAC}/v1"), "RoleBinding", name, rest)
-}
-
 /// A Deployment with its Service, NetworkPolicy, ServiceAccount, Role and RoleBinding.
 fn program(image: &str) -> Vec<Value> {
     let labels = json!({"app": "web"});
@@ -85,43 +73,22 @@ fn program(image: &str) -> Vec<Value> {
         "metadata": {"labels": labels},
         "spec": {"serviceAccountName": "web", "terminationGracePeriodSeconds": 0, "containers": [container]},
     });
-    let reads = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["get", "list"]}]);
-    vec![
-        of(
-            "v1",
-            "ConfigMap",
-            "web",
-            json!({"data": {"GREETING": "hello"}}),
-        ),
-        of(
-            "v1",
-            "Service",
-            "web",
-            json!({"spec": {"selector": labels, "ports": [{"port": 80}]}}),
-        ),
-        of(
-            "networking.k8s.io/v1",
-            "NetworkPolicy",
-            "web",
-            json!({"spec": {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"]}}),
-        ),
-        of("v1", "ServiceAccount", "web", json!({})),
-        of(
-            &format!("{RBAC}/v1"),
-            "Role",
-            "web",
-            json!({"rules": reads}),
-        ),
-        binding("web", "Role", "web"),
-        of(
-            "apps/v1",
-            "Deployment",
-            "web",
-            json!({"spec": {
-                "replicas": 1, "progressDeadlineSeconds": DEADLINE, "selector": {"matchLabels": labels}, "template": pod,
-            }}),
-        ),
-    ]
+    let policy =
+        json!({"spec": {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"]}});
+    let deployment = json!({"spec": {
+        "replicas": 1, "progressDeadlineSeconds": DEADLINE, "selector": {"matchLabels": labels}, "template": pod,
+    }});
+    let config = json!({"data": {"GREETING": "hello"}});
+    let around = [
+        TEAM.object("v1", "ConfigMap", PROGRAM, config),
+        TEAM.object("networking.k8s.io/v1", "NetworkPolicy", PROGRAM, policy),
+    ];
+    let deployment = TEAM.object("apps/v1", "Deployment", PROGRAM, deployment);
+    around
+        .into_iter()
+        .chain(TEAM.needs())
+        .chain([deployment])
+        .collect()
 }
 
 /// A rule that sends the objects of these kinds with this name into a namespace of every member.
@@ -130,7 +97,7 @@ fn rule(name: &str, kinds: &[&str], namespace: &str) -> Value {
     let spec = json!({
         "sources": sources, "clusters": {"all": true}, "namespaces": {"names": [namespace]},
     });
-    of(
+    TEAM.object(
         "runnel.dev/v1alpha1",
         "DistributionRule",
         name,
@@ -246,14 +213,7 @@ impl E2eStory<'_> {
             &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}}),
         )
         .await?;
-        let grant = json!({
-            "rules": {"namespaces": {"names": [TENANT]}}, "resources": kinds(), "clusters": {"all": true},
-            "namespaces": {"all": true},
-        });
-        let metadata = json!({"name": TENANT});
-        let grant = json!({
-            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": metadata, "spec": grant,
-        });
+        let grant = TEAM.grant(&kinds());
         create(hub, &grant).await?;
         for object in program(image).iter().rev() {
             create(hub, object).await?;
@@ -387,13 +347,13 @@ impl E2eStory<'_> {
         let data = json!({"data": {"k": "v"}});
         let attempts = [
             (
-                binding("escalates", "ClusterRole", "cluster-admin"),
+                TEAM.binding("escalates", "ClusterRole", "cluster-admin"),
                 shop,
                 "rolebinding/escalates",
                 "lacks rights that this object gives",
             ),
             (
-                of("v1", "ConfigMap", "foreign", data),
+                TEAM.object("v1", "ConfigMap", "foreign", data),
                 TARGETS[1],
                 "configmap/foreign",
                 "may not patch configmaps",
@@ -443,7 +403,7 @@ impl E2eStory<'_> {
             "metadata": metadata, "webhooks": [],
         });
         let manifests = json!({"spec": {"manifests": [webhook]}});
-        let bundle = of(
+        let bundle = TEAM.object(
             "runnel.dev/v1alpha1",
             "ManifestBundle",
             "sees-all",
