@@ -7,9 +7,9 @@ use anyhow::{Context, Result, ensure};
 use runnel_tests::audit::Write;
 use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, entry_of};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, entry_of};
 use runnel_tests::tenant::Tenant;
-use runnel_tests::wait::steadily;
+use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -312,13 +312,8 @@ async fn missing_prerequisites_are_awaited_without_a_tight_loop() -> Result<()> 
         ensure!(summary["copiesFailed"] == 0, "{summary}");
         Ok(())
     };
-    let awaited = Id::rule(TENANT, "rolebindings");
-    let waiting = hub.sees("waiting for the role", &awaited, |rule| {
-        let entry = entry_of(rule, "member-1")?;
-        ensure!(entry["reason"] == "WaitingForDependency", "{entry}");
-        Ok(())
-    });
-    waiting.await?;
+    // The hub may not know the kind itself at first.
+    eventually("the copies to wait", SOON, async || waits().await.map(Some)).await?;
     hub.wait_ready(&Id::rule(TENANT, "gadgets"), "False", "KindNotServed")
         .await?;
     let mark = plane.mark();
