@@ -307,23 +307,27 @@ async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
         .await?;
     one.alone.hub.wait_applied("r", 1).await?;
 
-    // Another client has replaced our port by one of the same name, beside which ours would be invalid.
+    one.is_idle().await?;
+
+    // Another client has replaced our port by one of the same name, beside which ours would be invalid. All earlier
+    // corrections are reported by now.
+    let restored = || one.alone.hub.received().matches("Restored").count();
+    let before = restored();
     one.edit(json!([{"op": "replace", "path": "/spec/ports/0/port", "value": 8080}]))
         .await?;
+    eventually("the correction", runnel_tests::scene::SOON, async || {
+        Ok((restored() > before).then_some(()))
+    })
+    .await?;
+    let corrected = one.applied().await?;
+    assert_eq!(corrected["spec"]["ports"][0]["port"], 80, "{corrected}");
+    let entries = corrected["metadata"]["managedFields"].as_array();
     let is_patch =
         |entry: &Value| entry["manager"] == "runnel-agent" && entry["operation"] == "Update";
-    let check = |object: &Value| {
-        let port = &object["spec"]["ports"][0]["port"];
-        ensure!(*port == 80, "the port is {port}");
-        let entries = object["metadata"]["managedFields"].as_array();
-        let is_applied = !entries.context("no entries")?.iter().any(is_patch);
-        ensure!(is_applied, "the fields belong to a patch: {object}");
-        Ok(())
-    };
-    one.alone
-        .place
-        .sees("the correction", &one.id, check)
-        .await?;
+    assert!(
+        !entries.context("no entries")?.iter().any(is_patch),
+        "{corrected}"
+    );
     one.is_idle().await?;
 
     let edited = one.want(spec(81)).await?;
