@@ -7,7 +7,6 @@ use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, ObservedEvent, RuleDraft, SOON, Scene, TestCluster};
 use runnel_tests::wait::eventually;
 use serde_json::json;
-use tokio::process::Command;
 
 /// Waits until a log has a line with all these texts.
 async fn has_line(log: &Path, texts: &[&str]) -> Result<()> {
@@ -44,18 +43,8 @@ async fn names_cluster(
 }
 
 async fn history(fleet: &Fleet, words: &[&str]) -> Result<String> {
-    let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
-    let command = command
-        .args(["history", "audit/all", "--kubeconfig"])
-        .arg(fleet.hub().kubeconfig())
-        .args(words);
-    let output = command.kill_on_drop(true).output().await?;
-    ensure!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(String::from_utf8(output.stdout)?)
+    let fixed = ["history", "audit/all"];
+    fleet.runnel(&[&fixed[..], words].concat()).await
 }
 
 /// One story, because a fleet is expensive: created, edited by others, narrowed, lost, deleted.

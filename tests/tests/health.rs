@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{
     Draft, Id, Metrics, Recorder, RuleDraft, Scene, TestCluster, condition, entry_of,
@@ -128,22 +127,6 @@ async fn write_condition(
     let condition = json!({"type": kind, "status": status, "reason": "Turned", "message": message});
     let status = json!({"status": {"conditions": [condition]}});
     member.change_status(id, status).await.map(drop)
-}
-
-/// Returns what `kubectl runnel explain` prints.
-async fn explain(hub: &ControlPlane, copy: &str, words: &[&str]) -> Result<String> {
-    let binary = fleet().await?.binaries().folder.join("kubectl-runnel");
-    let output = tokio::process::Command::new(binary)
-        .arg("--kubeconfig")
-        .arg(hub.kubeconfig())
-        .args(["explain", copy, "-n", "default"])
-        .args(words)
-        .kill_on_drop(true)
-        .output()
-        .await?;
-    let err = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "explain {copy}: {err}");
-    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// Waits until the summary of a rule has so many healthy copies, of those that have a health.
@@ -282,7 +265,11 @@ async fn health_of_copies_is_reported_with_their_messages() -> Result<()> {
         {"copy": "widgets.example.org/health/gear", "name": "why", "value": "it is out of oil"},
     ]);
     ensure!(*feedback == expected, "{feedback}");
-    let explained = explain(hub, "member-1/health/widgets.example.org/gear", &[]).await?;
+    let explain = async |copy: &str, words: &[&str]| {
+        let fixed = ["explain", copy, "-n", "default"];
+        fleet().await?.runnel(&[&fixed[..], words].concat()).await
+    };
+    let explained = explain("member-1/health/widgets.example.org/gear", &[]).await?;
     for line in [
         "gear in member-1: a copy as it should be, and unhealthy",
         "  health     Failed: Turned: it is out of oil\n",
@@ -291,7 +278,7 @@ async fn health_of_copies_is_reported_with_their_messages() -> Result<()> {
         ensure!(explained.contains(line), "{explained}");
     }
     let json = ["-o", "json"];
-    let explained = explain(hub, "member-1/health/deployments.apps/web", &json).await?;
+    let explained = explain("member-1/health/deployments.apps/web", &json).await?;
     let live = &serde_json::from_str::<Value>(&explained)?["status"]["live"];
     ensure!(
         live["feedback"] == ready && live["health"] == "Current",

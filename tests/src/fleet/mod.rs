@@ -174,6 +174,27 @@ impl Fleet {
         &self.binaries
     }
 
+    /// Runs `kubectl runnel` as an administrator of the hub, and returns what it prints.
+    ///
+    /// # Errors
+    /// When it fails, with its message.
+    pub async fn runnel(&self, words: &[&str]) -> Result<String> {
+        let mut plugin = Command::new(self.binaries.folder.join("kubectl-runnel"));
+        plugin
+            .args(words)
+            .arg("--kubeconfig")
+            .arg(self.hub().kubeconfig())
+            .kill_on_drop(true);
+        let output = plugin.output().await?;
+        let message = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "kubectl runnel {}: {message}",
+            words.join(" ")
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
     /// Where agents reach the hub's first process, as `127.0.0.1:16500`.
     #[must_use]
     pub fn hub_address(&self) -> String {

@@ -11,7 +11,6 @@ use runnel_tests::control_plane::{ControlPlane, Options};
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene};
 use serde_json::json;
-use tokio::process::Command;
 
 /// A verb and a resource, as `get configmaps` or `patch memberclusters/status.runnel.dev`.
 type Right = String;
@@ -147,18 +146,8 @@ async fn rights_suffice_and_nearly_all_are_used() -> Result<()> {
     scene.arrives(&ours, &rule, &["home", "made"]).await?;
 
     // A user reads more than the status contains.
-    let mut plugin = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
-    plugin.args(["status", "rule", "-n", "home", "-o", "wide", "--kubeconfig"]);
-    let asked = plugin
-        .arg(fleet.hub().kubeconfig())
-        .kill_on_drop(true)
-        .output()
-        .await?;
-    ensure!(
-        asked.status.success(),
-        "{}",
-        String::from_utf8_lossy(&asked.stderr)
-    );
+    let status = ["status", "rule", "-n", "home", "-o", "wide"];
+    fleet.runnel(&status).await?;
 
     // Drift is corrected, an edit followed, a source and an obstacle taken away.
     member
