@@ -69,23 +69,19 @@ async fn objects_of_several_kinds_are_kept_equal() -> Result<()> {
     scene.hub.make(&draft).await?;
 
     // One member does not serve one of the kinds yet.
-    let waiting = scene
+    scene
         .hub
         .sees("missing a kind in a member", &id, |object| {
+            let status = &object["status"];
             ensure!(entry_of(object, "member-2")?["reason"] == "KindNotServed");
             ensure!(
                 entry_of(object, "member-1")?["state"] == "Ready",
-                "{}",
-                object["status"]
+                "{status}"
             );
+            ensure!(status["summary"]["copiesApplied"] == 7, "{status}");
             Ok(())
         })
         .await?;
-    ensure!(
-        waiting["status"]["summary"]["copiesApplied"] == 7,
-        "{}",
-        waiting["status"]
-    );
     scene.member(2).make(&definition("Widget")).await?;
     scene.hub.all_applied(&id, 8).await?;
     scene
