@@ -18,18 +18,22 @@ static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 const BUNDLES: &str = "manifestbundles.runnel.dev";
 const DEPLOYMENTS: &str = "deployments.apps";
 const GADGETS: &str = "gadgets.example.org";
-const CLUSTER_KINDS: [&str; 3] = [
+/// A custom kind whose objects have no namespace.
+const TIERS: &str = "tiers.example.org";
+const CLUSTER_KINDS: [&str; 4] = [
     "namespaces",
     "customresourcedefinitions.apiextensions.k8s.io",
     "clusterroles.rbac.authorization.k8s.io",
+    TIERS,
 ];
+const CUSTOM: &str = "objects of custom kinds";
 /// The kinds of [`application`], in the order in which they are written.
 const ORDER: [&str; 5] = [
     "namespaces",
     "customresourcedefinitions",
     "clusterroles",
     "configmaps",
-    "gadgets",
+    CUSTOM,
 ];
 
 async fn fleet() -> Result<&'static Fleet> {
@@ -96,11 +100,19 @@ fn cluster_role(name: &str, pod: &str) -> Value {
     )
 }
 
-/// An object of a custom kind and a ConfigMap, with the role, definition and namespace that they need: in reverse of the
-/// order in which they are written.
-fn application(name: &str, text: &str) -> [Value; 5] {
+/// The objects of custom kinds with and without a namespace, a ConfigMap, and the role, definitions and namespace that they
+/// need: in reverse of the order in which they are written.
+fn application(name: &str, text: &str) -> [Value; 7] {
     let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let mut tiers = Draft::definition(TIERS, "Tier", &[("v1", &any)]).json();
+    tiers["spec"]["scope"] = json!("Cluster");
     [
+        manifest(
+            "example.org/v1",
+            "Tier",
+            name,
+            &json!({"spec": {"k": text}}),
+        ),
         manifest(
             "example.org/v1",
             "Gadget",
@@ -109,6 +121,7 @@ fn application(name: &str, text: &str) -> [Value; 5] {
         ),
         manifest("v1", "ConfigMap", name, &json!({"data": {"k": text}})),
         cluster_role(name, text),
+        tiers,
         Draft::definition(GADGETS, "Gadget", &[("v1", &any)]).json(),
         Draft::namespace(name).label("rev", text).json(),
     ]
@@ -119,15 +132,18 @@ fn order_of(writes: &[Write], name: &str, is_delete: bool) -> Vec<String> {
     let is_counted = |write: &&Write| {
         write.user.ends_with(":runnel-agent")
             && (write.verb == "delete") == is_delete
-            && [name, GADGETS].contains(&write.name.as_str())
-            && ORDER.contains(&write.resource.as_str())
+            && [name, GADGETS, TIERS].contains(&write.name.as_str())
             && write.code < 300
             && !write.dry_run
     };
     let mut order: Vec<String> = Vec::new();
     for write in writes.iter().filter(is_counted) {
-        if !order.contains(&write.resource) {
-            order.push(write.resource.clone());
+        let kind = match write.resource.as_str() {
+            "gadgets" | "tiers" => CUSTOM,
+            other => other,
+        };
+        if ORDER.contains(&kind) && !order.iter().any(|known| known == kind) {
+            order.push(kind.to_owned());
         }
     }
     order
@@ -329,17 +345,19 @@ async fn objects_of_the_cluster_are_written_first_and_removed_last() -> Result<(
     // The bundle brings the namespace of the members.
     scene.hub_namespaces(&[home]).await?;
     let mut app = bundle(home, "app", &application(home, "one"));
-    app["spec"]["kinds"] =
-        json!([{"apiVersion": "example.org/v1", "kind": "Gadget", "plural": "gadgets"}]);
+    app["spec"]["kinds"] = json!([
+        {"apiVersion": "example.org/v1", "kind": "Gadget", "plural": "gadgets"},
+        {"apiVersion": "example.org/v1", "kind": "Tier", "plural": "tiers", "scope": "Cluster"},
+    ]);
     let marks = [1, 2].map(|number| fleet.member(number).mark());
     scene.hub.make(&app).await?;
     let entry = json!({"resources": [BUNDLES], "names": ["app"], "namespaces": [home]});
     let draft = RuleDraft::cluster_scoped(home).source(entry).everywhere();
     scene.hub.make(&draft.json()).await?;
     let rule = Id::cluster_rule(home);
-    let status = scene.hub.all_applied(&rule, 10).await?;
+    let status = scene.hub.all_applied(&rule, 14).await?;
     ensure!(
-        status["status"]["summary"]["sources"] == 5,
+        status["status"]["summary"]["sources"] == 7,
         "{}",
         status["status"]
     );
@@ -347,40 +365,41 @@ async fn objects_of_the_cluster_are_written_first_and_removed_last() -> Result<(
         let written = order_of(&fleet.member(number).writes_since(mark)?, home, false);
         ensure!(written == ORDER, "written as {written:?}");
     }
-    let [gadget, map, role, definition, space] = application(home, "one");
+    let [tier, gadget, map, role, tiers, gadgets, space] = application(home, "one");
     let ids = [
+        Id::of(&tier)?,
         within(&gadget, home)?,
         within(&map, home)?,
         Id::of(&role)?,
-        Id::of(&definition)?,
+        Id::of(&tiers)?,
+        Id::of(&gadgets)?,
         Id::of(&space)?,
     ];
     let source = "/metadata/annotations/runnel.dev~1source";
     let named = json!(format!("clusterroles.rbac.authorization.k8s.io/{home}"));
-    scene.has_everywhere(&ids[2], source, &named).await?;
-    for id in &ids[1..4] {
+    scene.has_everywhere(&ids[3], source, &named).await?;
+    for id in &ids[2..6] {
         ensure!(scene.hub.find(id).await?.is_none(), "{id} is on the hub");
     }
 
     let edited = json!({"spec": {"manifests": application(home, "two")}});
     scene.hub.change(&Id::of(&app)?, edited).await?;
-    for (id, path) in ids.iter().zip([
-        "/spec/k",
-        "/data/k",
-        "/rules/0/resourceNames/0",
-        "",
-        "/metadata/labels/rev",
-    ]) {
-        if !path.is_empty() {
-            scene.has_everywhere(id, path, &json!("two")).await?;
-        }
+    let [tier, gadget, map, role, _, _, space] = &ids;
+    for (id, path) in [
+        (tier, "/spec/k"),
+        (gadget, "/spec/k"),
+        (map, "/data/k"),
+        (role, "/rules/0/resourceNames/0"),
+        (space, "/metadata/labels/rev"),
+    ] {
+        scene.has_everywhere(id, path, &json!("two")).await?;
     }
     // The guard of namespaces and definitions counts what is in them, and nothing else keeps them.
     let marks = [1, 2].map(|number| fleet.member(number).mark());
     scene.hub.delete(&rule).await?;
     scene.hub.lacks(&rule).await?;
     for (number, mark) in (1..).zip(marks) {
-        for id in &ids[1..] {
+        for id in &ids[2..] {
             scene.member(number).lacks(id).await?;
         }
         let mut removed = order_of(&fleet.member(number).writes_since(mark)?, home, true);
