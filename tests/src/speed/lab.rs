@@ -279,18 +279,20 @@ impl Lab {
         Api::namespaced(self.client.clone(), SOURCES)
     }
 
-    /// Waits until the rule reports every copy as applied in this many clusters.
+    /// Waits until the rule reports every copy as applied in this many clusters, whatever their health is: no controller
+    /// runs that makes Deployments healthy.
     ///
     /// # Errors
     /// When it does not.
-    pub async fn ready(&self, rule: &str, clusters: usize) -> Result<()> {
+    pub async fn applied(&self, rule: &str, clusters: usize) -> Result<()> {
         eventually(
-            &format!("{rule} to be ready in {clusters} clusters"),
+            &format!("{rule} to be applied in {clusters} clusters"),
             PATIENCE,
             async || {
                 let status = self.rules().get(rule).await?.status.context("no status")?;
                 let summary = status.summary.context("no summary")?;
-                let whole = summary.clusters_ready == clusters as i64
+                let whole = summary.clusters == clusters as i64
+                    && summary.copies > 0
                     && summary.copies_applied == summary.copies;
                 ensure!(whole, "{summary:?}");
                 Ok(Some(()))

@@ -49,7 +49,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let (mut runnel, mut bare) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
         lab.rule(RULE, &["gone-*"], json!({"all": true})).await?;
-        lab.ready(RULE, MEMBERS).await?;
+        lab.applied(RULE, MEMBERS).await?;
         at_rest(lab.pid()?).await?;
         runnel.push(rule_and_copies(&lab, &members).await?);
         bare.push(objects(&members).await?);

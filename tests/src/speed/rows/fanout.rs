@@ -117,7 +117,7 @@ async fn gather(crowd: &mut Crowd, lab: &mut Lab, size: usize) -> Result<()> {
     let _bar = Bar::spinner("agents connect to the hub");
     crowd.add(members.into_iter().skip(crowd.len()));
     crowd.up_to_date(PATIENCE).await?;
-    lab.ready(RULE, size).await?;
+    lab.applied(RULE, size).await?;
     // Row 1 counts the writes for edits, and not those for members that have just connected.
     calm(lab, QUIET).await?;
     at_rest(lab.pid()?).await.map(drop)

@@ -49,7 +49,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     )
     .await?;
     crowd.reached(PATIENCE).await?;
-    lab.ready(RULE, 1).await?;
+    lab.applied(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
     let (first, known) = (peak(lab.pid()?)?, resident(lab.pid()?)?);
     forget_peak(lab.pid()?)?;
@@ -68,7 +68,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     drop(slow);
     crowd.add(others);
     crowd.up_to_date(PATIENCE).await?;
-    lab.ready(RULE, AGENTS + STALLED).await?;
+    lab.applied(RULE, AGENTS + STALLED).await?;
     let then = peak(lab.pid()?)?;
     let (at, contents) = ((objects, "objects of 500 KiB"), (objects * TEXT) as f64);
     Ok(vec![

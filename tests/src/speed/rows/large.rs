@@ -37,7 +37,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.rule(RULE, &[&format!("{RULE}-*")], json!({"all": true}))
         .await?;
     let first = crowd.reached(PATIENCE).await?.duration_since(begin);
-    lab.ready(RULE, agents).await?;
+    lab.applied(RULE, agents).await?;
     at_rest(lab.pid()?).await?;
     let memory = resident(lab.pid()?)?;
     drop(bar);
@@ -48,7 +48,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     lab.write(&format!("{RULE}-0000"), &noise(objects as u64, 1024))
         .await?;
     let edit = crowd.reached(PATIENCE).await?.duration_since(begin);
-    lab.ready(RULE, agents).await?;
+    lab.applied(RULE, agents).await?;
     at_rest(lab.pid()?).await?;
     let intents = crowd.intents();
     lab.fleet.stop_hub().await?;

@@ -33,7 +33,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         .collect();
     lab.write(EDITED, "first").await?;
     lab.rule(EDITED, &[EDITED], json!({"names": names})).await?;
-    lab.ready(EDITED, CLUSTERS).await?;
+    lab.applied(EDITED, CLUSTERS).await?;
     // The first edits of a process are a warm-up.
     cost(&lab, &crowd, Duration::from_secs(9)).await?;
     let alone = cost(&lab, &crowd, TIME).await?;
@@ -50,7 +50,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         json!({"names": [names[0]]}),
     )
     .await?;
-    lab.ready(OTHERS, 1).await?;
+    lab.applied(OTHERS, 1).await?;
     readings.push(read(
         "beside other sources",
         "sources",
@@ -65,7 +65,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
         bar.step();
     }
     drop(bar);
-    lab.ready(&format!("{OTHERS}-{:04}", many - 1), 1).await?;
+    lab.applied(&format!("{OTHERS}-{:04}", many - 1), 1).await?;
     readings.push(read(
         "beside other rules, too",
         "rules",

@@ -86,7 +86,7 @@ async fn deliver(
     lab.rule(RULE, &["text-*"], json!({"names": ["simulated-00000"]}))
         .await?;
     crowd.reached(PATIENCE).await?;
-    lab.ready(RULE, 1).await?;
+    lab.applied(RULE, 1).await?;
     at_rest(lab.pid()?).await?;
     let (before, received, mark) = (
         lab.fleet.hub().stored().await?,
@@ -100,7 +100,7 @@ async fn deliver(
         crowd.reached(PATIENCE).await?;
     }
     let received = (crowd.bytes().0 - received) as f64 / clusters.saturating_sub(1) as f64;
-    lab.ready(RULE, clusters).await?;
+    lab.applied(RULE, clusters).await?;
     at_rest(lab.pid()?).await?;
     let time = begin.elapsed();
     let all = lab.fleet.hub().writes_since(mark)?;

@@ -223,7 +223,7 @@ impl RealStage {
                 .await?;
             let last = self.shown(&marks, objects, (SOURCES, RULE, "")).await?;
             runnel.push(milliseconds(begin, last));
-            self.lab.ready(RULE, MEMBERS).await?;
+            self.lab.applied(RULE, MEMBERS).await?;
             observed.push(milliseconds(last, Instant::now()));
             if round % 2 == 0 {
                 bare.push(self.bare_many(&namespace, &copies).await?);

@@ -28,7 +28,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
-    lab.ready(RULE, agents).await?;
+    lab.applied(RULE, agents).await?;
     let bare = BareHub::start().await?;
     let others = gather_at_bare(&bare, agents).await?;
     let (mut hub, mut other) = (Duration::ZERO, Duration::ZERO);
@@ -59,7 +59,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
 /// Streams are in order: after the last report of an agent the hub has handled all its earlier
 /// ones. One more report changes the rule's status, and the bare hub acks each.
 async fn prove(lab: &Lab, crowd: &Crowd, bare: &BareHub) -> Result<()> {
-    lab.ready(RULE, crowd.len()).await?;
+    lab.applied(RULE, crowd.len()).await?;
     crowd.report(1)?;
     eventually(
         "the last report of each agent in the rule's status",

@@ -91,7 +91,7 @@ async fn gather(lab: &mut Lab, agents: usize) -> Result<Crowd> {
     let mut crowd = Crowd::new(false);
     crowd.add(lab.members(agents).await?);
     crowd.up_to_date(PATIENCE).await?;
-    lab.ready(RULE, agents).await?;
+    lab.applied(RULE, agents).await?;
     ensure!(
         crowd.intents() >= (agents * OBJECTS) as u64,
         "only {} intents were acked",

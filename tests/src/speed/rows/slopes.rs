@@ -111,7 +111,7 @@ async fn at_rules(sizes: &[usize]) -> Result<Vec<SizeCost>> {
             .try_collect::<()>()
             .await?;
         for name in names {
-            lab.ready(&name, CLUSTERS).await?;
+            lab.applied(&name, CLUSTERS).await?;
         }
         points.push(point(&lab, size).await?);
         before = size;

@@ -96,7 +96,7 @@ impl Views {
         let _bar = Bar::spinner("agents connect to the hub");
         self.crowd.add(members.into_iter().skip(self.crowd.len()));
         self.crowd.up_to_date(PATIENCE).await?;
-        self.lab.ready(RULE, size).await?;
+        self.lab.applied(RULE, size).await?;
         at_rest(self.lab.pid()?).await.map(drop)
     }
 }
