@@ -555,8 +555,16 @@ async fn author_of_a_bundle_may_create_what_carries_rights() -> Result<()> {
     ])
     .await?;
     let create = ["create", "--as=jane", "-f", "-"];
+    // Rights take effect a moment after they were made.
+    let create_soon = async |object: &Value| {
+        eventually("the right of jane", SOON, async || {
+            let made = hub.kubectl_stdin(&create, &object.to_string()).await;
+            made.map(Some)
+        })
+        .await
+    };
     let harmless = bundle(home, "harmless", &[service(80), settings("one")]);
-    hub.kubectl_stdin(&create, &harmless.to_string()).await?;
+    create_soon(&harmless).await?;
     let account = manifest("v1", "ServiceAccount", "a", &json!({}));
     let two = bundle(home, "two", &[settings("one"), account, deployment()]);
     let refused = hub.kubectl_stdin(&create, &two.to_string()).await.err();
@@ -586,7 +594,7 @@ async fn author_of_a_bundle_may_create_what_carries_rights() -> Result<()> {
         "--user=jane",
     ])
     .await?;
-    hub.kubectl_stdin(&create, &two.to_string()).await?;
+    create_soon(&two).await?;
 
     // What belongs to the cluster needs a right in the whole cluster.
     let priority = manifest(
@@ -635,11 +643,7 @@ async fn author_of_a_bundle_may_create_what_carries_rights() -> Result<()> {
     ])
     .await?;
     for object in &all {
-        eventually("the right of jane", SOON, async || {
-            let made = hub.kubectl_stdin(&create, &object.to_string()).await;
-            made.map(Some)
-        })
-        .await?;
+        create_soon(object).await?;
     }
     Ok(())
 }

@@ -331,7 +331,7 @@ async fn health_that_changes_all_the_time_is_written_once_a_second() -> Result<(
     let (recorder, before) = (Recorder::start(&scene.hub, &id).await?, sent().await?);
     let begin = tokio::time::Instant::now();
     let mut changes = 0;
-    while begin.elapsed() < FLAPPING {
+    while begin.elapsed() < FLAPPING || changes <= 30 {
         let (kind, status) =
             [("Ready", "True"), ("Ready", "False"), ("Stalled", "True")][changes % 3];
         write_condition(member, &gear, kind, status, &format!("change {changes}")).await?;
@@ -351,7 +351,6 @@ async fn health_that_changes_all_the_time_is_written_once_a_second() -> Result<(
     let seconds = begin.elapsed().as_secs();
     let writes = u64::try_from(recorder.about("", id.name())?.len())?;
     let frames = sent().await? - before;
-    ensure!(changes > 30, "only {changes} changes");
     ensure!(writes <= seconds + 2, "{writes} writes in {seconds} s");
     // Reports, and frames that keep the stream alive.
     let limit = 2 * (seconds + 2);

@@ -72,11 +72,9 @@ impl Stage {
             );
             Ok(())
         };
-        eventually(
-            "the copies to be gone",
-            Duration::from_secs(20),
-            async || empty().await.map(Some),
-        )
+        eventually("the copies to be gone", BURST, async || {
+            empty().await.map(Some)
+        })
         .await?;
         steadily("no copy comes back", Duration::from_secs(3), empty).await
     }

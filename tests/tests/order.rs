@@ -323,6 +323,8 @@ async fn missing_prerequisites_are_awaited_without_a_tight_loop() -> Result<()> 
     let of_copies: Vec<_> = requests
         .iter()
         .filter(|request| request.user.ends_with(":runnel-agent"))
+        // Another test of this file writes there meanwhile.
+        .filter(|request| request.namespace != HOME)
         .filter(|request| {
             ["configmaps", "gadgets", "rolebindings", "namespaces"]
                 .contains(&request.resource.as_str())
@@ -330,12 +332,24 @@ async fn missing_prerequisites_are_awaited_without_a_tight_loop() -> Result<()> 
         .filter(|request| request.verb != "watch")
         .collect();
     ensure!(
-        (1..=8).contains(&of_copies.len())
+        of_copies.len() <= 8
             && of_copies
                 .iter()
                 .all(|request| request.resource == "rolebindings"),
         "{of_copies:?}"
     );
+    // There are up to 30 s between two tries.
+    eventually("another try of the binding", 2 * SOON, async || {
+        let is_try = |request: &Write| {
+            request.user.ends_with(":runnel-agent")
+                && request.namespace == TENANT
+                && request.resource == "rolebindings"
+                && request.verb != "watch"
+        };
+        let requests = plane.writes_since(mark)?;
+        Ok(requests.iter().any(is_try).then_some(()))
+    })
+    .await?;
 
     // Each copy follows its prerequisite.
     scene.member_namespaces(&["nowhere"]).await?;

@@ -482,8 +482,11 @@ async fn kubectl_shows_rules_and_members() -> Result<()> {
     )
     .await?;
     hub.all_applied(&Id::rule(home, "shown"), 6).await?;
-    hub.wait_ready(&Id::cluster_rule("shown-too"), "False", "NoSources")
-        .await?;
+    let too = Id::cluster_rule("shown-too");
+    hub.wait_ready(&too, "False", "NoSources").await?;
+    // That is known before the members have taken in the rule.
+    let both = [("/status/display/clusters", json!("2/2"))];
+    hub.has_values("ready in both members", &too, &both).await?;
 
     let shown = fleet.hub().kubectl(&["-n", home, "get", "drule"]).await?;
     let rows = cells(&shown);

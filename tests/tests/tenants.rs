@@ -3,8 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use runnel_tests::control_plane::ControlPlane;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, entry_of};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, entry_of};
 use runnel_tests::tenant::{PROGRAM, RBAC, Tenant};
+use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
 /// The namespace of the rules on the hub, and that of the copies.
@@ -148,6 +149,20 @@ async fn rule_of_a_tenant_can_do_what_its_account_may() -> Result<()> {
     plane
         .kubectl(&["delete", "rolebinding", TENANT, "-n", SHOP])
         .await?;
+    let question = [
+        "auth",
+        "can-i",
+        "patch",
+        "configmaps",
+        "-n",
+        SHOP,
+        "--as",
+        USER,
+    ];
+    eventually("the right to be gone", SOON, async || {
+        Ok(plane.kubectl(&question).await.is_err().then_some(()))
+    })
+    .await?;
     let config = Id::config_map(TENANT, "web");
     hub.change(&config, json!({"data": {"k": "2"}})).await?;
     is_forbidden(&scene, &id, &["may not patch configmaps in namespace shop"]).await?;

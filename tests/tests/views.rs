@@ -190,21 +190,22 @@ async fn watch_shows_each_change_of_a_delivery() -> Result<()> {
         .data("a", "b")
         .label("rule", "shapes");
     scene.hub.make(&source.json()).await?;
-    let failed = next("MODIFIED", &|object| {
-        object["spec"]["cluster"] == "member-1" && object["status"]["state"] == "Failed"
-    })
-    .await?;
+    // The members report in any order.
+    let (mut failure, mut is_ready) = (None, false);
+    while failure.is_none() || !is_ready {
+        let object = next("MODIFIED", &|_| true).await?;
+        let (cluster, status) = (&object["spec"]["cluster"], &object["status"]);
+        is_ready |= cluster == "member-2" && status["applied"] == 2 && status["state"] == "Ready";
+        if cluster == "member-1" && status["state"] == "Failed" {
+            failure = Some(object);
+        }
+    }
+    let failed = failure.context("no failure")?;
     ensure!(failed["status"]["reason"] == "Conflict", "{failed}");
     ensure!(
         failed["status"]["failures"][0]["copy"] == "configmaps/watched/more",
         "{failed}"
     );
-    next("MODIFIED", &|object| {
-        object["spec"]["cluster"] == "member-2"
-            && object["status"]["applied"] == 2
-            && object["status"]["state"] == "Ready"
-    })
-    .await?;
     scene.hub.delete(&Id::rule("watched", "shapes")).await?;
     next("DELETED", &|object| object["spec"]["cluster"] == "member-2").await?;
     Ok(())

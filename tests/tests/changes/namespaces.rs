@@ -1,7 +1,8 @@
 //! Creation, change and deletion of namespaces in members.
 
 use anyhow::{Result, ensure};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition, entry_of};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, condition, entry_of};
+use runnel_tests::wait::eventually;
 use serde_json::json;
 
 use super::scene;
@@ -296,37 +297,36 @@ async fn rule_survives_the_namespace_of_its_sources() -> Result<()> {
     // Copies above the limit are blocked: none was named. At most ten copies may be removed within
     // a minute.
     hub.delete(&Id::namespace(many)).await?;
-    let observed = hub.sees("held", &rule, |rule| {
-        let copies_there = condition(rule, "ApprovalRequired")?;
+    hub.sees("held", &rule, |rule| {
+        let held = condition(rule, "ApprovalRequired")?;
         ensure!(
-            copies_there["status"] == "True" && rule["status"]["summary"]["sources"] == 2,
+            held["status"] == "True" && rule["status"]["summary"]["sources"] == 2,
             "{}",
             rule["status"]
         );
         Ok(())
-    });
-    let observed = observed.await?;
+    })
+    .await?;
     hub.lacks(&Id::namespace(many)).await?;
-    let mut left = 0;
-    for source in &of_many {
-        left += u64::from(
-            member
-                .find(&Id::of(source)?.within(target))
-                .await?
-                .is_some(),
+    // The namespace controller may delete the sources in several batches.
+    let digest = eventually("all that is left to be held", SOON, async || {
+        let pending = hub.get(&rule).await?["status"]["pendingApproval"].clone();
+        let held = pending["copies"].as_u64().unwrap_or_default();
+        let mut left = 0;
+        for source in &of_many {
+            let copy = Id::of(source)?.within(target);
+            left += u64::from(member.find(&copy).await?.is_some());
+        }
+        ensure!(
+            held >= 2 && left == held,
+            "{held} are held, {left} are left"
         );
-    }
-    let copies_there = observed["status"]["pendingApproval"]["copies"]
-        .as_u64()
-        .unwrap_or_default();
-    ensure!(
-        copies_there >= 2 && left == copies_there,
-        "{copies_there} are held and {left} are left"
-    );
+        Ok(Some(pending["digest"].clone()))
+    })
+    .await?;
     for source in &of_few {
         member.has_copy(source, target, &rule).await?;
     }
-    let digest = observed["status"]["pendingApproval"]["digest"].clone();
     hub.change(
         &rule,
         json!({"metadata": {"annotations": {"runnel.dev/approve": digest}}}),

@@ -119,6 +119,8 @@ async fn member_gets_exactly_the_changes_after_agent_kill() -> Result<()> {
     let mut set = Set::new(&stage, "agent-down").await?;
     let marks = stage.calm().await?;
     stage.fleet.kill_agent(1)?;
+    // A session that has not ended yet would be sent the first edit, too.
+    stage.connected(MEMBERS - 1).await?;
     let before = stage.sent().await?;
     let expected = set.change(&stage).await?;
     for source in &set.sources {

@@ -5,7 +5,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use runnel_tests::fleet::condition_of;
-use runnel_tests::scene::{Id, Recorder, RuleDraft, condition};
+use runnel_tests::scene::{Id, Recorder, RuleDraft, SOON, condition};
+use runnel_tests::wait::eventually;
 use serde_json::Value;
 
 use super::stage::{Stage, stage};
@@ -100,10 +101,16 @@ async fn silent_cluster_is_reported_within_45_seconds() -> Result<()> {
     }
     // Each state was reported once.
     for rule in &rules {
-        let words: Vec<String> = output(&recorder, rule)?
-            .into_iter()
-            .map(|(word, _)| word)
-            .collect();
+        // The watch may show the last write later than a read does.
+        let words = eventually("the record of the last state", SOON, async || {
+            let words: Vec<String> = output(&recorder, rule)?
+                .into_iter()
+                .map(|(word, _)| word)
+                .collect();
+            let is_last = words.last().is_some_and(|last| last == "True");
+            Ok(is_last.then_some(words))
+        })
+        .await?;
         ensure!(words == ["Unknown", "True"], "{rule} said {words:?}");
     }
     Ok(())

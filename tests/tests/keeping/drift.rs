@@ -202,6 +202,7 @@ async fn contending_controller_is_reported() -> Result<()> {
     // It is slowed down, others are not, and it is reported once.
     let other = hub.make(&Draft::config_map(home, "other").json()).await?;
     member.has_copy(&other, home, &rule).await?;
+    member.has_event(&id, "Contended").await?;
     let events = member.events_about(&id).await?;
     let contentions: Vec<_> = events
         .iter()

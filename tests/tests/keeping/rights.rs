@@ -2,11 +2,12 @@
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::control_plane::ControlPlane;
-use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, entry_of};
+use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, entry_of};
+use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
-/// Replaces the verbs of the agent's role for copies.
+/// Replaces the verbs of the agent's role for copies, and waits until they are in force.
 async fn may(member: &ControlPlane, verbs: &[&str]) -> Result<()> {
     let read = member
         .kubectl(&["get", "clusterrole", "runnel-agent", "-o", "json"])
@@ -26,8 +27,20 @@ async fn may(member: &ControlPlane, verbs: &[&str]) -> Result<()> {
     ensure!(changed > 0, "no right to copies: {read}");
     member
         .kubectl_stdin(&["replace", "-f", "-"], &role.to_string())
-        .await
-        .map(drop)
+        .await?;
+    let agent = format!("--as=system:serviceaccount:{NAMESPACE}:runnel-agent");
+    eventually("the rights to be in force", SOON, async || {
+        for verb in ALL {
+            let question = ["auth", "can-i", verb, "configmaps", "-A", &agent];
+            let answer = member.kubectl(&question).await;
+            ensure!(
+                answer.is_ok() == verbs.contains(&verb),
+                "{verb}: {answer:?}"
+            );
+        }
+        Ok(Some(()))
+    })
+    .await
 }
 
 const ALL: [&str; 6] = ["create", "delete", "get", "list", "patch", "watch"];

@@ -153,7 +153,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
         taken["metadata"]["labels"][HUB_LABEL].is_string()
             && taken["metadata"]["uid"] == before[2]["metadata"]["uid"]
     );
-    let observed = hub.wait_ready(&rule, "False", "Immutable").await?;
+    let observed = hub.wait_failed(&rule, "Immutable", 1).await?;
     counts(&observed, 3, 1)?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()

@@ -260,7 +260,7 @@ async fn nothing_hangs(
         .await?;
     output.refused(3, &["not deleted within", "default/stuck", "--force"])?;
     let output = stage
-        .runnel("uninstall --copies=keep --timeout 1s --force --yes")
+        .runnel("uninstall --copies=keep --timeout 10s --force --yes")
         .await?;
     ensure!(
         output.code == 0

@@ -156,11 +156,12 @@ async fn dry_run_reports_what_enforce_does() -> Result<()> {
         .change(&id, json!({"spec": {"enforcement": "Enforce"}}))
         .await?;
     let is = eventually("the planned changes to be made", SOON, async || {
-        let after = objects(&scene, HOME).await?;
         let object = scene.hub.get(&id).await?;
         let is_settled = object["status"]["observedGeneration"] == object["metadata"]["generation"]
             && object["status"]["summary"]["copiesApplied"] == 5
             && object["status"]["summary"]["copiesFailed"] == 7;
+        // Read after the status, so that it has at least the copies that the status counts.
+        let after = objects(&scene, HOME).await?;
         let names = before.keys().chain(after.keys());
         let is: BTreeMap<Name, &str> = names
             .map(|name| (name.clone(), became(before.get(name), after.get(name))))

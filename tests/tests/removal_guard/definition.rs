@@ -42,7 +42,8 @@ impl Stage {
             .labeled("set", "a")
             .everywhere()
             .into(&[name]);
-        self.scene.hub.make(&draft.json()).await?;
+        // The kind is served a moment after its definition is established.
+        self.scene.hub.make_soon(&draft.json()).await?;
         self.scene
             .hub
             .all_applied(&Id::rule(HOME, name), SOURCES)

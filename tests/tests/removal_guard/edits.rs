@@ -97,6 +97,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     beat(&stage, 0).await?;
     let mut before = everywhere().await?;
     for edit in 1..=20 {
+        let begin = Instant::now();
         // While a removal is blocked all others of the cause are too, so the blocked phase is
         // short. The status may show its end late.
         let edited = if blocked >= 2 { 7 } else { roll(7) };
@@ -123,7 +124,9 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         }
         beat(&stage, edit).await?;
         let now = everywhere().await?;
-        gone.push((Instant::now(), before.difference(&now).count()));
+        // They went between these two times.
+        let end = Instant::now();
+        gone.push((begin, before.difference(&now).count()));
         blocked = if condition(&hub.get(&stage.rule).await?, "ApprovalRequired").is_ok() {
             blocked + 1
         } else {
@@ -133,7 +136,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         before = now;
         let lately: usize = gone
             .iter()
-            .filter(|(at, _)| at.elapsed() < LATELY)
+            .filter(|(begin, _)| end.duration_since(*begin) < LATELY)
             .map(|(_, copies)| copies)
             .sum();
         println!(

@@ -130,7 +130,7 @@ impl Stage {
     async fn approve_all(&self) -> Result<()> {
         let approve = async || {
             let (code, printed) = self.runnel(&["approve", "--yes"]).await?;
-            let changed = printed.contains("have changed and need approval again");
+            let changed = printed.contains("has changed and needs approval again");
             ensure!(!changed, "{printed}");
             Ok(Some((code, printed)))
         };

@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
+const STARTS: Duration = Duration::from_secs(60);
 const WHOLE_STORY: Duration = Duration::from_secs(300);
 
 struct Clusters {
@@ -53,6 +54,19 @@ impl Clusters {
         Ok((output, printed))
     }
 
+    /// As [`Clusters::existing`], when each cluster has made its own ConfigMaps, which it does a moment after it answers.
+    async fn at_rest(&self) -> Result<String> {
+        eventually("both clusters to be at rest", STARTS, async || {
+            let first = self.existing().await?;
+            // Of the namespaces default, kube-system, kube-public and kube-node-lease.
+            let own = first.matches("configmap/kube-root-ca.crt").count();
+            ensure!(own == 8, "{own} of 8 bundles of certificates");
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            Ok((self.existing().await? == first).then_some(first))
+        })
+        .await
+    }
+
     /// The objects in both clusters that the demo could have left.
     async fn existing(&self) -> Result<String> {
         let mut existing = String::new();
@@ -74,7 +88,7 @@ impl Clusters {
 #[tokio::test]
 async fn demo_runs_on_given_clusters_and_cleans_up() -> Result<()> {
     let clusters = Clusters::start().await?;
-    let before = clusters.existing().await?;
+    let before = clusters.at_rest().await?;
 
     let (asked, printed) = clusters.observed(&[]).await?;
     ensure!(

@@ -5,7 +5,7 @@ use std::process::{Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
+use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene, entry_of};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -70,10 +70,20 @@ async fn every_cluster_is_shown_to_readers_of_the_rule() -> Result<()> {
             .await?;
     }
     let rule = Id::rule(home, "rule");
-    hub.wait_for_cluster(&rule, "member-2", "Failed", "Conflict")
-        .await?;
-    hub.wait_for_cluster(&rule, "member-1", "Ready", "AllApplied")
-        .await?;
+    // A conflict is reported before the other copy of the cluster is there.
+    hub.sees("settled in both members", &rule, |rule| {
+        let (failed, ready) = (entry_of(rule, "member-2")?, entry_of(rule, "member-1")?);
+        ensure!(
+            failed["reason"] == "Conflict" && failed["applied"] == 1 && failed["failed"] == 1,
+            "{failed}"
+        );
+        ensure!(
+            ready["reason"] == "AllApplied" && ready["applied"] == 2,
+            "{ready}"
+        );
+        Ok(())
+    })
+    .await?;
 
     let words = ["status", "rule", "-n", home, "-o", "wide"];
     let printed = runnel(&fleet, fleet.hub().kubeconfig(), &words).await?;

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use kube::Client;
 use runnel_tests::control_plane::client_of;
 use runnel_tests::fleet::Fleet;
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene};
+use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, entry_of};
 use runnel_tests::wait::eventually;
 use serde_json::Value;
 
@@ -24,9 +24,18 @@ async fn deliver(scene: &Scene, namespace: &str) -> Result<()> {
     let rule = RuleDraft::new(namespace, "all").named(&["settings", "login"]);
     scene.hub.make(&rule.everywhere().json()).await?;
     let id = Id::rule(namespace, "all");
+    // The conflict is reported before the other copy of the cluster is there.
+    let is_settled = |rule: &Value| {
+        let entry = entry_of(rule, "member-1")?;
+        ensure!(
+            entry["reason"] == "Conflict" && entry["applied"] == 1 && entry["failed"] == 1,
+            "{entry}"
+        );
+        Ok(())
+    };
     scene
         .hub
-        .wait_for_cluster(&id, "member-1", "Failed", "Conflict")
+        .sees("settled in member-1", &id, is_settled)
         .await?;
     scene
         .hub

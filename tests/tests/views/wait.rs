@@ -143,6 +143,14 @@ async fn failures_are_named(scene: &Scene, fleet: &Fleet) -> Result<()> {
     scene.hub.make(&source.json()).await?;
     let rule = |name: &str| RuleDraft::new("shop", name).labeled("rule", name);
     scene.hub.make(&rule("taken").everywhere().json()).await?;
+    let taken = Id::rule("shop", "taken");
+    for (cluster, state, reason) in [
+        ("member-1", "Ready", "AllApplied"),
+        ("member-2", "Failed", "Conflict"),
+    ] {
+        let entry = scene.hub.wait_for_cluster(&taken, cluster, state, reason);
+        entry.await?;
+    }
     times_out(
         fleet,
         "shop/taken --timeout 5s",
@@ -150,6 +158,8 @@ async fn failures_are_named(scene: &Scene, fleet: &Fleet) -> Result<()> {
     )
     .await?;
     scene.hub.make(&rule("nothing").everywhere().json()).await?;
+    let nothing = Id::rule("shop", "nothing");
+    scene.hub.wait_ready(&nothing, "False", "NoSources").await?;
     let named = ["the rule has no copies", "NoSources"];
     times_out(fleet, "shop/nothing --timeout 3s", &named).await?;
     let (code, printed) = wait(fleet, "shop/absent").await?;

@@ -1,7 +1,7 @@
 //! The cost of an edit on the hub's API, and the isolation from slow agents.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use data_encoding::BASE64;
@@ -27,7 +27,12 @@ async fn writes_per_edit(
         anyhow::Ok(status.revision.context("a revision")?)
     };
     let mut counts = Vec::new();
-    for number in 0..EDITS {
+    // An edit that is not everywhere within a second may cost a second write: another one is made.
+    for number in 0..10 * EDITS {
+        if counts.len() == EDITS {
+            break;
+        }
+        let begin = Instant::now();
         let (mark, before) = (stage.mark(), revision().await?);
         let text = format!("{} agents, edit {number}", agents.len());
         stage.write("settings", &text).await?;
@@ -40,6 +45,10 @@ async fn writes_per_edit(
             Ok((revision().await? != before).then_some(()))
         })
         .await?;
+        if begin.elapsed() > Duration::from_millis(900) {
+            stage.calm().await?;
+            continue;
+        }
         // Late writes arrive within the second between two writes.
         let calm = Duration::from_millis(1500);
         steadily("one write for one edit", calm, async || {
@@ -50,6 +59,7 @@ async fn writes_per_edit(
         .await?;
         counts.push(stage.hub_writes(mark)?.len());
     }
+    ensure!(counts.len() == EDITS, "too few edits arrived in a second");
     Ok(counts)
 }
 
