@@ -385,12 +385,7 @@ impl ApplyRun<'_> {
         if let Some(denied) = policy.denies(&kind, self.copy, &content, home) {
             return Err(denied);
         }
-        let DesiredObject {
-            intent,
-            revision,
-            ignored,
-            ..
-        } = body;
+        let ignored = &body.ignored;
         let object = match &target {
             Some(target) if !ignored.is_empty() || self.names_drift => {
                 match self.same_in(&kind, target).await? {
@@ -405,25 +400,22 @@ impl ApplyRun<'_> {
             ..apply_input(&kind, self.copy, &content, body)
         };
         let mut current = target.clone();
-        let applied = if kind.content.is_owned() {
+        let first = if kind.content.is_owned() {
             match self
                 .preapply(&written, &mut current, object.as_ref())
                 .await?
             {
                 None => return Ok(()),
-                applied => applied,
+                first => first,
             }
         } else {
             None
         };
-        let stored = applied
-            .as_ref()
-            .map(|applied| live::applied_content(&kind, applied));
-        written.stored = stored.as_ref();
+        written.stored = first.as_ref().map(|first| &first.stored);
         let compare = |object| Comparison {
             kind: &kind,
             object,
-            applied: applied.as_ref(),
+            applied: first.as_ref().map(|first| &first.object),
             content: &content,
             ignored,
         };
@@ -434,17 +426,24 @@ impl ApplyRun<'_> {
             target,
             object: object.as_ref(),
         });
-        let request = body::apply(&written, over.as_ref(), &self.member.sealer);
-        let mut object = match self.member.apply(&kind, self.copy, &request).await {
-            Ok(object) => object,
-            Err(error) if error.is_race() => return self.reread(current.as_ref(), &error).await,
-            Err(error) => match self
-                .make_exact(current.as_ref(), &request, ignored, &error)
-                .await?
-            {
-                Some(object) => object,
-                None => return Ok(()),
-            },
+        let mut object = match &first {
+            Some(first) if !first.is_dry && self.is_written(body) => first.object.clone(),
+            _ => {
+                let request = body::apply(&written, over.as_ref(), &self.member.sealer);
+                match self.member.apply(&kind, self.copy, &request).await {
+                    Ok(object) => object,
+                    Err(error) if error.is_race() => {
+                        return self.reread(current.as_ref(), &error).await;
+                    }
+                    Err(error) => match self
+                        .make_exact(current.as_ref(), &request, ignored, &error)
+                        .await?
+                    {
+                        Some(object) => object,
+                        None => return Ok(()),
+                    },
+                }
+            }
         };
         let version = object.metadata.resource_version.clone().unwrap_or_default();
         self.done.wrote = Some(match &target {
@@ -464,14 +463,18 @@ impl ApplyRun<'_> {
             self.done.wrote = Some(WriteEffect::Changed);
         }
         self.record_object(&object);
-        match &self.done.observed {
-            Some(Observed::Live(live))
-                if live.has_revision(&intent.rule, &intent.source, revision) =>
-            {
-                Ok(())
-            }
-            _ => Err(compare(&object).rewritten()),
+        if self.is_written(body) {
+            Ok(())
+        } else {
+            Err(compare(&object).rewritten())
         }
+    }
+
+    /// Whether the last recorded object is the intact copy of this revision.
+    fn is_written(&self, body: &DesiredObject) -> bool {
+        let (intent, revision) = (&body.intent, &body.revision);
+        self.live()
+            .is_some_and(|live| live.has_revision(&intent.rule, &intent.source, revision))
     }
 
     /// Returns the last recorded object as a target.

@@ -1,6 +1,6 @@
 //! The kinds that this cluster serves: reads them from the discovery of the API server, and finds the version in which a
 //! copy is read and written.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -37,6 +37,8 @@ pub struct KindRegistry {
     recheck: Arc<Notify>,
     feedback: Arc<watch::Sender<FeedbackPaths>>,
     defined: Arc<Notify>,
+    /// Whether all objects of a kind were stored with the values that the agent had sent, by resource and version.
+    stored_as_sent: Arc<watch::Sender<BTreeMap<(Arc<str>, Box<str>), bool>>>,
 }
 
 impl KindRegistry {
@@ -94,6 +96,23 @@ impl KindRegistry {
     /// Replaces the paths of the fields that rules have returned.
     pub fn set_feedback(&self, paths: FeedbackPaths) {
         self.feedback.send_replace(paths);
+    }
+
+    /// Whether the API server has stored an object of this kind, and each one with the values that the agent had sent.
+    pub fn stores_as_sent(&self, kind: &Kind) -> bool {
+        let key = (kind.resource.clone(), kind.version.clone());
+        self.stored_as_sent
+            .borrow()
+            .get(&key)
+            .is_some_and(|all| *all)
+    }
+
+    /// Records whether the API server stores an object with the values that the agent has sent. Once it does not, objects of
+    /// this kind and version count as normalized until the agent restarts.
+    pub fn record_stored(&self, kind: &Kind, is_as_sent: bool) {
+        let key = (kind.resource.clone(), kind.version.clone());
+        self.stored_as_sent
+            .send_modify(|all| *all.entry(key).or_insert(true) &= is_as_sent);
     }
 
     /// Requests that the kinds are read again, because the API server does not know one of them.

@@ -9,7 +9,7 @@ use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{DesiredObject, ExpectedObject};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
-use runnel_agent_core::{body, classify, diff, managed_fields};
+use runnel_agent_core::{body, classify, diff, live, managed_fields, seal};
 
 /// Limit of the fields that an error names because a webhook changes them.
 pub(super) const UNOWNED_LIMIT: usize = 20;
@@ -77,6 +77,16 @@ impl Member {
     }
 }
 
+/// The answer to the first apply of a copy, whose values the API server may have normalized.
+pub(super) struct Preapplied {
+    /// The object.
+    pub(super) object: DynamicObject,
+    /// Its content that the agent owns.
+    pub(super) stored: Content,
+    /// Whether nothing is stored yet.
+    pub(super) is_dry: bool,
+}
+
 impl ApplyRun<'_> {
     /// Like [`Self::same`], but returns the object in the version of `kind`, which is that of the content.
     pub(super) async fn same_in(
@@ -104,30 +114,37 @@ impl ApplyRun<'_> {
         Ok(self.kind.clone())
     }
 
-    /// Returns the object that an apply will store, for its seal: the API server normalizes values. `None` if another writer
+    /// Returns the object that an apply stores, for its seal: the API server may normalize values. `None` if another writer
     /// was faster.
     ///
-    /// It is the answer to a dry run. Where a webhook refuses dry runs, the object is applied with a seal of the content as
-    /// sent, and then again with its right seal: `current` becomes that object.
+    /// It is the answer to a dry run, which costs the API server as much as an apply. So there is none where all objects of the
+    /// kind have been stored as sent, and none where a webhook refuses dry runs. The object is applied with a seal of the
+    /// content as sent then, and `current` becomes this object. If its values are other ones, it must be applied again.
     ///
-    /// Fails if the API server would not store a sent field as one of the agent, because a webhook changes it. Nothing is
-    /// written then.
+    /// Fails if the API server does not store a sent field as one of the agent, because a webhook changes it. A dry run has
+    /// written nothing then.
     pub(super) async fn preapply(
         &mut self,
         written: &ApplyInput<'_>,
         current: &mut Option<ExpectedObject>,
         object: Option<&DynamicObject>,
-    ) -> Result<Option<DynamicObject>, CopyError> {
-        let kind = written.kind;
+    ) -> Result<Option<Preapplied>, CopyError> {
+        let (kind, kinds) = (written.kind, &self.member.kinds);
         let over = current
             .as_ref()
             .map(|target| ReplacedObject { target, object });
         let request = body::apply(written, over.as_ref(), &self.member.sealer);
-        let mut answer = self.member.apply_dry(kind, self.copy, &request).await;
-        let is_dry = !matches!(&answer, Err(error) if error.refuses_dry_run());
-        if !is_dry {
-            answer = self.member.apply(kind, self.copy, &request).await;
-        }
+        let dry = if kinds.stores_as_sent(kind) {
+            None
+        } else {
+            let answer = self.member.apply_dry(kind, self.copy, &request).await;
+            Some(answer).filter(|answer| !matches!(answer, Err(error) if error.refuses_dry_run()))
+        };
+        let is_dry = dry.is_some();
+        let answer = match dry {
+            Some(answer) => answer,
+            None => self.member.apply(kind, self.copy, &request).await,
+        };
         let (applied, is_dry) = match answer {
             Ok(applied) => (applied, is_dry),
             Err(error) if error.is_race() => {
@@ -151,11 +168,18 @@ impl ApplyRun<'_> {
             }
         }
         let unowned = managed_fields::unowned(&request, &applied, UNOWNED_LIMIT);
-        if unowned.is_empty() {
-            Ok(Some(applied))
-        } else {
-            Err(diff::unowned(&unowned))
+        let stored = live::applied_content(kind, &applied);
+        let masked = |content| managed_fields::mask_ignored(content, written.ignored);
+        let is_as_sent = masked(stored.clone()) == masked(seal::canonical(written.content));
+        kinds.record_stored(kind, is_as_sent && unowned.is_empty());
+        if !unowned.is_empty() {
+            return Err(diff::unowned(&unowned));
         }
+        Ok(Some(Preapplied {
+            object: applied,
+            stored,
+            is_dry,
+        }))
     }
 
     /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields.
