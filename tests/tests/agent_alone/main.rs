@@ -12,3 +12,4 @@ mod limited;
 mod owned;
 mod restart;
 mod rights;
+mod stored;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use runnel_proto::model::*;
-use runnel_tests::scene::{Draft, Id, TestCluster, condition};
+use runnel_tests::scene::{Draft, Id, SOON, TestCluster, condition};
 use runnel_tests::wait::{eventually, steadily};
 use serde_json::{Value, json};
 
@@ -40,8 +40,8 @@ fn content(version: &str, fields: Value) -> Content {
 }
 
 /// An agent, and the copy of a kind that it keeps.
-struct Kept {
-    alone: Alone,
+pub(super) struct Kept {
+    pub(super) alone: Alone,
     resource: &'static str,
     version: &'static str,
     id: Id,
@@ -49,7 +49,7 @@ struct Kept {
 
 impl Kept {
     /// Starts an agent for copies of the kind.
-    async fn start(
+    pub(super) async fn start(
         name: &str,
         resource: &'static str,
         api_version: &'static str,
@@ -77,7 +77,7 @@ impl Kept {
     }
 
     /// Sends the rule, and waits until its copy is applied.
-    async fn want(&self, fields: Value) -> Result<Value> {
+    pub(super) async fn want(&self, fields: Value) -> Result<Value> {
         self.alone.hub.want("r", self.rule(fields));
         self.applied().await
     }
@@ -100,7 +100,7 @@ impl Kept {
     }
 
     /// Waits until the object has these values, by JSON pointers.
-    async fn has(&self, what: &str, values: &[(&str, Value)]) -> Result<Value> {
+    pub(super) async fn has(&self, what: &str, values: &[(&str, Value)]) -> Result<Value> {
         self.alone.place.has_values(what, &self.id, values).await
     }
 
@@ -126,7 +126,7 @@ impl Kept {
     }
 
     /// Requests that may write objects of the kind, dry runs included.
-    fn writes(&self, mark: runnel_tests::audit::Mark) -> Result<Vec<String>> {
+    pub(super) fn writes(&self, mark: runnel_tests::audit::Mark) -> Result<Vec<String>> {
         let (plural, namespace) = (self.resource.split('.').next(), self.alone.ns("a"));
         let writes = self.alone.plane.writes_since(mark)?.into_iter();
         let of_kind =
@@ -141,7 +141,7 @@ impl Kept {
             .collect())
     }
 
-    async fn is_idle(&self) -> Result<()> {
+    pub(super) async fn is_idle(&self) -> Result<()> {
         let mark = self.alone.plane.mark();
         steadily("no writes at rest", Duration::from_secs(3), async || {
             let writes = self.writes(mark)?;
@@ -152,11 +152,11 @@ impl Kept {
     }
 
     /// Restarts the agent. The copy is right, and nothing is written.
-    async fn restart(&mut self) -> Result<()> {
+    pub(super) async fn restart(&mut self) -> Result<()> {
         let (mark, sessions) = (self.alone.plane.mark(), self.alone.hub.sessions());
         self.alone.stop_agent().await?;
         self.alone.start_agent().await?;
-        eventually("another session", runnel_tests::scene::SOON, async || {
+        eventually("another session", SOON, async || {
             Ok((self.alone.hub.sessions() > sessions).then_some(()))
         })
         .await?;
@@ -275,41 +275,6 @@ async fn ignored_fields_of_a_deployment_stay_with_their_writers() -> Result<()> 
 }
 
 #[tokio::test]
-async fn kind_that_is_stored_as_sent_needs_one_request() -> Result<()> {
-    let mut one = Kept::start("as-sent", "deployments.apps", "apps/v1", "Deployment").await?;
-    let spec = |cpu: &str| {
-        let limits = json!({"limits": {"cpu": cpu}});
-        json!({"spec": {
-            "selector": {"matchLabels": {"app": "web"}},
-            "template": {
-                "metadata": {"labels": {"app": "web"}},
-                "spec": {"containers": [{"name": "app", "image": "app:1", "resources": limits}]},
-            },
-        }})
-    };
-    let stored = "/spec/template/spec/containers/0/resources/limits/cpu";
-    for (sent, expected, requests) in [
-        // A dry run shows at first how the kind is stored.
-        ("1", "1", 2),
-        ("2", "2", 1),
-        // The API server normalizes the value, so the object gets its seal by a second apply.
-        ("3000m", "3", 2),
-        // From now on, a dry run shows the value first.
-        ("4", "4", 2),
-        ("5000m", "5", 2),
-    ] {
-        let mark = one.alone.plane.mark();
-        one.want(spec(sent)).await?;
-        one.has("with the value", &[(stored, json!(expected))])
-            .await?;
-        one.is_idle().await?;
-        let writes = one.writes(mark)?;
-        ensure!(writes.len() == requests, "{sent}: {writes:?}");
-    }
-    one.restart().await
-}
-
-#[tokio::test]
 async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
     let mut one = Kept::start("svc", "services", "v1", "Service").await?;
     let spec = |port: u16| {
@@ -350,7 +315,7 @@ async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
     let before = restored();
     one.edit(json!([{"op": "replace", "path": "/spec/ports/0/port", "value": 8080}]))
         .await?;
-    eventually("the correction", runnel_tests::scene::SOON, async || {
+    eventually("the correction", SOON, async || {
         Ok((restored() > before).then_some(()))
     })
     .await?;
