@@ -1,6 +1,7 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with
 //! preconditions.
 mod contained;
+mod exact;
 mod owned;
 mod preview;
 
@@ -14,7 +15,7 @@ use http::header::HeaderValue;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
-use runnel_proto::model::{Content, FieldPath, Kind, Payload, Reason, RuleName, SourceRef};
+use runnel_proto::model::{Content, Kind, Payload, Reason, RuleName, SourceRef};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tracing::Instrument;
@@ -22,7 +23,7 @@ use tracing::Instrument;
 use crate::call::{Call, with_timeout};
 use crate::kinds::KindRegistry;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
-use runnel_agent_core::classify::{CallError, copy_error, kind_error, write_error};
+use runnel_agent_core::classify::{CallError, kind_error, write_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::{
     ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Recreate, Work,
@@ -89,6 +90,7 @@ impl Member {
                     }
                 };
                 let makes_way = matches!(work, Work::Change(..) | Work::Overwrite(..));
+                let writes_own = matches!(work, Work::Create(_) | Work::Change(..));
                 // Each line of the log about this copy names it and its rule.
                 let span = tracing::info_span!("copy", %copy, rule = work.rule().map(tracing::field::display));
                 let run = ApplyRun {
@@ -97,6 +99,7 @@ impl Member {
                     copy,
                     done: &mut done,
                     prepares_object: makes_way,
+                    writes_own,
                     names_drift: job.corrects_drift,
                 };
                 run.work(work).instrument(span).await;
@@ -236,6 +239,17 @@ fn apply_input<'a>(
     }
 }
 
+/// Returns what an apply over `target` did, by its answer.
+fn effect(target: Option<&ExpectedObject>, applied: &DynamicObject) -> WriteEffect {
+    match target {
+        None => WriteEffect::Created,
+        Some(target) if applied.metadata.resource_version.as_deref() == Some(&*target.version) => {
+            WriteEffect::Equal
+        }
+        Some(_) => WriteEffect::Changed,
+    }
+}
+
 /// One job for one copy.
 struct ApplyRun<'a> {
     member: &'a Member,
@@ -245,6 +259,8 @@ struct ApplyRun<'a> {
     done: &'a mut Done,
     /// Whether the job may remove parts of the object that prevent the write.
     prepares_object: bool,
+    /// Whether the job creates a copy, or changes one that Runnel created.
+    writes_own: bool,
     /// Whether the job names the fields that it corrects.
     names_drift: bool,
 }
@@ -363,11 +379,11 @@ impl ApplyRun<'_> {
         if self.done.observed != Some(Observed::Absent) {
             return Ok(());
         }
-        self.write(None, body, false).await?;
+        let ended = self.write(None, body, false).await;
         if self.done.wrote == Some(WriteEffect::Created) {
             self.done.wrote = Some(WriteEffect::Recreated);
         }
-        Ok(())
+        ended
     }
 
     async fn write(
@@ -401,8 +417,10 @@ impl ApplyRun<'_> {
         };
         let mut current = target.clone();
         let first = if kind.content.is_owned() {
+            let kinds = &self.member.kinds;
+            let asks = !self.writes_own || body.reports_drift || !kinds.stores_as_sent(&kind);
             match self
-                .preapply(&written, &mut current, object.as_ref())
+                .preapply(&written, asks, &mut current, object.as_ref())
                 .await?
             {
                 None => return Ok(()),
@@ -426,31 +444,29 @@ impl ApplyRun<'_> {
             target,
             object: object.as_ref(),
         });
-        let mut object = match &first {
-            Some(first) if !first.is_dry && self.is_written(body) => first.object.clone(),
+        let stored = match &first {
+            Some(first) if !first.is_dry => {
+                self.reseal(first, &written, current.as_ref(), body).await?
+            }
             _ => {
                 let request = body::apply(&written, over.as_ref(), &self.member.sealer);
                 match self.member.apply(&kind, self.copy, &request).await {
-                    Ok(object) => object,
+                    Ok(object) => Some(object),
                     Err(error) if error.is_race() => {
                         return self.reread(current.as_ref(), &error).await;
                     }
-                    Err(error) => match self
-                        .make_exact(current.as_ref(), &request, ignored, &error)
-                        .await?
-                    {
-                        Some(object) => object,
-                        None => return Ok(()),
-                    },
+                    Err(error) => {
+                        let target = current.as_ref();
+                        self.make_exact(target, &request, ignored, &error).await?
+                    }
                 }
             }
         };
+        let Some(mut object) = stored else {
+            return Ok(());
+        };
+        self.done.wrote = Some(effect(target.as_ref(), &object));
         let version = object.metadata.resource_version.clone().unwrap_or_default();
-        self.done.wrote = Some(match &target {
-            None => WriteEffect::Created,
-            Some(target) if *target.version == *version => WriteEffect::Equal,
-            Some(_) => WriteEffect::Changed,
-        });
         if let Some(passed) = current.filter(|current| *current.version != *version) {
             self.passed(passed.version);
         }
@@ -516,11 +532,11 @@ impl ApplyRun<'_> {
         let created = self
             .live()
             .is_some_and(|live| live.ownership == Ownership::Retained);
-        self.write(Some(target), body, !created).await?;
+        let ended = self.write(Some(target), body, !created).await;
         if self.done.wrote.is_some() {
             self.done.wrote = Some(WriteEffect::Adopted);
         }
-        Ok(())
+        ended
     }
 
     async fn overwrite(
@@ -531,13 +547,13 @@ impl ApplyRun<'_> {
         if let Some(denied) = body.limits.policy.denies_overwriting() {
             return Err(denied);
         }
-        self.change(target, body).await?;
+        let ended = self.change(target, body).await;
         if let Some(WriteEffect::Equal | WriteEffect::Changed | WriteEffect::Recreated) =
             self.done.wrote
         {
             self.done.wrote = Some(WriteEffect::Overwrote);
         }
-        Ok(())
+        ended
     }
 
     /// Computes the differences of a drifted copy, without changing it.
@@ -730,64 +746,5 @@ pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Send
     // jobs again.
     while let Some(ended) = running.next().await {
         let _ = done.try_send(ended);
-    }
-}
-
-impl ApplyRun<'_> {
-    /// Removes the parts of an object that prevent an apply in one request, and applies again. For
-    /// applies that were refused as invalid or too large.
-    ///
-    /// Fails with `error` if nothing prevents the apply, because the server then refuses its
-    /// content. Returns the object; `None` if another writer was faster, so that the core decides
-    /// again.
-    async fn make_exact(
-        &mut self,
-        target: Option<&ExpectedObject>,
-        request: &Value,
-        ignored: &BTreeSet<FieldPath>,
-        error: &CallError,
-    ) -> Result<Option<DynamicObject>, CopyError> {
-        // An adoption removes nothing from the object.
-        let helps = self.prepares_object
-            && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
-        let Some(target) = target.filter(|_| helps) else {
-            return Err(self.fail(error));
-        };
-        let Some(object) = self.same(target).await? else {
-            return Ok(None);
-        };
-        let preparation = body::preparation_patch(&self.kind, &object, request, ignored);
-        let unmerged = || {
-            let is_owned = self.kind.content.is_owned();
-            let fields = is_owned.then(|| error.unmerged_fields())?;
-            body::unmerged_patch(&object, request, &fields)
-        };
-        let Some(patch) = preparation.or_else(unmerged) else {
-            return Err(self.fail(error));
-        };
-        let object = match self.member.json_patch(&self.kind, self.copy, patch).await {
-            Ok(object) => object,
-            // If the object has not changed, the patch is invalid, too. The first refusal has the
-            // cause.
-            Err(refused) if refused.is_race() || refused.code() == 422 => {
-                return self.reread(Some(target), error).await.map(|()| None);
-            }
-            Err(refused) => return Err(self.fail(&refused)),
-        };
-        self.passed(target.version.clone());
-        self.record_object(&object);
-        let Some(seen) = self.recorded_target() else {
-            return Ok(None);
-        };
-        let mut request = request.clone();
-        request["metadata"]["resourceVersion"] = seen.version.to_string().into();
-        match self.member.apply(&self.kind, self.copy, &request).await {
-            Ok(applied) => {
-                self.passed(seen.version);
-                self.drop_patched(applied).await
-            }
-            Err(error) if error.is_race() => self.reread(Some(&seen), &error).await.map(|()| None),
-            Err(error) => Err(self.fail(&error)),
-        }
     }
 }

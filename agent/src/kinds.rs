@@ -37,8 +37,8 @@ pub struct KindRegistry {
     recheck: Arc<Notify>,
     feedback: Arc<watch::Sender<FeedbackPaths>>,
     defined: Arc<Notify>,
-    /// Whether all objects of a kind were stored with the values that the agent had sent, by resource and version.
-    stored_as_sent: Arc<watch::Sender<BTreeMap<(Arc<str>, Box<str>), bool>>>,
+    /// Whether all objects of a kind, in one version, were stored with the values that the agent had sent.
+    stored_as_sent: Arc<watch::Sender<BTreeMap<Kind, bool>>>,
 }
 
 impl KindRegistry {
@@ -98,21 +98,22 @@ impl KindRegistry {
         self.feedback.send_replace(paths);
     }
 
-    /// Whether the API server has stored an object of this kind, and each one with the values that the agent had sent.
+    /// Whether the API server has stored at least one object of this kind, and each one with the values that the agent had sent,
+    /// ignored fields aside.
+    ///
+    /// A dry run costs as much as an apply, so there is none before applies of such a kind.
     pub fn stores_as_sent(&self, kind: &Kind) -> bool {
-        let key = (kind.resource.clone(), kind.version.clone());
         self.stored_as_sent
             .borrow()
-            .get(&key)
+            .get(kind)
             .is_some_and(|all| *all)
     }
 
     /// Records whether the API server stores an object with the values that the agent has sent. Once it does not, objects of
     /// this kind and version count as normalized until the agent restarts.
     pub fn record_stored(&self, kind: &Kind, is_as_sent: bool) {
-        let key = (kind.resource.clone(), kind.version.clone());
         self.stored_as_sent
-            .send_modify(|all| *all.entry(key).or_insert(true) &= is_as_sent);
+            .send_modify(|all| *all.entry(kind.clone()).or_insert(true) &= is_as_sent);
     }
 
     /// Requests that the kinds are read again, because the API server does not know one of them.

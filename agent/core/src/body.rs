@@ -17,6 +17,7 @@ use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
 
 /// The input of an apply. Without `Debug`: it contains content.
+#[derive(Clone, Copy)]
 pub struct ApplyInput<'a> {
     /// The kind of the copy.
     pub kind: &'a Kind,

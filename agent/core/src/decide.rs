@@ -694,6 +694,8 @@ pub struct DesiredObject {
     pub recreate: Recreate,
     /// The rule is a dry run: the copy is compared and not written, and no values are reported.
     pub dry_run: bool,
+    /// The rule leaves drift alone, so a copy must never have another seal than its right one, even for a moment.
+    pub reports_drift: bool,
     /// The policy that is checked again right before the write.
     pub limits: Limits,
 }

@@ -3,7 +3,7 @@ use kube::api::{DynamicObject, GetParams, Patch, PatchParams};
 use runnel_proto::model::{Content, Kind, SourceRef};
 use serde_json::Value;
 
-use super::{ApplyRun, Member, apply_input, at};
+use super::{ApplyRun, Member, apply_input, at, effect};
 use crate::call::Call;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::copy::CopyError;
@@ -117,15 +117,15 @@ impl ApplyRun<'_> {
     /// Returns the object that an apply stores, for its seal: the API server may normalize values. `None` if another writer
     /// was faster.
     ///
-    /// It is the answer to a dry run, which costs the API server as much as an apply. So there is none where all objects of the
-    /// kind have been stored as sent, and none where a webhook refuses dry runs. The object is applied with a seal of the
-    /// content as sent then, and `current` becomes this object. If its values are other ones, it must be applied again.
+    /// It is the answer to a dry run if `asks`. Without, and where a webhook refuses dry runs, the object is applied with a
+    /// seal of the content as sent, and `current` becomes this object: see [`Self::reseal`].
     ///
-    /// Fails if the API server does not store a sent field as one of the agent, because a webhook changes it. A dry run has
-    /// written nothing then.
+    /// Fails if a sent field is not one of the agent in the answer, because a webhook drops it. A dry run has written nothing
+    /// then.
     pub(super) async fn preapply(
         &mut self,
         written: &ApplyInput<'_>,
+        asks: bool,
         current: &mut Option<ExpectedObject>,
         object: Option<&DynamicObject>,
     ) -> Result<Option<Preapplied>, CopyError> {
@@ -134,11 +134,11 @@ impl ApplyRun<'_> {
             .as_ref()
             .map(|target| ReplacedObject { target, object });
         let request = body::apply(written, over.as_ref(), &self.member.sealer);
-        let dry = if kinds.stores_as_sent(kind) {
-            None
-        } else {
+        let dry = if asks {
             let answer = self.member.apply_dry(kind, self.copy, &request).await;
             Some(answer).filter(|answer| !matches!(answer, Err(error) if error.refuses_dry_run()))
+        } else {
+            None
         };
         let is_dry = dry.is_some();
         let answer = match dry {
@@ -159,6 +159,7 @@ impl ApplyRun<'_> {
             }
         };
         if !is_dry {
+            self.done.wrote = Some(effect(current.as_ref(), &applied));
             self.record_object(&applied);
             let before = std::mem::replace(current, self.recorded_target());
             if let (Some(before), Some(now)) = (before, &*current)
@@ -180,6 +181,40 @@ impl ApplyRun<'_> {
             stored,
             is_dry,
         }))
+    }
+
+    /// Gives the object of a first apply its right seal, if the API server has normalized its values: applies the values as they
+    /// are stored. Returns the object; `None` if it was deleted meanwhile.
+    ///
+    /// The precondition is the uid and not the version, because controllers write their status at once.
+    pub(super) async fn reseal(
+        &mut self,
+        first: &Preapplied,
+        written: &ApplyInput<'_>,
+        current: Option<&ExpectedObject>,
+        body: &DesiredObject,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        if self.is_written(body) {
+            return Ok(Some(first.object.clone()));
+        }
+        let stored = ApplyInput {
+            content: &first.stored,
+            stored: None,
+            ..*written
+        };
+        let over = current.map(|target| ReplacedObject {
+            target,
+            object: Some(&first.object),
+        });
+        let mut request = body::apply(&stored, over.as_ref(), &self.member.sealer);
+        if let Some(metadata) = request["metadata"].as_object_mut() {
+            metadata.remove("resourceVersion");
+        }
+        match self.member.apply(written.kind, self.copy, &request).await {
+            Ok(object) => Ok(Some(object)),
+            Err(error) if error.is_race() => self.reread(current, &error).await.map(|()| None),
+            Err(error) => Err(self.fail(&error)),
+        }
     }
 
     /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields.

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{
+    DeleteParams, DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams,
+};
 use kube::core::ApiResource;
 use kube::{Api, Client, ResourceExt};
 use runnel_api::{DistributionGrant, DistributionRule};
@@ -38,6 +40,8 @@ const JOIN: Duration = Duration::from_secs(60);
 pub const SOURCES: &str = "speed";
 /// Requests to the API server at once.
 const AT_ONCE: usize = 16;
+/// The most kinds that a grant may name.
+const GRANTED: usize = 16;
 
 /// A hub with its members.
 pub struct Lab {
@@ -104,9 +108,17 @@ impl Lab {
         })
         .await?;
         let resources: Vec<&str> = resources.iter().map(AsRef::as_ref).collect();
-        let patch = Patch::Merge(json!({"spec": {"resources": resources}}));
-        let params = PatchParams::default();
-        grants.patch(&first.name_any(), &params, &patch).await?;
+        for (number, part) in resources.chunks(GRANTED).enumerate() {
+            let mut grant = first.clone();
+            grant.metadata = ObjectMeta {
+                name: Some(format!("{}-{number}", first.name_any())),
+                ..ObjectMeta::default()
+            };
+            grant.spec.resources = part.iter().map(|&kind| kind.to_owned()).collect();
+            grants.create(&PostParams::default(), &grant).await?;
+        }
+        let params = DeleteParams::default();
+        grants.delete(&first.name_any(), &params).await?;
         Ok(())
     }
 

@@ -44,7 +44,7 @@ pub(super) struct Kept {
     pub(super) alone: Alone,
     resource: &'static str,
     version: &'static str,
-    id: Id,
+    pub(super) id: Id,
 }
 
 impl Kept {
@@ -68,7 +68,7 @@ impl Kept {
     }
 
     /// A rule with one source of the kind.
-    fn rule(&self, fields: Value) -> Wanted {
+    pub(super) fn rule(&self, fields: Value) -> Wanted {
         let intents = [(source(self.resource, "one"), content(self.version, fields))];
         Wanted {
             terms: self.alone.terms(&["a"]),
@@ -82,7 +82,7 @@ impl Kept {
         self.applied().await
     }
 
-    async fn applied(&self) -> Result<Value> {
+    pub(super) async fn applied(&self) -> Result<Value> {
         // The report of an earlier state may be the last one yet.
         let sent = self.alone.hub.revisions("r");
         let is_sent = |state: &RuleState| {

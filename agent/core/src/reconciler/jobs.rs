@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use runnel_proto::model::{Reason, Revision, RuleName, RuleUid, SourceRef};
+use runnel_proto::model::{DriftPolicy, Reason, Revision, RuleName, RuleUid, SourceRef};
 
 use super::PARALLEL;
 use super::payloads::{InflightBudget, Payloads, ROOM_BYTES};
@@ -370,6 +370,7 @@ impl Jobs {
             version: wanted.policies.version.map(|least| least.max(number)),
             recreate,
             dry_run: wanted.dry_run,
+            reports_drift: wanted.policies.drift == DriftPolicy::Report,
             limits: self.limits.clone(),
         })
     }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    DIFF_COPIES, FieldDigests, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome, PreviewRequest,
-    PreviewResult, Refusal, RuleUid, SourceRef,
+    DIFF_COPIES, DriftPolicy, FieldDigests, PREVIEW_LIMIT, PreviewIntent, PreviewOutcome,
+    PreviewRequest, PreviewResult, Refusal, RuleUid, SourceRef,
 };
 
 use super::decider::Decider;
@@ -304,6 +304,7 @@ impl Preview<'_> {
                 Recreate::No
             },
             dry_run: false,
+            reports_drift: wanted.policies.drift == DriftPolicy::Report,
             limits: self.decider.jobs.limits.clone(),
         })
     }

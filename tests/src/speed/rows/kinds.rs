@@ -23,6 +23,8 @@ use crate::wait::eventually;
 pub(super) const ROWS: &[u8] = &[29];
 /// Objects of each kind.
 const OBJECTS: usize = 25;
+/// The most kinds that an entry of `sources` may name.
+const SELECTED: usize = 16;
 const RULE: &str = "kinds";
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
@@ -92,11 +94,11 @@ async fn distribute(lab: &Lab, resources: &[String]) -> Result<()> {
         "ClusterDistributionRule",
     ));
     let rules: Api<DynamicObject> = Api::all_with(lab.client.clone(), &kind);
-    let entry = json!({"resources": resources, "names": ["*"], "namespaces": [SOURCES]});
-    let rule = RuleDraft::cluster_scoped(RULE)
-        .source(entry)
-        .everywhere()
-        .json();
+    let mut rule = RuleDraft::cluster_scoped(RULE);
+    for part in resources.chunks(SELECTED) {
+        rule = rule.source(json!({"resources": part, "names": ["*"], "namespaces": [SOURCES]}));
+    }
+    let rule = rule.everywhere().json();
     rules
         .patch(RULE, &PatchParams::apply("speed"), &Patch::Apply(rule))
         .await?;
