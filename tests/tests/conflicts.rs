@@ -234,7 +234,7 @@ async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
     let id = Id::of(&source)?;
     member.has_copy(&source, home, &rule).await?;
     let mut turns = 0;
-    let mut fight = async || {
+    let mut contend = async || {
         if member.get(&id).await?["data"]["k"] == "ours" {
             member.change(&id, json!({"data": {"k": "theirs"}})).await?;
             turns += 1;
@@ -243,11 +243,11 @@ async fn contended_copy_is_not_corrected_without_end() -> Result<()> {
     };
     // However long each correction takes.
     eventually("six turns", SOON, async || {
-        Ok((fight().await? >= 6).then_some(()))
+        Ok((contend().await? >= 6).then_some(()))
     })
     .await?;
     steadily("they fight no faster", Duration::from_secs(8), async || {
-        let turns = fight().await?;
+        let turns = contend().await?;
         ensure!(turns <= 8, "{turns} turns");
         Ok(())
     })

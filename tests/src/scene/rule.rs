@@ -75,6 +75,32 @@ impl TestCluster {
         .await
     }
 
+    /// Waits until the rule is not ready for this reason, and counts so many applied and failed copies and no others; returns
+    /// the rule. A failure may be reported before other copies are.
+    ///
+    /// # Errors
+    /// When it does not in time, with the status as it is.
+    pub async fn wait_counted(
+        &self,
+        rule: &Id,
+        reason: &str,
+        (applied, failed): (u64, u64),
+    ) -> Result<Value> {
+        let what = format!("{reason} with {applied} copies applied and {failed} failed");
+        self.sees(&what, rule, |object| {
+            is_ready(object, "False", reason)?;
+            let summary = &object["status"]["summary"];
+            ensure!(
+                summary["copies"] == applied + failed
+                    && summary["copiesApplied"] == applied
+                    && summary["copiesFailed"] == failed,
+                "{summary}"
+            );
+            Ok(())
+        })
+        .await
+    }
+
     /// Waits until the rule cannot be carried out for this reason, and its message has these words;
     /// returns the rule.
     ///

@@ -298,9 +298,9 @@ async fn rule_survives_the_namespace_of_its_sources() -> Result<()> {
     // a minute.
     hub.delete(&Id::namespace(many)).await?;
     hub.sees("held", &rule, |rule| {
-        let held = condition(rule, "ApprovalRequired")?;
+        let blocked = condition(rule, "ApprovalRequired")?;
         ensure!(
-            held["status"] == "True" && rule["status"]["summary"]["sources"] == 2,
+            blocked["status"] == "True" && rule["status"]["summary"]["sources"] == 2,
             "{}",
             rule["status"]
         );
@@ -311,15 +311,15 @@ async fn rule_survives_the_namespace_of_its_sources() -> Result<()> {
     // The namespace controller may delete the sources in several batches.
     let digest = eventually("all that is left to be held", SOON, async || {
         let pending = hub.get(&rule).await?["status"]["pendingApproval"].clone();
-        let held = pending["copies"].as_u64().unwrap_or_default();
+        let blocked = pending["copies"].as_u64().unwrap_or_default();
         let mut left = 0;
         for source in &of_many {
             let copy = Id::of(source)?.within(target);
             left += u64::from(member.find(&copy).await?.is_some());
         }
         ensure!(
-            held >= 2 && left == held,
-            "{held} are held, {left} are left"
+            blocked >= 2 && left == blocked,
+            "{blocked} are blocked, {left} are left"
         );
         Ok(Some(pending["digest"].clone()))
     })
