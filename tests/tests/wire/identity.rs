@@ -15,7 +15,6 @@ use runnel_transport::tls::join_config;
 use serde_json::json;
 use tonic::{Code, Status};
 
-use super::revoked::GENEROUS;
 use super::stage::{SOON, Stage, shared};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -225,7 +224,7 @@ async fn unaccepting_or_deleting_cuts_the_stream_in_a_second() -> Result<()> {
                 .patch_member(cluster, json!({"spec": {"accepted": false}}))
                 .await?;
         }
-        let end = line.end(GENEROUS).await?;
+        let end = line.end(Duration::from_secs(1)).await?;
         ensure!(end.message().contains(message), "{end:?}");
         let last = line.record().frames.last().map(sketch);
         ensure!(
