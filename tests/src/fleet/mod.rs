@@ -179,12 +179,20 @@ impl Fleet {
     /// # Errors
     /// When it fails, with its message.
     pub async fn runnel(&self, words: &[&str]) -> Result<String> {
+        let kubeconfig = [("--kubeconfig", self.hub().kubeconfig())];
+        self.runnel_with(words, &kubeconfig).await
+    }
+
+    /// Runs `kubectl runnel` with files as the values of flags, and returns what it prints.
+    ///
+    /// # Errors
+    /// When it fails, with its message.
+    pub async fn runnel_with(&self, words: &[&str], files: &[(&str, &Path)]) -> Result<String> {
         let mut plugin = Command::new(self.binaries.folder.join("kubectl-runnel"));
-        plugin
-            .args(words)
-            .arg("--kubeconfig")
-            .arg(self.hub().kubeconfig())
-            .kill_on_drop(true);
+        plugin.args(words).kill_on_drop(true);
+        for (flag, file) in files {
+            plugin.arg(flag).arg(file);
+        }
         let output = plugin.output().await?;
         let message = String::from_utf8_lossy(&output.stderr);
         ensure!(

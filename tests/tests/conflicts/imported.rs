@@ -1,14 +1,12 @@
 //! Copies of other copiers are taken over as they are, by the rules that `kubectl runnel import` prints.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, Scene, TestCluster, is_about_copies};
 use serde_json::{Value, json};
-use tokio::process::Command;
 
 use super::{fleet, scene};
 
@@ -82,22 +80,6 @@ async fn copies(place: &TestCluster, home: &str) -> Result<Copies> {
     Ok(all)
 }
 
-async fn runnel(fleet: &Fleet, words: &[&str], files: &[(&str, &Path)]) -> Result<String> {
-    let mut command = Command::new(fleet.binaries().folder.join("kubectl-runnel"));
-    command.args(words);
-    for (flag, file) in files {
-        command.arg(flag).arg(file);
-    }
-    let output = command.kill_on_drop(true).output().await?;
-    let err = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "kubectl runnel {}: {err}",
-        words.join(" ")
-    );
-    Ok(String::from_utf8(output.stdout)?)
-}
-
 #[tokio::test]
 async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result<()> {
     let fleet = fleet().await?;
@@ -139,7 +121,7 @@ async fn fifty_annotated_objects_are_imported_and_no_copy_is_touched() -> Result
         let before = copies(place, home).await?;
         ensure!(before.len() == 2 * OBJECTS, "{} copies", before.len());
 
-        let text = runnel(fleet, &["import", "-n", home], &files).await?;
+        let text = fleet.runnel_with(&["import", "-n", home], &files).await?;
         let head = "2 rules with 50 sources. Of 100 copies, 100 equal their source and are taken over as they are.";
         ensure!(text.contains(head), "{text}");
         ensure!(
@@ -346,7 +328,7 @@ async fn objects_of_other_kinds_are_imported_and_no_copy_is_touched() -> Result<
         ),
     ] {
         let words_of_command = [&["import", "-n", home], flags].concat();
-        let text = runnel(fleet, &words_of_command, &files).await?;
+        let text = fleet.runnel_with(&words_of_command, &files).await?;
         for words in words {
             ensure!(text.contains(words), "{words}: {text}");
         }
