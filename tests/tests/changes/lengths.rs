@@ -67,6 +67,7 @@ async fn names_and_metadata_of_any_length_are_sent_or_refused() -> Result<()> {
     let observed = hub.wait_counted(&rule, "TooLarge", (2, 1)).await?;
     let entry = entry_of(&observed, "member-1")?;
     let message = entry["message"].as_str().unwrap_or_default();
+    ensure!(entry["failed"] == 1 && entry["applied"] == 2, "{entry}");
     ensure!(
         message.contains("s.full") && message.contains("larger than"),
         "{message}"

@@ -121,6 +121,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
     let observed = hub.wait_counted(&rule, "Conflict", (1, 3)).await?;
     let entry = entry_of(&observed, "member-1")?;
     ensure!(entry["failed"] == 3 && entry["applied"] == 1, "{entry}");
+    counts(&observed, 1, 3)?;
     for object in &before[1..] {
         member.is_untouched(object).await?;
     }
@@ -153,6 +154,7 @@ async fn objects_owned_by_helm_or_argo_cd_are_adopted_or_refused() -> Result<()>
             && taken["metadata"]["uid"] == before[2]["metadata"]["uid"]
     );
     let observed = hub.wait_counted(&rule, "Immutable", (3, 1)).await?;
+    counts(&observed, 3, 1)?;
     let message = entry_of(&observed, "member-1")?["message"]
         .as_str()
         .unwrap_or_default()
