@@ -82,7 +82,7 @@ impl Cluster {
     }
 
     /// Whether a namespace exists and is not being deleted.
-    pub(super) fn has_live_namespace(&self, name: &str) -> bool {
+    pub fn has_live_namespace(&self, name: &str) -> bool {
         self.has_namespace(name) && !self.is_terminating(name)
     }
 

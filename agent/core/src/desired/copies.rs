@@ -98,6 +98,11 @@ impl Copies {
             .is_some_and(|claims| claims.contains(key))
     }
 
+    /// Whether an intent claims a copy or has ordered its removal.
+    pub fn concerns(&self, key: &IntentKey, copy: &SourceRef) -> bool {
+        self.is_claimed_by(key, copy) || self.order_of(key, copy).is_some()
+    }
+
     /// The intents that claim a copy.
     pub(super) fn claims(&self, copy: &SourceRef) -> impl Iterator<Item = &IntentKey> {
         self.claims.get(copy).into_iter().flatten()

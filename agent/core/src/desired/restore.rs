@@ -212,40 +212,24 @@ impl Desired {
         to_reconcile
     }
 
-    /// Records copies of an intent that were found while the agent runs: in areas that are watched
+    /// Records a copy of an intent that was found while the agent runs: in an area that is watched
     /// again, or created by another client. Nothing is written for an intent that the hub has not
     /// named. Returns whether the hub must be asked about it.
-    pub fn find_intent(
-        &mut self,
-        key: &IntentKey,
-        copies: &[SourceRef],
-        records: &Records,
-    ) -> bool {
-        // Copies under removal need no answer.
-        let copies: Vec<_> = copies
-            .iter()
-            .filter(|copy| !self.copies.is_ordered(key, std::slice::from_ref(copy)))
-            .collect();
-        if copies.is_empty() {
-            return false;
-        }
+    pub fn find_intent(&mut self, key: &IntentKey, copy: &SourceRef, records: &Records) -> bool {
         let rule = self.rules.get_or_default(&key.rule);
         match rule.intents.get(&key.source) {
             // Also of a rule that is being removed: the hub names the removals.
             None => {
                 self.rules.restore_found(key);
-                return true;
+                true
             }
             // The hub's answer is about all its copies.
-            Some(intent) if intent.found => return false,
-            Some(_) => {}
-        }
-        for copy in copies {
-            if !self.copies.is_claimed_by(key, copy) {
+            Some(intent) if intent.found => false,
+            Some(_) => {
                 self.order_orphan(key, copy, &BTreeSet::new(), records);
+                false
             }
         }
-        false
     }
 }
 

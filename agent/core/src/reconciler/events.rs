@@ -14,7 +14,7 @@ use super::member::Member;
 use super::prunes;
 use super::watches::Watch;
 use crate::backoff::RECHECK;
-use crate::copy::{CopyError, CopyStatus, IntentKey};
+use crate::copy::{CopyError, CopyStatus};
 use crate::decide::{Action, Decision, DesiredCopy, Done, Job, Key, Recreate, Work, WriteEffect};
 use crate::desired::Namespace;
 use crate::live::Live;
@@ -61,7 +61,6 @@ impl Member {
         if let Some(about) = self.decider().rewritten(copy, before.as_ref()) {
             self.history.record_rewritten(copy, about);
         }
-        self.find(copy, now);
         self.reconcile_watched(copy, now);
         if former_key.is_some_and(|former_key| former_key != current_key) {
             // Another object may now wait to be overwritten, with the same message. The proof
@@ -73,28 +72,25 @@ impl Member {
         }
     }
 
-    /// Finds a copy of ours that no rule or order concerns: its intent may not be acked, or its
-    /// rule may have no copies in that namespace.
+    /// Finds a copy of ours whose own intent neither claims it nor has ordered its removal: the
+    /// intent may not be acked, or its rule may have no copies in that namespace.
     pub(super) fn find(&mut self, copy: &SourceRef, now: Instant) {
-        // A rule or an order handles the copy, or the event is the echo of our own write.
-        if self.desired.copies().contains(copy) || self.jobs.running.contains_key(copy) {
-            return;
-        }
-        let watch = self.watches.of(copy);
         let Some(key) = self.records.live(copy).and_then(Live::intent) else {
             return;
         };
-        // The agent handles the copies of a first list when the list is complete.
-        if self.watches.has_started() && watch.is_some_and(|watch| watch.complete) && !self.revoked
-        {
-            self.find_intent(&key, std::slice::from_ref(copy), now);
+        // A copy in a terminating namespace goes with it.
+        let stays = self.desired.cluster().has_live_namespace(&copy.namespace);
+        let is_known = self.desired.copies().concerns(&key, copy);
+        let is_running = self.jobs.running.contains_key(copy);
+        if is_known || is_running || !stays || !self.watches.is_complete(copy) || self.revoked {
+            return;
         }
-    }
-
-    fn find_intent(&mut self, key: &IntentKey, copies: &[SourceRef], now: Instant) {
-        if self.desired.find_intent(key, copies, &self.records) {
+        if self.desired.find_intent(&key, copy, &self.records) {
             tracing::warn!(rule = %key.rule, source = %key.source, "copies were found that the hub did not order: requesting their state from it");
             self.report.resync(&key.rule, now);
+        }
+        if self.desired.copies().concerns(&key, copy) {
+            self.reconcile_copy(copy, now);
         }
     }
 
@@ -139,31 +135,11 @@ impl Member {
         if !self.watches.has_started() {
             self.start_if_ready(now);
         } else if listed.is_first {
-            self.find_all(area, now);
+            // The list may show copies of ours that nothing here concerns.
             self.reconcile_area(area, now);
         }
         if listed.was_lost {
             self.report_all_if_complete();
-        }
-    }
-
-    /// Finds the copies of an area after its first complete list, or the first one after a
-    /// forbidden watch.
-    fn find_all(&mut self, area: &Area, now: Instant) {
-        let shown = |copy: &&SourceRef| self.watches.area(copy).as_ref() == Some(area);
-        let found = self
-            .records
-            .intents()
-            .map(|(key, copies)| (key, copies.iter().filter(shown).cloned().collect()));
-        let found: Vec<(IntentKey, Vec<SourceRef>)> = found
-            .filter(|(_, copies): &(_, Vec<_>)| !copies.is_empty())
-            .map(|(key, copies)| (key.clone(), copies))
-            .collect();
-        for (key, copies) in found {
-            self.find_intent(&key, &copies, now);
-            for copy in copies {
-                self.reconcile_copy(&copy, now);
-            }
         }
     }
 
@@ -288,12 +264,9 @@ impl Member {
     }
 
     fn reconcile_area(&mut self, area: &Area, now: Instant) {
-        let all = self
-            .desired
-            .copies()
-            .all()
-            .filter(|copy| self.watches.area(copy).as_ref() == Some(area));
-        for copy in all.cloned().collect::<Vec<_>>() {
+        let known = self.desired.copies().all().chain(self.records.all());
+        let shown = known.filter(|copy| self.watches.area(copy).as_ref() == Some(area));
+        for copy in shown.cloned().collect::<BTreeSet<_>>() {
             self.reconcile_copy(&copy, now);
         }
     }
@@ -528,7 +501,6 @@ impl Member {
                 }
             }
         }
-        self.find(copy, now);
         let is_settled =
             written.is_some_and(|(want, wrote)| self.settle_written(copy, want, wrote, now));
         if is_settled {

@@ -316,8 +316,14 @@ impl Member {
                 self.resolve(key, copy, now);
                 self.reconcile_copy(copy, now);
             }
-            (Decision::Forget, _) => self.settle(copy, &want, None, now),
-            (Decision::Noop(outcome), _) => self.settle(copy, &want, Some(outcome), now),
+            (Decision::Forget, _) => {
+                self.settle(copy, &want, None, now);
+                self.find(copy, now);
+            }
+            (Decision::Noop(outcome), _) => {
+                self.settle(copy, &want, Some(outcome), now);
+                self.find(copy, now);
+            }
             (Decision::Act(_), _) => {}
         }
     }
