@@ -9,8 +9,10 @@ use serde_json::json;
 
 use super::{HOME, MEMBERS, SOURCES, Stage, stage};
 
-/// A little less than a minute, because the observed deletion was earlier.
-const LATELY: Duration = Duration::from_secs(55);
+/// Less than the minute of the limit: a copy goes a while after the hub has decided it, and the test notices it later still.
+const LATELY: Duration = Duration::from_secs(40);
+
+const EDITS: usize = 20;
 
 /// The hub's watches and streams are in order: an edit now arrives after all earlier ones.
 async fn beat(stage: &Stage, number: usize) -> Result<()> {
@@ -96,7 +98,15 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
     };
     beat(&stage, 0).await?;
     let mut before = everywhere().await?;
-    for edit in 1..=20 {
+    // Which edits follow depends on when the status shows a blocked removal. If those twenty neither
+    // removed nor blocked enough, others do.
+    let mut edit = 0;
+    while edit < EDITS || holds <= 3 || gone.iter().all(|(_, copies)| *copies == 0) {
+        edit += 1;
+        ensure!(
+            edit <= 5 * EDITS,
+            "{holds} times held after {edit} edits, {gone:?}"
+        );
         let begin = Instant::now();
         // While a removal is blocked all others of the cause are too, so the blocked phase is
         // short. The status may show its end late.
@@ -148,10 +158,6 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
             "edit {edit}: {lately} copies went within a minute"
         );
     }
-    ensure!(
-        holds > 3 && gone.iter().any(|(_, copies)| *copies > 0),
-        "{holds} times held, {gone:?}"
-    );
 
     // After the undo, everything is unchanged.
     undo(&stage).await?;
