@@ -449,6 +449,9 @@ impl Decider<'_> {
         let runs = self.runs.get();
         let want = self.desired_copy(copy);
         self.runs.set(runs);
+        let stale = |live| self.desired.copies().stale_orders(copy, live);
+        let stale = self.records.live(copy).map(stale).unwrap_or_default();
+        assert_eq!(stale, [], "{copy}: an order for it is over");
         let decision = decide(&want, self.records.observed(copy));
         match (&want, decision) {
             (DesiredCopy::Copy(wanted), Decision::Noop(outcome)) => {

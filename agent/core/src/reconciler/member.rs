@@ -416,6 +416,8 @@ impl Member {
                 }
                 self.history.written(copy, &mut wanted);
                 self.prunes.forget(copy);
+                // The copy may have been another rule's, whose removal of it is over now.
+                self.drop_stale_orders(copy);
                 let outcome = applied_status(&wanted);
                 self.settle(copy, &DesiredCopy::Copy(wanted), Some(outcome), now);
             }

@@ -212,6 +212,31 @@ fn a_copy_is_handed_from_one_rule_to_another_without_a_gap() {
         uid,
         "it was never deleted"
     );
+    world.settle();
+    let counts = world.reported_state("r").unwrap().counts;
+    assert_eq!((counts.copies, counts.removing), (2, 0), "{counts:?}");
+}
+
+#[test]
+fn rule_is_gone_once_a_younger_one_has_all_its_copies() {
+    let mut world = applied();
+    let younger = Terms {
+        created_at: 200,
+        ..terms("q", &["a", "b"])
+    };
+    world.batch(vec![
+        RuleDelta {
+            removal: Some(DeletionPolicy::Delete),
+            ..RuleDelta::new("r".into())
+        },
+        RuleDelta {
+            upserts: vec![intent("s0", 1), intent("s1", 1)],
+            ..with_terms("q", younger)
+        },
+    ]);
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "q", "s0", 1));
+    assert!(world.reported_state("r").unwrap().gone);
 }
 
 #[test]
