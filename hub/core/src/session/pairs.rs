@@ -86,6 +86,10 @@ impl Session {
                 continue;
             };
             stream.former = true;
+            // An order that was sent before covers no copy that was found since.
+            if !self.outbox.removals.contains_key(&state.uid) {
+                stream.removing = None;
+            }
             // The answer to an open question is still to come, and has all pairs.
             if !matches!(stream.items, Items::PartialPairs(_)) {
                 stream.items = Items::Uncertain;

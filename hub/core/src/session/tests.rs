@@ -1604,3 +1604,24 @@ fn found_copies_are_removed_or_sent_again_after_a_resync() {
     agent.drain(&mut session);
     assert!(!agent.rules.contains_key(&"q".into()));
 }
+
+#[test]
+fn copies_found_during_the_removal_of_their_rule_are_removed() {
+    let mut agent = Agent::default();
+    let mut session = agent.connect();
+    session.update([wanted("r", &[(1, content(1))])]);
+    agent.drain(&mut session);
+    let removed = || ("r".into(), Directive::Removed(DeletionPolicy::Delete));
+    session.update([removed()]);
+    let batch = session.next_batch().unwrap();
+    agent.take(&batch);
+    session.ack(batch.nonce);
+    // A copy of the rule is still being removed, so that it is not gone, and another one appears.
+    agent.gone.clear();
+    let found = agent.rules.entry("r".into()).or_default();
+    found.insert(source(2), Revision([0; 16]));
+    session.resync(vec![agent.state(&"r".into())]);
+    session.update([removed()]);
+    agent.drain(&mut session);
+    assert!(!agent.rules.contains_key(&"r".into()));
+}
