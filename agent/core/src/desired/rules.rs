@@ -236,7 +236,8 @@ impl Rules {
     }
 
     /// The rules without any remaining state since the last call, except those that may have copies
-    /// in a namespace of `unseen`; a rule without named namespaces may have copies in any.
+    /// in a namespace of `unseen`; a rule without named namespaces may have copies in any. A rule of
+    /// which copies were found since has state again.
     pub fn take_finished(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<FinishedRule> {
         let hidden = |gone: &FinishedRule| match &gone.targets {
             _ if unseen.contains(&None) => true,
@@ -245,9 +246,10 @@ impl Rules {
                 .any(|target| unseen.contains(&Some(target.clone()))),
             None => !unseen.is_empty(),
         };
+        let by_uid = &self.by_uid;
         let (kept, reported) = std::mem::take(&mut self.finished_rules)
             .into_iter()
-            .partition(hidden);
+            .partition(|gone| hidden(gone) || by_uid.contains_key(&gone.uid));
         self.finished_rules = kept;
         reported
     }

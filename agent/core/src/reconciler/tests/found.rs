@@ -295,3 +295,25 @@ fn forged_revision_of_a_damaged_copy_does_not_stop_correction() {
         "put back from its twin"
     );
 }
+
+#[test]
+fn rule_is_not_gone_when_copies_of_it_are_found_after_its_removal() {
+    let mut world = applied();
+    world.forbid(&area());
+    world.restart();
+    world.connect();
+    world.remove_rule("r", DeletionPolicy::Delete);
+    world.confirm();
+    wait(&mut world);
+    world.permit(&area());
+    wait(&mut world);
+    let states = world.reported_states("r");
+    assert!(
+        states.iter().all(|state| !state.gone),
+        "gone although 4 copies exist"
+    );
+    assert_eq!(resyncs(&world).pop().unwrap().intents, 2);
+    world.remove_rule("r", DeletionPolicy::Delete);
+    world.settle();
+    assert!(world.objects.is_empty() && world.reported_state("r").unwrap().gone);
+}
