@@ -424,6 +424,12 @@ impl Desired {
         result: &mut BatchResult,
     ) {
         let rule = self.rules.get(&key.rule);
+        let known = rule.and_then(|rule| rule.intents.get(&key.source));
+        if known.is_some_and(|intent| intent.found) {
+            // Found copies outside the targets are to be removed.
+            let found = records.marked_copies(key).map(|(copy, _)| copy.clone());
+            result.changed_copies.extend(found);
+        }
         if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
             self.mark_changed();
         }

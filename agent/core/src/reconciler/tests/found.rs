@@ -317,3 +317,26 @@ fn rule_is_not_gone_when_copies_of_it_are_found_after_its_removal() {
     world.settle();
     assert!(world.objects.is_empty() && world.reported_state("r").unwrap().gone);
 }
+
+#[test]
+fn found_copy_outside_the_targets_is_removed_when_its_source_is_sent() {
+    let mut world = applied();
+    let narrow = Policy::parse("{namespaces: {allowed: [a]}, kinds: [configmaps]}").unwrap();
+    let wide = Policy::parse("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}").unwrap();
+    world.set_policy(narrow);
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    world.settle_now();
+    world.set_policy(wide);
+    wait(&mut world);
+    assert!(world.holds(&copy("b", "s0"), "r", "s0", 1), "only found");
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 2)],
+        ..RuleDelta::new("r".into())
+    }]);
+    wait(&mut world);
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
+    assert!(!world.objects.contains_key(&copy("b", "s0")));
+}
