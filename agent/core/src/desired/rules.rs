@@ -296,7 +296,7 @@ impl Rules {
         );
     }
 
-    /// Forgets the found copies of a rule that are deleted again: a late event of a watch about a
+    /// Forgets the found copies of a rule that are deleted or taken over again, as after a late event of a watch about a
     /// removed copy.
     pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
         let Some(rule) = self.get(uid) else {

@@ -547,6 +547,8 @@ impl Member {
 impl Member {
     /// Returns the states of all rules for a new stream.
     pub(super) fn begin_stream(&mut self, key: Option<&ProofKey>) -> Vec<RuleState> {
+        let known: Vec<_> = self.desired.rules().uids().cloned().collect();
+        self.forget_deleted(&known);
         let rules: Vec<_> = self.desired.rules().uids().cloned().collect();
         let states = self.states(&rules, key);
         self.prunes.reported(&states);

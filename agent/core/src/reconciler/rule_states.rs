@@ -39,11 +39,16 @@ impl Member {
     /// Returns the states of the rules of found copies, which the hub did not send in this stream.
     pub(super) fn take_found(&mut self, key: Option<&ProofKey>, now: Instant) -> Vec<RuleState> {
         let rules = self.report.take_resync(now);
-        for uid in &rules {
+        self.forget_deleted(&rules);
+        self.states(&rules, key)
+    }
+
+    /// Forgets the found intents of rules whose copies are deleted or taken over again.
+    pub(super) fn forget_deleted<'a>(&mut self, rules: impl IntoIterator<Item = &'a RuleUid>) {
+        for uid in rules {
             self.desired.rules_mut().forget_deleted(uid, &self.records);
             self.jobs.outdate_decisions();
         }
-        self.states(&rules, key)
     }
 
     /// Returns the states of the rules whose report is due.

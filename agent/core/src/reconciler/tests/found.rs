@@ -340,3 +340,44 @@ fn found_copy_outside_the_targets_is_removed_when_its_source_is_sent() {
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
     assert!(!world.objects.contains_key(&copy("b", "s0")));
 }
+
+#[test]
+fn found_copies_that_a_rule_took_over_are_not_reported_again() {
+    let mut world = applied();
+    let (place, saved) = (copy("a", "s0"), world.objects[&copy("a", "s0")].clone());
+    world.remove_rule("r", DeletionPolicy::Delete);
+    world.settle();
+    let suspended = |suspend| {
+        let terms = Terms {
+            suspend,
+            ..terms("q", &["a"])
+        };
+        RuleDelta {
+            upserts: vec![intent("s0", 1)],
+            ..with_terms("q", terms)
+        }
+    };
+    world.batch(vec![suspended(true)]);
+    world.settle_now();
+    world.make(&place, saved);
+    wait(&mut world);
+    assert_eq!(resyncs(&world).pop().unwrap().uid.as_str(), "r");
+    world.batch(vec![
+        suspended(false),
+        RuleDelta {
+            orphaned: true,
+            ..RuleDelta::new("r".into())
+        },
+    ]);
+    world.settle();
+    assert!(world.holds(&place, "q", "s0", 1));
+    let before = world.sent.len();
+    world.connect();
+    world.settle_now();
+    let acked = world.sent[before..].iter().filter_map(|frame| match frame {
+        AgentFrame::AckedRules(states, _) => Some(states),
+        _ => None,
+    });
+    let rules: Vec<_> = acked.flatten().map(|state| state.uid.as_str()).collect();
+    assert_eq!(rules, ["q"]);
+}
