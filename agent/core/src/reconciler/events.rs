@@ -88,6 +88,7 @@ impl Member {
         if self.desired.find_intent(&key, copy, &self.records) {
             tracing::warn!(rule = %key.rule, source = %key.source, "copies were found that the hub did not order: requesting their state from it");
             self.report.resync(&key.rule, now);
+            self.jobs.outdate_decisions();
         }
         if self.desired.copies().concerns(&key, copy) {
             self.reconcile_copy(copy, now);

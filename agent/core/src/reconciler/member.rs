@@ -321,8 +321,12 @@ impl Member {
                 self.find(copy, now);
             }
             (Decision::Noop(outcome), _) => {
+                // Another rule's marks on the copy are part of its drift.
+                let has_drifted = matches!(outcome, CopyStatus::Drifted(_));
                 self.settle(copy, &want, Some(outcome), now);
-                self.find(copy, now);
+                if !has_drifted {
+                    self.find(copy, now);
+                }
             }
             (Decision::Act(_), _) => {}
         }

@@ -381,3 +381,21 @@ fn found_copies_that_a_rule_took_over_are_not_reported_again() {
     let rules: Vec<_> = acked.flatten().map(|state| state.uid.as_str()).collect();
     assert_eq!(rules, ["q"]);
 }
+
+#[test]
+fn marks_of_another_rule_on_a_drifted_copy_are_no_found_copy() {
+    let mut world = applied();
+    let reports = Terms {
+        drift_policy: DriftPolicy::Report,
+        ..terms("r", &["a", "b"])
+    };
+    world.batch(vec![with_terms("r", reports)]);
+    world.settle();
+    let place = copy("a", "s0");
+    world.edit(&place, |object| {
+        object.live.sealed.as_mut().unwrap().rule = "x".into();
+    });
+    world.settle();
+    assert_eq!(world.reported_state("r").unwrap().counts.drifted, 1);
+    assert_eq!(resyncs(&world), []);
+}
