@@ -297,7 +297,7 @@ fn forged_revision_of_a_damaged_copy_does_not_stop_correction() {
 }
 
 #[test]
-fn rule_is_not_gone_when_copies_of_it_are_found_after_its_removal() {
+fn rule_is_not_gone_when_copies_are_found_after_its_removal() {
     let mut world = applied();
     world.forbid(&area());
     world.restart();
@@ -319,7 +319,7 @@ fn rule_is_not_gone_when_copies_of_it_are_found_after_its_removal() {
 }
 
 #[test]
-fn found_copy_outside_the_targets_is_removed_when_its_source_is_sent() {
+fn found_copy_outside_the_targets_goes_when_its_source_is_sent() {
     let mut world = applied();
     let narrow = Policy::parse("{namespaces: {allowed: [a]}, kinds: [configmaps]}").unwrap();
     let wide = Policy::parse("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}").unwrap();
