@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use runnel_tests::scene::{Draft, Id, RuleDraft, condition};
-use serde_json::json;
+use runnel_tests::scene::{Draft, Id, RuleDraft};
+use serde_json::{Value, json};
 
 use super::{HOME, MEMBERS, SOURCES, Stage, stage};
 
@@ -54,6 +54,23 @@ async fn beat(stage: &Stage, number: usize) -> Result<()> {
     Ok(())
 }
 
+/// Whether removals of the rule wait for an approval now. The status shows it later.
+async fn is_blocked_now(stage: &Stage) -> Result<bool> {
+    let review = json!({
+        "apiVersion": "view.runnel.dev/v1alpha1", "kind": "RemovalReview",
+        "metadata": {"namespace": HOME, "name": "all"},
+        "spec": {"kind": "DistributionRule", "name": "all"},
+    });
+    let create = ["create", "-o", "json", "-f", "-"];
+    let answer = stage
+        .fleet
+        .hub()
+        .kubectl_stdin(&create, &review.to_string())
+        .await?;
+    let answer: Value = serde_json::from_str(&answer)?;
+    Ok(answer["status"]["digest"] != "")
+}
+
 async fn choose_all(stage: &Stage) -> Result<()> {
     let all = json!({"spec": {"clusters": {"selector": null, "all": true}}});
     stage.scene.hub.change(&stage.rule, all).await.map(drop)
@@ -96,10 +113,11 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
             .wrapping_add(1_442_695_040_888_963_407);
         (dice >> 33) % sides
     };
+    stage.fleet.views_are_served().await?;
     beat(&stage, 0).await?;
     let mut before = everywhere().await?;
-    // Which edits follow depends on when the status shows a blocked removal. If those twenty neither
-    // removed nor blocked enough, others do.
+    // Which edits follow depends on what is blocked, and so on the time between them. If those twenty
+    // neither removed nor blocked enough, others do.
     let mut edit = 0;
     while edit < EDITS || holds <= 3 || gone.iter().all(|(_, copies)| *copies == 0) {
         edit += 1;
@@ -108,8 +126,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
             "{holds} times held after {edit} edits, {gone:?}"
         );
         let begin = Instant::now();
-        // While a removal is blocked all others of the cause are too, so the blocked phase is
-        // short. The status may show its end late.
+        // While a removal is blocked all others of the cause are too, so the blocked phase is short.
         let edited = if blocked >= 2 { 7 } else { roll(7) };
         let value = ["a", "b", "b", "nothing"][roll(4) as usize];
         match edited {
@@ -137,7 +154,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
         // They went between these two times.
         let end = Instant::now();
         gone.push((begin, before.difference(&now).count()));
-        blocked = if condition(&hub.get(&stage.rule).await?, "ApprovalRequired").is_ok() {
+        blocked = if is_blocked_now(&stage).await? {
             blocked + 1
         } else {
             0
@@ -150,7 +167,7 @@ async fn twenty_random_edits_remove_no_more_than_the_limit() -> Result<()> {
             .map(|(_, copies)| copies)
             .sum();
         println!(
-            "edit {edit}: {} copies, {lately} went lately, {holds} times held",
+            "edit {edit} ({edited} {value}): {} copies, {lately} went lately, {holds} times held",
             before.len()
         );
         ensure!(
