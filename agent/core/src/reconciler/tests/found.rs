@@ -10,6 +10,11 @@ fn area() -> Area {
     }
 }
 
+fn allowing(namespaces: &str) -> Policy {
+    let text = format!("{{namespaces: {{allowed: {namespaces}}}, kinds: [configmaps]}}");
+    Policy::parse(&text).unwrap()
+}
+
 /// Returns the rule states that the agent sent as acked after its first frame.
 fn resyncs(world: &World) -> Vec<RuleState> {
     let acked = world.sent.iter().filter_map(|frame| match frame {
@@ -86,9 +91,7 @@ fn list_without_a_copy_that_is_written_has_it_read_again() {
 #[test]
 fn source_deleted_while_unwatched_stays_deleted() {
     let mut world = applied();
-    let narrow = Policy::parse("{namespaces: {allowed: [a]}, kinds: [configmaps]}").unwrap();
-    let wide = Policy::parse("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}").unwrap();
-    world.set_policy(narrow);
+    world.set_policy(allowing("[a]"));
     world.settle_now();
     world.batch(vec![RuleDelta {
         tombstones: vec![tombstone("s0")],
@@ -96,7 +99,7 @@ fn source_deleted_while_unwatched_stays_deleted() {
     }]);
     world.settle_now();
     assert!(!world.objects.contains_key(&copy("a", "s0")));
-    world.set_policy(wide);
+    world.set_policy(allowing("[a, b]"));
     wait(&mut world);
     assert!(
         !world.objects.contains_key(&copy("a", "s0")),
@@ -321,15 +324,13 @@ fn rule_is_not_gone_when_copies_are_found_after_its_removal() {
 #[test]
 fn found_copy_outside_the_targets_goes_when_its_source_is_sent() {
     let mut world = applied();
-    let narrow = Policy::parse("{namespaces: {allowed: [a]}, kinds: [configmaps]}").unwrap();
-    let wide = Policy::parse("{namespaces: {allowed: [a, b]}, kinds: [configmaps]}").unwrap();
-    world.set_policy(narrow);
+    world.set_policy(allowing("[a]"));
     world.batch(vec![RuleDelta {
         tombstones: vec![tombstone("s0")],
         ..with_terms("r", terms("r", &["a"]))
     }]);
     world.settle_now();
-    world.set_policy(wide);
+    world.set_policy(allowing("[a, b]"));
     wait(&mut world);
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1), "only found");
     world.batch(vec![RuleDelta {

@@ -190,10 +190,7 @@ fn a_tombstone_removes_and_a_removed_rule_is_reported_gone() {
 #[test]
 fn a_copy_is_handed_from_one_rule_to_another_without_a_gap() {
     let mut world = applied();
-    let younger = Terms {
-        created_at: 200,
-        ..terms("q", &["a", "b"])
-    };
+    let younger = younger(&["a", "b"]);
     world.batch(vec![
         RuleDelta {
             tombstones: vec![tombstone("s0")],
@@ -220,10 +217,7 @@ fn a_copy_is_handed_from_one_rule_to_another_without_a_gap() {
 #[test]
 fn rule_is_gone_once_a_younger_one_has_all_its_copies() {
     let mut world = applied();
-    let younger = Terms {
-        created_at: 200,
-        ..terms("q", &["a", "b"])
-    };
+    let younger = younger(&["a", "b"]);
     world.batch(vec![
         RuleDelta {
             removal: Some(DeletionPolicy::Delete),
@@ -242,10 +236,7 @@ fn rule_is_gone_once_a_younger_one_has_all_its_copies() {
 #[test]
 fn older_rule_wins_a_copy_and_the_other_reports_it() {
     let mut world = applied();
-    let younger = Terms {
-        created_at: 200,
-        ..terms("q", &["a"])
-    };
+    let younger = younger(&["a"]);
     world.batch(vec![RuleDelta {
         upserts: vec![intent("s0", 2)],
         ..with_terms("q", younger)

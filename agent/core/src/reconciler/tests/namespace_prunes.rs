@@ -781,10 +781,7 @@ fn rule_blocked_by_a_pending_prune_names_the_obstacle() {
         source: copy("other", "s0"),
         ..intent("s0", 2)
     };
-    let other = Terms {
-        created_at: 200,
-        ..terms("q", &["a"])
-    };
+    let other = younger(&["a"]);
     world.batch(vec![RuleDelta {
         upserts: vec![intent("s0", 1), twice],
         ..with_terms("q", other)

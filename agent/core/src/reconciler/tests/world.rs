@@ -100,6 +100,14 @@ pub fn terms(name: &str, namespaces: &[&str]) -> Terms {
     }
 }
 
+/// Returns the terms of rule q, over which all other rules win.
+pub fn younger(namespaces: &[&str]) -> Terms {
+    Terms {
+        created_at: 200,
+        ..terms("q", namespaces)
+    }
+}
+
 pub fn with_terms(uid: &str, terms: Terms) -> RuleDelta {
     let digest = TermsDigest([terms.created_at.to_le_bytes()[0]; 16]);
     RuleDelta {
