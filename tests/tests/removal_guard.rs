@@ -193,6 +193,19 @@ impl Stage {
             .map(|_| ())
     }
 
+    /// The answer of the hub about the removals of the rule that wait for an approval, after the first `skip`.
+    async fn review(&self, skip: usize) -> Result<Value> {
+        let review = json!({
+            "apiVersion": "view.runnel.dev/v1alpha1", "kind": "RemovalReview",
+            "metadata": {"namespace": HOME, "name": "all"},
+            "spec": {"kind": "DistributionRule", "name": "all", "skip": skip},
+        });
+        let create = ["create", "-o", "json", "-f", "-"];
+        let hub = self.fleet.hub();
+        let answer = hub.kubectl_stdin(&create, &review.to_string()).await?;
+        Ok(serde_json::from_str(&answer)?)
+    }
+
     async fn blocked_metric(&self, wanted: f64) -> Result<()> {
         eventually("the metric to say what is held", SOON, async || {
             let observed = Metrics::of(&self.fleet.hub_ops_url())
@@ -349,18 +362,7 @@ async fn removal_above_the_limit_waits_for_its_digest() -> Result<()> {
         "released though nobody said yes"
     );
     // The same by kubectl, from the eleventh removal of thirteen.
-    let review = json!({
-        "apiVersion": "view.runnel.dev/v1alpha1", "kind": "RemovalReview",
-        "metadata": {"namespace": HOME, "name": "all"},
-        "spec": {"kind": "DistributionRule", "name": "all", "skip": 10},
-    });
-    let create = ["create", "-o", "json", "-f", "-"];
-    let answer = stage
-        .fleet
-        .hub()
-        .kubectl_stdin(&create, &review.to_string())
-        .await?;
-    let answer: Value = serde_json::from_str(&answer)?;
+    let answer = stage.review(10).await?;
     let status = &answer["status"];
     ensure!(
         status["digest"] == grown.as_str()

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use runnel_tests::scene::{Draft, Id, RuleDraft};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{HOME, MEMBERS, SOURCES, Stage, stage};
 
@@ -56,19 +56,7 @@ async fn beat(stage: &Stage, number: usize) -> Result<()> {
 
 /// Whether removals of the rule wait for an approval now. The status shows it later.
 async fn is_blocked_now(stage: &Stage) -> Result<bool> {
-    let review = json!({
-        "apiVersion": "view.runnel.dev/v1alpha1", "kind": "RemovalReview",
-        "metadata": {"namespace": HOME, "name": "all"},
-        "spec": {"kind": "DistributionRule", "name": "all"},
-    });
-    let create = ["create", "-o", "json", "-f", "-"];
-    let answer = stage
-        .fleet
-        .hub()
-        .kubectl_stdin(&create, &review.to_string())
-        .await?;
-    let answer: Value = serde_json::from_str(&answer)?;
-    Ok(answer["status"]["digest"] != "")
+    Ok(stage.review(0).await?["status"]["digest"] != "")
 }
 
 async fn choose_all(stage: &Stage) -> Result<()> {
