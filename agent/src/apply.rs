@@ -1,5 +1,6 @@
 //! The only code that reads and writes copies: server-side apply, patches and deletes, each with
 //! preconditions.
+mod adopt;
 mod contained;
 mod exact;
 mod owned;
@@ -15,9 +16,11 @@ use http::header::HeaderValue;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
+use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{Content, Kind, Payload, Reason, RuleName, SourceRef};
+use runnel_transport::readable::has_many_nodes;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tracing::Instrument;
 
 use crate::call::{Call, with_timeout};
@@ -30,12 +33,18 @@ use runnel_agent_core::decide::{
     WriteEffect,
 };
 use runnel_agent_core::diff::Comparison;
-use runnel_agent_core::live::{Live, Ownership, Sealed};
+use runnel_agent_core::live::{Live, Sealed};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::policy::ServiceAccount;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
 use runnel_agent_core::{body, delete_limit, diff, live};
+
+/// The JSON nodes that all jobs together may decode at a time. A node costs about 2 KiB in the content, the request and
+/// the answers.
+const NODE_BUDGET: u32 = 2 * CONTENT_NODES as u32;
+/// Jobs with at most this many nodes take none of the budget, so that large objects do not delay them.
+const SMALL: u32 = 2_000;
 
 /// The header of a request that the API server handles as one of another user.
 const IMPERSONATE_USER: &str = "impersonate-user";
@@ -146,7 +155,11 @@ impl Member {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Call<DynamicObject> {
-        serde_json::from_str(&self.text(request).await?).map_err(|_| CallError::Unanswered)
+        let text = self.text(request).await?;
+        if has_many_nodes(&text) {
+            return Err(CallError::Unanswered);
+        }
+        serde_json::from_str(&text).map_err(|_| CallError::Unanswered)
     }
 
     async fn apply(&self, kind: &Kind, copy: &SourceRef, body: &Value) -> Call<DynamicObject> {
@@ -182,6 +195,9 @@ impl Member {
         let text = self
             .text(at(kind, copy).delete(&copy.name, &params))
             .await?;
+        if has_many_nodes(&text) {
+            return Err(CallError::Unanswered);
+        }
         let answer: Value = serde_json::from_str(&text).map_err(|_| CallError::Unanswered)?;
         if answer["kind"] == "Status" {
             return Ok(Either::Right(Status::success()));
@@ -270,7 +286,7 @@ impl ApplyRun<'_> {
         let ended = match work {
             Work::CreateNamespace | Work::Preview(_) => Ok(()),
             Work::Read => self.read().await,
-            Work::Create(body) => self.write(None, &body, false).await,
+            Work::Create(body) => self.write(None, &body).await,
             Work::Change(target, body) => self.change(target, &body).await,
             Work::Adopt(target, body) => self.adopt(target, &body).await,
             Work::Overwrite(target, body) => self.overwrite(target, &body).await,
@@ -358,7 +374,7 @@ impl ApplyRun<'_> {
         target: ExpectedObject,
         body: &DesiredObject,
     ) -> Result<(), CopyError> {
-        match self.write(Some(target.clone()), body, false).await {
+        match self.write(Some(target.clone()), body).await {
             Err(copy_error)
                 if copy_error.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
             Err(copy_error) if copy_error.reason == Reason::Immutable => {
@@ -379,7 +395,7 @@ impl ApplyRun<'_> {
         if self.done.observed != Some(Observed::Absent) {
             return Ok(());
         }
-        let ended = self.write(None, body, false).await;
+        let ended = self.write(None, body).await;
         if self.done.wrote == Some(WriteEffect::Created) {
             self.done.wrote = Some(WriteEffect::Recreated);
         }
@@ -390,7 +406,6 @@ impl ApplyRun<'_> {
         &mut self,
         target: Option<ExpectedObject>,
         body: &DesiredObject,
-        adopted: bool,
     ) -> Result<(), CopyError> {
         let content = self.content(body).await?;
         let kind = self.select_version(&content)?;
@@ -412,7 +427,7 @@ impl ApplyRun<'_> {
             Some(_) | None => None,
         };
         let mut written = ApplyInput {
-            adopted,
+            adopted: false,
             ..apply_input(&kind, self.copy, &content, body)
         };
         let mut current = target.clone();
@@ -462,28 +477,40 @@ impl ApplyRun<'_> {
                 }
             }
         };
-        let Some(mut object) = stored else {
+        let Some(object) = stored else {
             return Ok(());
         };
-        self.done.wrote = Some(effect(target.as_ref(), &object));
+        let over = (target.as_ref(), current);
+        match self.stored(object, over, &content, body).await? {
+            Some(object) if !self.is_written(body) => Err(compare(&object).rewritten()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records what an apply over `target` has stored, and removes what it leaves. `current` is the last version before it. Returns
+    /// the object; `None` if another writer was faster.
+    async fn stored(
+        &mut self,
+        mut object: DynamicObject,
+        (target, current): (Option<&ExpectedObject>, Option<ExpectedObject>),
+        content: &Content,
+        body: &DesiredObject,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        self.done.wrote = Some(effect(target, &object));
         let version = object.metadata.resource_version.clone().unwrap_or_default();
         if let Some(passed) = current.filter(|current| *current.version != *version) {
             self.passed(passed.version);
         }
-        if let Some(patch) = body::surplus(&kind, &object, &content, ignored) {
+        if let Some(patch) = body::surplus(&self.kind, &object, content, &body.ignored) {
             self.record_object(&object);
             let Some(patched) = self.patched(self.recorded_target(), patch).await? else {
-                return Ok(());
+                return Ok(None);
             };
             object = patched;
             self.done.wrote = Some(WriteEffect::Changed);
         }
         self.record_object(&object);
-        if self.is_written(body) {
-            Ok(())
-        } else {
-            Err(compare(&object).rewritten())
-        }
+        Ok(Some(object))
     }
 
     /// Whether the last recorded object is the intact copy of this revision.
@@ -499,44 +526,6 @@ impl ApplyRun<'_> {
             uid: live.uid.clone(),
             version: live.version.clone(),
         })
-    }
-
-    async fn adopt(
-        &mut self,
-        target: ExpectedObject,
-        body: &DesiredObject,
-    ) -> Result<(), CopyError> {
-        // An object that may be overwritten may be adopted.
-        if let Some(denied) = body.limits.policy.denies_adopting() {
-            return Err(denied);
-        }
-        let content = self.content(body).await?;
-        let kind = self.select_version(&content)?;
-        let Some(object) = self.same_in(&kind, &target).await? else {
-            return Ok(());
-        };
-        let applied = match self.compared(&kind, &target, &object, &content, body).await {
-            Ok(applied) => applied,
-            Err(error) if error.is_race() => return self.reread(Some(&target), &error).await,
-            Err(error) if error.is_foreign_change() => None,
-            Err(error) => match self.fail(&error) {
-                // The content does not fit into the object, which is another one then.
-                refused if refused.refuses_content() => None,
-                failed => return Err(failed),
-            },
-        };
-        if !live::is_adoptable(&kind, &object, &content, applied.as_ref()) {
-            let gone = || CopyError::new(Reason::Conflict, "the object was deleted meanwhile");
-            return Err(self.live().map_or_else(gone, |live| body.unequal(live)));
-        }
-        let created = self
-            .live()
-            .is_some_and(|live| live.ownership == Ownership::Retained);
-        let ended = self.write(Some(target), body, !created).await;
-        if self.done.wrote.is_some() {
-            self.done.wrote = Some(WriteEffect::Adopted);
-        }
-        ended
     }
 
     async fn overwrite(
@@ -568,7 +557,8 @@ impl ApplyRun<'_> {
             return Ok(());
         };
         let managers = self.live().and_then(|live| live.others.clone());
-        let applied = match self.compared(&kind, target, &object, &content, body).await {
+        let managed = Some(&object).filter(|_| !body.ignored.is_empty());
+        let applied = match self.compared(&kind, target, managed, &content, body).await {
             Ok(applied) => applied,
             Err(error) if error.is_race() => return self.reread(Some(target), &error).await,
             Err(error) => {
@@ -728,11 +718,25 @@ impl ApplyRun<'_> {
 
 /// Runs jobs until their sender is dropped. The core limits the jobs under way.
 pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Sender<Done>) {
+    let budget = Semaphore::new(NODE_BUDGET as usize);
     let mut running = FuturesUnordered::new();
+    let run = |job: Job| {
+        let (member, budget) = (&member, &budget);
+        async move {
+            let nodes = if job.nodes > SMALL {
+                job.nodes.min(NODE_BUDGET)
+            } else {
+                0
+            };
+            // The budget is never closed.
+            let _permit = budget.acquire_many(nodes).await;
+            member.run(job).await
+        }
+    };
     loop {
         tokio::select! {
             job = jobs.recv() => match job {
-                Some(job) => running.push(member.run(job)),
+                Some(job) => running.push(run(job)),
                 None => break,
             },
             Some(ended) = running.next() => {

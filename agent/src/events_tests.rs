@@ -71,6 +71,7 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
         terminating: false,
         number: 0,
         newest: false,
+        names_member: true,
         applied_at: 0,
         health: None,
         feedback: None,
@@ -112,13 +113,14 @@ fn agent_writes_are_counted() {
 
 #[test]
 fn ownership_of_the_present_object_is_reported() {
-    use Ownership::{Clone, Foreign, OtherHub, Retained, Untouchable};
+    use Ownership::{Clone, Foreign, OtherHub, OtherMember, Retained, Untouchable};
     let all = [
         (Foreign, Some("helm")),
         (Foreign, None),
         (Retained, None),
         (Clone, Some("kubectl-create")),
         (OtherHub, None),
+        (OtherMember, None),
         (Untouchable, None),
     ];
     let all = all.map(|(ownership, others)| live(ownership, others));

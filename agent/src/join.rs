@@ -2,6 +2,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use runnel_proto::model::clip;
 use runnel_proto::wire::{CertificateResponse, JoinRequest};
 use runnel_transport::grpc::runnel_client::RunnelClient;
 use runnel_transport::identity::{JoinString, JoinStringError, MemberKey, PeerCertificate};
@@ -14,6 +15,8 @@ use runnel_agent_core::backoff::{CONNECT, Jitter, renew_after};
 
 /// Timeout of one attempt at one address.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
+/// The longest name of a `MemberCluster`, in bytes.
+const NAME_LIMIT: usize = 63;
 
 /// The reason why there is no join string, in one sentence with a hint.
 #[derive(Debug, thiserror::Error)]
@@ -103,11 +106,13 @@ pub async fn join(
     file: Option<&Path>,
     mut string: JoinString,
     mut stored: Option<Identity>,
+    cluster_uid: &str,
     jitter: &mut Jitter,
 ) -> Result<Identity, JoinRefused> {
     let mut failures = 0;
     loop {
-        match join_once(store, &string, &mut stored, jitter.draw(), CALL_LIMIT).await {
+        let draw = (jitter.draw(), CALL_LIMIT);
+        match join_once(store, &string, &mut stored, cluster_uid, draw).await {
             Ok(identity) => return Ok(identity),
             Err(NotJoined::Refused(refused)) => return Err(refused),
             Err(NotJoined::Passing(message)) => {
@@ -124,7 +129,7 @@ pub async fn join(
 }
 
 /// Tries once to join the hub, at each of its addresses with the timeout `limit`, and stores the
-/// identity.
+/// identity. `cluster_uid` is the uid of the member's `kube-system` namespace.
 ///
 /// The key is stored before it is used, so that a stop in between costs no token. An existing
 /// certificate is stored with it, until the hub has accepted the join. `stored` returns the stored
@@ -136,13 +141,14 @@ pub async fn join_once(
     store: &Store,
     join: &JoinString,
     stored: &mut Option<Identity>,
-    draw: f64,
-    limit: Duration,
+    cluster_uid: &str,
+    (draw, limit): (f64, Duration),
 ) -> Result<Identity, NotJoined> {
     let (before, mut identity) =
         prepared(join, stored.take()).map_err(|error| NotJoined::Passing(error.to_string()))?;
     *stored = Some(before.clone());
-    match attempt(store, join, &before, &mut identity, (draw, limit)).await {
+    let change = (&before, &mut identity);
+    match attempt(store, join, change, cluster_uid, (draw, limit)).await {
         Ok(()) => {
             tracing::info!(cluster = %identity.cluster, hub = %identity.hub, "joined the hub");
             Ok(identity)
@@ -190,6 +196,7 @@ fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Iden
         hub: join.hub.clone(),
         addresses: join.addresses.clone(),
         cluster: join.cluster.clone(),
+        replaced_cluster: String::new(),
         key: key.clone(),
         seal_key,
         token_id: join.token.id().to_owned(),
@@ -212,8 +219,8 @@ fn prepared(join: &JoinString, stored: Option<Identity>) -> anyhow::Result<(Iden
 async fn attempt(
     store: &Store,
     join: &JoinString,
-    before: &Identity,
-    identity: &mut Identity,
+    (before, identity): (&Identity, &mut Identity),
+    cluster_uid: &str,
     (draw, limit): (f64, Duration),
 ) -> Result<(), Failed> {
     let passing = |text: &str| Failed::Passing(text.to_owned());
@@ -232,14 +239,17 @@ async fn attempt(
         cluster: join.cluster.clone(),
         token: join.token.expose().to_owned(),
         certificate_request: certificate_request.into(),
+        cluster_uid: cluster_uid.to_owned(),
     };
     let mut last = passing("the join string names no address");
     for address in &join.addresses {
         match call(address, join, request.clone(), limit).await {
             Ok(response) => {
+                let replaced_cluster = clip(&response.replaced_cluster, NAME_LIMIT).to_owned();
                 let certificate = certificate(response, &key, SystemTime::now(), draw);
                 let joined = Identity {
                     certificate: Some(certificate.map_err(|error| passing(&error.to_string()))?),
+                    replaced_cluster,
                     ..identity.clone()
                 };
                 store.save_identity(&joined).await.map_err(unsaved)?;
@@ -435,6 +445,7 @@ mod tests {
             let response = CertificateResponse {
                 certificate: signed.der.to_vec().into(),
                 ca_certificates: cas,
+                replaced_cluster: String::new(),
             };
             let renew_at = certificate(response, &key, here, 0.5).unwrap().renew_at;
             let after = renew_at.duration_since(here).unwrap();

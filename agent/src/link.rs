@@ -68,6 +68,8 @@ pub enum LinkEvent {
 pub struct Link {
     /// The identity of the agent.
     pub identity: Identity,
+    /// The uid of the cluster.
+    pub cluster_uid: String,
     /// The store for new certificates.
     pub store: Store,
     /// The generator of jitter.

@@ -156,6 +156,7 @@ async fn active(
                 settings.join_file.as_deref(),
                 string,
                 stored,
+                &cluster_uid,
                 &mut jitter,
             )
             .await?
@@ -168,6 +169,7 @@ async fn active(
     let history_token = HistoryTokenStore::new(store.clone(), remembered);
     let (hub_cluster_uid, terms) =
         retry_until_ok("read its terms", &mut jitter, || store.terms(&identity.hub)).await;
+    let uid = cluster_uid.clone();
     let setup = Setup {
         location: AgentLocation {
             namespace: settings.namespace.clone(),
@@ -191,7 +193,7 @@ async fn active(
         settings,
         (ready, right),
         (store, history_token),
-        identity,
+        (identity, uid),
         core,
         (policy_file, policy),
         jitter,
@@ -214,7 +216,7 @@ fn tasks(
     settings: Settings,
     (ready, right): (Option<PendingPart>, WriteRight),
     (store, history_token): (Store, HistoryTokenStore),
-    identity: Identity,
+    (identity, cluster_uid): (Identity, String),
     mut core: Reconciler,
     (file, policy): (Option<PolicyFile>, Arc<Policy>),
     jitter: Jitter,
@@ -227,7 +229,11 @@ fn tasks(
         watches: times,
         ..
     } = settings;
-    let sealer = Sealer::new(&identity.seal_key, &identity.hub);
+    let sealer = Sealer::new(
+        &identity.seal_key,
+        &identity.hub,
+        [&identity.cluster, &identity.replaced_cluster],
+    );
     // A small capacity, because each event may contain the content of a copy.
     let (watched, watch_events) = mpsc::channel(32);
     let (link_events, from_link) = mpsc::channel(2);
@@ -285,6 +291,7 @@ fn tasks(
     let fence = Fence::default();
     let mut link = Link {
         identity,
+        cluster_uid,
         store,
         jitter,
         metrics,

@@ -47,6 +47,8 @@ pub struct Identity {
     pub addresses: Vec<String>,
     /// Name of the `MemberCluster`.
     pub cluster: String,
+    /// The `MemberCluster` that this one has replaced, or an empty name.
+    pub replaced_cluster: String,
     /// The private key, PEM.
     pub key: String,
     /// The key of the seals. It survives every renewal of the certificate.
@@ -310,6 +312,10 @@ fn written_identity(identity: &Identity) -> BTreeMap<String, Vec<u8>> {
             identity.addresses.join("\n").into_bytes(),
         ),
         ("cluster".to_owned(), identity.cluster.clone().into_bytes()),
+        (
+            "replaced-cluster".to_owned(),
+            identity.replaced_cluster.clone().into_bytes(),
+        ),
         ("tls.key".to_owned(), identity.key.clone().into_bytes()),
         ("seal.key".to_owned(), identity.seal_key.clone()),
         (
@@ -352,6 +358,7 @@ fn read_identity(data: &BTreeMap<String, Vec<u8>>) -> Option<Identity> {
         hub: text("hub-id")?,
         addresses: text("hub-addresses")?.lines().map(str::to_owned).collect(),
         cluster: text("cluster")?,
+        replaced_cluster: text("replaced-cluster").unwrap_or_default(),
         key: text("tls.key")?,
         seal_key: data.get("seal.key").filter(|key| key.len() >= 16)?.clone(),
         token_id: text("token-id").unwrap_or_default(),
@@ -447,6 +454,7 @@ mod tests {
             hub,
             addresses: vec!["a:1".into(), "b:2".into()],
             cluster: "eu-1".into(),
+            replaced_cluster: String::new(),
             key: key.to_pem(),
             seal_key: vec![7; 32],
             token_id: "abcdefgh".into(),

@@ -141,11 +141,20 @@ impl AnalysisRunner {
                 let status = rule?.status.rollout.as_ref()?;
                 Some(Progress::from(status))
             })?;
-            let of = progress.check_due(analysis, index.rules().check(uid), now)?;
-            Some((uid.clone(), of, analysis.check.clone()))
+            let last = index.rules().check(uid);
+            let of = progress.check_due(analysis, last, now)?;
+            let check = (uid.clone(), of, analysis.check.clone());
+            Some((last.map(|last| last.at), check))
         });
-        due.take(room).collect()
+        in_turn(due.collect(), room)
     }
+}
+
+/// Returns the first of these, at most `room`: those that waited longest since their last result. So slow answers of some
+/// rules keep no other one waiting for more than a turn of all.
+fn in_turn<T>(mut due: Vec<(Option<Timestamp>, T)>, room: usize) -> Vec<T> {
+    due.sort_by_key(|(last, _)| *last);
+    due.into_iter().take(room).map(|(_, check)| check).collect()
 }
 
 /// Makes one check.
@@ -242,6 +251,22 @@ mod tests {
         let result = made(&runner.client, &check).await;
         serving.await.unwrap();
         result
+    }
+
+    #[test]
+    fn rules_with_slow_answers_take_turns_with_others() {
+        let mut last = [None; 12];
+        let mut checked = [0; 12];
+        // Every answer comes as late as it may.
+        for second in 1..=30 {
+            let due: Vec<_> = (0..12).map(|rule| (last[rule], rule)).collect();
+            for rule in in_turn(due, CONCURRENT) {
+                last[rule] = Timestamp::from_second(second).ok();
+                checked[rule] += 1;
+            }
+        }
+        // No rule waits for more than one turn of others.
+        assert!(checked.iter().all(|made| *made >= 15), "{checked:?}");
     }
 
     #[tokio::test]

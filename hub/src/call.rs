@@ -2,7 +2,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-/// The field manager of the hub's own Secrets and grants.
+/// The field manager of the hub's own Secrets, grants and records.
 pub(crate) const FIELD_MANAGER: &str = "runnel-hub";
 /// The time limit of one call to the API server.
 const CALL_LIMIT: Duration = Duration::from_secs(15);

@@ -80,12 +80,13 @@ pub struct Run {
     #[arg(long, env = "RUNNEL_SOURCE_GONE_GRACE", default_value = "5s", value_parser = duration, value_name = "DURATION")]
     pub source_gone_grace: Duration,
     /// The most copies of a rule that one indirect change removes without approval. No removalLimit of a rule exceeds it.
-    /// The larger of this and --removal-limit-percent applies, so set both.
-    #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_COUNT", value_name = "COPIES")]
-    pub removal_limit_count: Option<u64>,
-    /// The largest part of a rule's copies that one indirect change removes without approval, in percent.
-    #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_PERCENT", value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(0..=100))]
-    pub removal_limit_percent: Option<u64>,
+    /// Where --removal-limit-percent is set, too, the larger of the two counts.
+    #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_COUNT", value_name = "COPIES", value_parser = clap::value_parser!(i64).range(0..))]
+    pub removal_limit_count: Option<i64>,
+    /// The largest part of a rule's copies that one indirect change removes without approval, in percent. Where
+    /// --removal-limit-count is set, too, the larger of the two counts.
+    #[arg(long, env = "RUNNEL_REMOVAL_LIMIT_PERCENT", value_name = "PERCENT", value_parser = clap::value_parser!(i64).range(0..=100))]
+    pub removal_limit_percent: Option<i64>,
     /// The most bytes that are rendered for one rule whose copies differ by cluster, compressed as in memory; such as
     /// 128Mi. A rule that needs more is not sent.
     #[arg(long, env = "RUNNEL_RENDER_BUDGET", default_value = "128Mi", value_parser = bytes, value_name = "BYTES")]

@@ -11,7 +11,7 @@ mod leadership;
 
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -50,6 +50,8 @@ pub struct LiveSession {
     pub inquiries: Inquiries,
     /// Woken when a directive for its cluster changed, or a request was added.
     pub wake: Notify,
+    /// The member that has replaced this session's in its cluster.
+    pub replaced_by: OnceLock<ClusterName>,
 }
 
 impl LiveSession {
@@ -61,6 +63,7 @@ impl LiveSession {
             session: OrderedMutex::new(Session::default()),
             inquiries: Inquiries::of_a_session(),
             wake: Notify::new(),
+            replaced_by: OnceLock::new(),
         }
     }
 }
@@ -279,9 +282,10 @@ impl HubState {
             return effect;
         }
         let report_store = self.report_store.lock();
-        effect.merge(index.judge(
+        effect.merge(index.judge_with(
             &rules,
             &|rule, cluster| report_store.reported_copies(rule, cluster),
+            Some(&|cluster| report_store.copies_in(cluster)),
             now,
         ));
         if index.fleet_guard().due().is_some() {
@@ -435,6 +439,20 @@ impl HubState {
         drop(index);
         self.queues.dirty_rules.add(concerned);
         self.queues.dirty_members.add([cluster.clone()]);
+    }
+
+    /// Marks the deliveries to a cluster as changed: they show its labels, which are no part of a status.
+    pub fn mark_views_of(&self, cluster: &ClusterName) {
+        // Without the view API no task would take them out.
+        if !self.settings.serves_views {
+            return;
+        }
+        let index = self.index.read();
+        let sent = index.rules().iter();
+        let sent = sent.filter(|(_, entry)| entry.target_clusters.clusters.contains_key(cluster));
+        let sent: Vec<_> = sent.map(|(uid, _)| uid.clone()).collect();
+        drop(index);
+        self.queues.viewed_rules.add(sent);
     }
 
     /// Marks the status of every member as possibly out of date.

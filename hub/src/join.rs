@@ -6,27 +6,31 @@ use std::time::{Duration, Instant, SystemTime};
 
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
+use runnel_proto::model::ClusterName;
 use runnel_proto::{REASON_METADATA, wire};
 use runnel_transport::identity::{
     Fingerprint, IdentityError, PeerCertificate, SignedCertificate, SpiffeId, Token,
     is_cluster_name,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::{Mutex as Turn, Semaphore};
 use tonic::Status;
 use tonic::metadata::MetadataValue;
 
 use crate::ca::HubCas;
-use crate::call::{ApiError, with_timeout};
-use crate::membership::CertificateLifetimes;
+use crate::call::{ApiError, FIELD_MANAGER, with_timeout};
+use crate::member_records::{read_member, write_record};
 use crate::membership::attempts::Attempts;
 use crate::membership::decide::{
-    JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed,
+    JoinRefusal, admit_renewal, check_token, key_record, redeem, renewed, replaced,
 };
+use crate::membership::keys::with_retired_key_use;
 use crate::membership::tokens::{WRONG_SECRETS, with_failed_attempt};
+use crate::membership::{CertificateLifetimes, Member};
+use crate::object_cache::ObjectCache;
 use crate::ordered_lock::LeafMutex;
-use runnel_api::{KeyRecord, MemberCluster};
+use runnel_api::{KeyRecord, MemberCluster, MemberRecordSpec};
 
 /// The longest certificate request that is parsed, in bytes.
 const REQUEST_LIMIT: usize = 8 * 1024;
@@ -38,13 +42,13 @@ const UNKNOWN_CALLER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The number of locks for the writes of joins. The joins of one cluster share a lock, so their
 /// writes are in sequence.
 const TURNS: usize = 16;
-/// The limit of attempts at a write. The hub's own status writes may come between a read and a
+/// The limit of attempts at a write. The hub's own writes of the record may come between a read and a
 /// write.
 const TRIES: usize = 5;
 
 /// Issues certificates to members.
 pub struct Registrar {
-    members: Api<MemberCluster>,
+    client: Client,
     hub_cas: Arc<HubCas>,
     lifetimes: CertificateLifetimes,
     attempts: LeafMutex<Attempts>,
@@ -61,9 +65,9 @@ pub struct JoinClient {
     pub known: bool,
 }
 
-/// The status that a join writes, and the answer after the write.
+/// The record that a join writes, and the answer after the write.
 struct PlannedWrite {
-    status: Value,
+    record: MemberRecordSpec,
     answer: Result<SignedCertificate, JoinRefusal>,
 }
 
@@ -121,6 +125,7 @@ pub fn refused(refusal: &JoinRefusal) -> Status {
         JoinRefusal::WrongToken(_)
         | JoinRefusal::WrongSecret(_)
         | JoinRefusal::Gone(_)
+        | JoinRefusal::Recreated(_)
         | JoinRefusal::UnknownKey(_)
         | JoinRefusal::RetiredKey(_)
         | JoinRefusal::CertificateExpired(_)
@@ -129,7 +134,9 @@ pub fn refused(refusal: &JoinRefusal) -> Status {
         | JoinRefusal::Spent(_)
         | JoinRefusal::LockedOut(_)
         | JoinRefusal::NotAccepted(_)
+        | JoinRefusal::SecondMembership { .. }
         | JoinRefusal::Deleting(_) => Status::failed_precondition(text),
+        JoinRefusal::Unclear(_) => Status::unavailable(text),
         JoinRefusal::TooManyTries(_) | JoinRefusal::TooManyTokens(_) => {
             Status::resource_exhausted(text)
         }
@@ -152,13 +159,12 @@ pub(crate) fn with_reason(mut status: Status, reason: &'static str) -> Status {
 }
 
 impl Registrar {
-    /// Signs with the current CA of `hub_cas`, and records keys in the status of the
-    /// `MemberCluster`s.
+    /// Signs with the current CA of `hub_cas`, and records keys in the `MemberRecord`s.
     pub fn new(client: Client, hub_cas: Arc<HubCas>, lives: CertificateLifetimes) -> Self {
         let (attempts, strangers) = (LeafMutex::default(), Semaphore::new(UNKNOWN_CALLERS));
         let turns = std::array::from_fn(|_| Turn::default());
         Self {
-            members: Api::all(client),
+            client,
             hub_cas,
             lifetimes: lives,
             attempts,
@@ -181,8 +187,9 @@ impl Registrar {
         &self,
         caller: JoinClient,
         request: wire::JoinRequest,
+        known: &ObjectCache,
     ) -> Result<wire::CertificateResponse, Status> {
-        let cluster = request.cluster;
+        let cluster = request.cluster.clone();
         if !is_cluster_name(&cluster) {
             return Err(Status::invalid_argument(
                 "the cluster's name is not valid: use the join string as it is",
@@ -200,17 +207,17 @@ impl Registrar {
             None => None,
         };
         let result = match Token::parse(&request.token) {
-            Ok(token) => {
-                self.try_join(&cluster, &token, &request.certificate_request)
-                    .await
-            }
+            Ok(token) => self.try_join(&token, &request, known).await,
             Err(_) => Err(JoinRefusal::WrongToken(cluster.clone()).into()),
         };
         drop(lane);
         match result {
-            Ok(signed) => {
+            Ok((signed, replaced)) => {
                 tracing::info!(%cluster, key = %signed.key, "a cluster joined");
-                Ok(self.response(signed))
+                Ok(wire::CertificateResponse {
+                    replaced_cluster: replaced.unwrap_or_default(),
+                    ..self.response(signed)
+                })
             }
             Err(failure) => {
                 if let Failure::Refused(refusal) = &failure {
@@ -226,55 +233,60 @@ impl Registrar {
         }
     }
 
+    /// Returns the certificate, and the name of the `MemberCluster` that this one replaces.
     async fn try_join(
         &self,
-        cluster: &str,
         token: &Token,
-        request: &[u8],
-    ) -> Result<SignedCertificate, Failure> {
+        request: &wire::JoinRequest,
+        known: &ObjectCache,
+    ) -> Result<(SignedCertificate, Option<String>), Failure> {
+        let cluster = &*request.cluster;
         let mut turn = None;
         for _ in 0..=TRIES {
-            let Some(member) = self.member(cluster).await? else {
+            let Some(member) = self.member(cluster, known).await? else {
                 return Err(JoinRefusal::WrongToken(cluster.to_owned()).into());
             };
-            let step = self.step(&member, cluster, token, request)?;
+            let first = known.holder(&member.cluster, &request.cluster_uid);
+            let step = self.step(&member, token, request, first)?;
             if turn.is_none() {
                 // Only requests with a known token id lead to a write. So other requests neither
                 // wait here nor delay a join.
                 turn = Some(self.turn(cluster).lock().await);
                 continue;
             }
-            // The hub issues the certificate only after its key is written to the status.
-            if self.record(&member, cluster, step.status).await? {
-                return Ok(step.answer?);
+            // The hub issues the certificate only after its key is written to the record.
+            if self.record(&member, step.record, known).await? {
+                let signed = step.answer?;
+                self.forget_cluster_uid(&member, known).await?;
+                return Ok((signed, replaced(&member.cluster).map(str::to_owned)));
             }
         }
         Err(Failure::Busy)
     }
 
-    /// Computes the status change and the answer for this token and request.
+    /// Computes the new record and the answer for this token and request. `first` is the other
+    /// member that has the cluster.
     fn step(
         &self,
-        member: &MemberCluster,
-        cluster: &str,
+        member: &Member,
         token: &Token,
-        request: &[u8],
+        request: &wire::JoinRequest,
+        first: Option<ClusterName>,
     ) -> Result<PlannedWrite, Failure> {
+        let cluster = &*request.cluster;
         let now = Timestamp::now();
         match (
             check_token(Some(member), cluster, token, now),
-            &member.spec.join,
+            &member.cluster.spec.join,
         ) {
             (Ok((member, join)), _) => {
-                let (signed, record) = self.sign(member, cluster, request)?;
-                let redeemed = redeem(member, cluster, join, record, now)?;
-                // A join starts over: keys that were retired before are no longer relevant.
-                let identity = json!({"keys": redeemed.keys, "retired": null});
-                // A different cluster may join under this name.
-                let status =
-                    json!({"tokens": redeemed.tokens, "identity": identity, "clusterUid": null});
+                if let Some(first) = first {
+                    let (cluster, first) = (cluster.to_owned(), first.to_string());
+                    return Err(JoinRefusal::SecondMembership { cluster, first }.into());
+                }
+                let (signed, record) = self.sign(member, cluster, &request.certificate_request)?;
                 Ok(PlannedWrite {
-                    status,
+                    record: redeem(member, cluster, join, record, now)?,
                     answer: Ok(signed),
                 })
             }
@@ -282,7 +294,10 @@ impl Registrar {
                 let (tokens, count) = with_failed_attempt(member, join, now);
                 tracing::warn!(%cluster, token = token.id(), count, "a wrong secret of a token; with {WRONG_SECRETS} it is burnt");
                 Ok(PlannedWrite {
-                    status: json!({"tokens": tokens}),
+                    record: MemberRecordSpec {
+                        tokens,
+                        ..member.record().clone()
+                    },
                     answer: Err(refusal),
                 })
             }
@@ -305,23 +320,26 @@ impl Registrar {
         &self,
         peer: &PeerCertificate,
         request: wire::RenewRequest,
+        known: &ObjectCache,
+        or_unclear: impl Fn(JoinRefusal) -> JoinRefusal,
     ) -> Result<wire::CertificateResponse, Status> {
         check_length(&request.certificate_request)?;
         let SpiffeId::Cluster { cluster, .. } = &peer.id else {
             return Err(Status::unauthenticated("the certificate is not a member's"));
         };
         match self
-            .try_renew(cluster, peer, &request.certificate_request)
+            .try_renew(cluster, peer, &request.certificate_request, known)
             .await
         {
             Ok(signed) => {
                 tracing::info!(%cluster, key = %signed.key, "a cluster renewed its certificate");
                 Ok(self.response(signed))
             }
-            Err(failure) => {
-                if let Failure::Refused(refusal) = &failure {
+            Err(mut failure) => {
+                if let Failure::Refused(refusal) = &mut failure {
+                    *refusal = or_unclear(refusal.clone());
                     tracing::warn!(%cluster, reason = %refusal, "a renewal was refused");
-                    self.record_retired_key_use(refusal, peer).await;
+                    self.record_retired_key_use(refusal, peer, known).await;
                 }
                 Err(failure.into())
             }
@@ -333,24 +351,18 @@ impl Registrar {
         cluster: &str,
         peer: &PeerCertificate,
         request: &[u8],
+        known: &ObjectCache,
     ) -> Result<SignedCertificate, Failure> {
         for _ in 0..TRIES {
             let now = Timestamp::now();
-            let identity = self.hub_cas.identity();
-            let member = self.member(cluster).await?;
+            let hub = self.hub_cas.identity();
+            let member = self.member(cluster, known).await?;
             let limit = self.lifetimes.expired_renewal;
-            let member = admit_renewal(member.as_ref(), &identity.hub_id, peer, limit, now)?;
-            let (signed, record) = self.sign(member, cluster, request)?;
-            let keys = renewed(
-                crate::membership::decide::keys(member),
-                &peer.key,
-                record,
-                now,
-            );
-            if self
-                .record(member, cluster, json!({"identity": {"keys": keys}}))
-                .await?
-            {
+            let member = admit_renewal(member.as_ref(), &hub.hub_id, peer, limit, now)?;
+            let (signed, key) = self.sign(member, cluster, request)?;
+            let mut record = member.record().clone();
+            record.identity.keys = renewed(&record.identity.keys, &peer.key, key, now);
+            if self.record(member, record, known).await? {
                 return Ok(signed);
             }
         }
@@ -358,52 +370,47 @@ impl Registrar {
     }
 
     /// Records that a client used a retired key. Best effort: the client retries.
-    pub async fn record_retired_key_use(&self, refusal: &JoinRefusal, peer: &PeerCertificate) {
+    pub async fn record_retired_key_use(
+        &self,
+        refusal: &JoinRefusal,
+        peer: &PeerCertificate,
+        known: &ObjectCache,
+    ) {
         let JoinRefusal::RetiredKey(cluster) = refusal else {
             return;
         };
         tracing::error!(%cluster, key = %peer.key, "a replaced key was used: an attacker may have a copy of it");
         for _ in 0..TRIES {
-            let Ok(Some(member)) = self.member(cluster).await else {
+            let Ok(Some(member)) = self.member(cluster, known).await else {
                 return;
             };
-            let identity = member
-                .status
-                .as_ref()
-                .and_then(|status| status.identity.as_ref());
-            let noted = identity.and_then(|identity| {
-                crate::membership::keys::with_retired_key_use(
-                    identity,
-                    &peer.key.to_string(),
-                    Timestamp::now(),
-                )
-            });
-            let Some(noted) = noted else { return };
-            if !matches!(
-                self.record(&member, cluster, json!({"identity": noted}))
-                    .await,
-                Ok(false)
-            ) {
+            let (key, record) = (peer.key.to_string(), member.record().clone());
+            let Some(identity) = with_retired_key_use(&record.identity, &key, Timestamp::now())
+            else {
+                return;
+            };
+            let record = MemberRecordSpec { identity, ..record };
+            if !matches!(self.record(&member, record, known).await, Ok(false)) {
                 return;
             }
         }
     }
 
-    async fn member(&self, cluster: &str) -> Result<Option<MemberCluster>, ApiError> {
+    async fn member(&self, cluster: &str, known: &ObjectCache) -> Result<Option<Member>, ApiError> {
         with_timeout(
-            format!("read MemberCluster {cluster}"),
-            self.members.get_opt(cluster),
+            format!("read member {cluster}"),
+            read_member(&self.client, known, cluster),
         )
         .await
     }
 
     fn sign(
         &self,
-        member: &MemberCluster,
+        member: &Member,
         cluster: &str,
         request: &[u8],
     ) -> Result<(SignedCertificate, KeyRecord), IdentityError> {
-        let uid = member.metadata.uid.as_deref().unwrap_or_default();
+        let uid = member.cluster.metadata.uid.as_deref().unwrap_or_default();
         let now = SystemTime::now();
         let identity = self.hub_cas.identity();
         let signed = identity.ca.sign_member(
@@ -429,27 +436,51 @@ impl Registrar {
         Ok((signed, record))
     }
 
-    /// Writes the status of exactly the object that was read. Returns `false` if that has changed
+    /// Writes the record, if it is the one that was read (see [`crate::member_records`]). Returns `false` if that has changed
     /// since.
     async fn record(
         &self,
-        member: &MemberCluster,
-        cluster: &str,
-        status: Value,
+        member: &Member,
+        record: MemberRecordSpec,
+        known: &ObjectCache,
     ) -> Result<bool, ApiError> {
-        let (version, uid) = (&member.metadata.resource_version, &member.metadata.uid);
-        let patch = Patch::Merge(
-            json!({"metadata": {"resourceVersion": version, "uid": uid}, "status": status}),
-        );
+        let name = member.cluster.name_any();
+        let call = write_record(&self.client, member, record);
+        match with_timeout(format!("write MemberRecord {name}"), call).await {
+            Ok(written) => {
+                known.set_member(name.as_str().into(), written);
+                Ok(true)
+            }
+            Err(error) if error.is_conflict() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes the cluster's uid from the status after a join, as another cluster may have joined. The new key is stored
+    /// before: the writer reports no uid of a session with a former one. If this fails, the agent repeats its join.
+    async fn forget_cluster_uid(
+        &self,
+        member: &Member,
+        known: &ObjectCache,
+    ) -> Result<(), Failure> {
+        let (name, uid) = (member.cluster.name_any(), &member.cluster.metadata.uid);
+        let patch = json!({"metadata": {"uid": uid}, "status": {"clusterUid": null}});
         let params = PatchParams {
-            field_manager: Some("runnel-hub".to_owned()),
+            field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
-        let call = self.members.patch_status(cluster, &params, &patch);
-        match with_timeout(format!("record the key of MemberCluster {cluster}"), call).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_conflict() || error.is_not_found() => Ok(false),
-            Err(error) => Err(error),
+        let members: Api<MemberCluster> = Api::all(self.client.clone());
+        let patch = Patch::Merge(patch);
+        let call = members.patch_status(&name, &params, &patch);
+        match with_timeout(format!("write the status of MemberCluster {name}"), call).await {
+            // Only the watch decides that it is terminating.
+            Ok(written) if written.metadata.deletion_timestamp.is_none() => {
+                known.set_member(name.as_str().into(), written);
+                Ok(())
+            }
+            // It is deleted, or another one has the name: the key opens nothing.
+            Err(error) if !error.is_conflict() && !error.is_not_found() => Err(error.into()),
+            _ => Err(Failure::Busy),
         }
     }
 
@@ -457,6 +488,7 @@ impl Registrar {
         wire::CertificateResponse {
             certificate: signed.der.to_vec().into(),
             ca_certificates: self.hub_cas.certificates(),
+            replaced_cluster: String::new(),
         }
     }
 }

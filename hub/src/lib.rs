@@ -8,6 +8,7 @@ pub mod config;
 pub mod hub_state;
 pub mod join;
 pub mod lease;
+pub mod member_records;
 pub mod membership;
 pub mod metrics;
 pub mod object_cache;

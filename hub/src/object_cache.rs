@@ -9,8 +9,11 @@ use kube::api::ApiResource;
 use kube::{Resource, ResourceExt};
 use runnel_proto::model::{ClusterName, RuleUid};
 
+use crate::membership::Member;
+use crate::membership::decide::holds_cluster;
+use crate::membership::departures::Departures;
 use crate::ordered_lock::{LeafMutex, MEMBER_UPDATE, OBJECT_CACHE, OrderedGuard, OrderedMutex};
-use runnel_api::{MemberCluster, RuleStatus};
+use runnel_api::{MemberCluster, MemberRecord, RuleStatus};
 use runnel_hub_core::index::version_number;
 use runnel_hub_core::plan::Rule;
 use serde::de::DeserializeOwned;
@@ -52,7 +55,7 @@ impl RuleKind for runnel_api::ClusterDistributionRule {
     }
 }
 
-/// The number of deleted members whose uids are stored: more than are deleted while one request is
+/// The number of deleted objects whose uids are stored: more than are deleted while one request is
 /// in flight.
 const DELETED_UIDS_LIMIT: usize = 4096;
 
@@ -145,12 +148,67 @@ impl RuleObject {
     }
 }
 
-/// A member's object.
-struct MemberObject {
-    /// In an `Arc`, because readers read each object every few seconds.
-    object: Arc<MemberCluster>,
-    /// Whether it was observed before the current list began, so that it may be stale.
-    is_status_stale: bool,
+/// One of the two kinds of objects of a member.
+pub trait MemberObject:
+    Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static
+{
+    /// The kind's plural.
+    const RESOURCE: &'static str;
+    /// Returns the stored objects of this kind.
+    fn stored(members: &mut MemberObjects) -> &mut ObjectMap<Self>;
+}
+
+impl MemberObject for MemberCluster {
+    const RESOURCE: &'static str = "memberclusters";
+
+    fn stored(members: &mut MemberObjects) -> &mut ObjectMap<Self> {
+        &mut members.clusters
+    }
+}
+
+impl MemberObject for MemberRecord {
+    const RESOURCE: &'static str = "memberrecords";
+
+    fn stored(members: &mut MemberObjects) -> &mut ObjectMap<Self> {
+        &mut members.records
+    }
+}
+
+/// The objects of the members. A member exists if its `MemberCluster` does.
+#[derive(Default)]
+pub struct MemberObjects {
+    clusters: ObjectMap<MemberCluster>,
+    records: ObjectMap<MemberRecord>,
+}
+
+impl MemberObjects {
+    fn member(&self, name: &ClusterName) -> Option<Member> {
+        let (cluster, _) = self.clusters.known.get(name)?;
+        let record = self.records.known.get(name);
+        Some(Member::new(
+            cluster.clone(),
+            record.map(|(record, _)| record.clone()),
+        ))
+    }
+}
+
+/// The objects of one kind, by name.
+pub struct ObjectMap<K> {
+    /// In an `Arc`, because readers read each object every few seconds. Whether it was observed before the current list
+    /// began, so that it may be stale.
+    known: BTreeMap<ClusterName, (Arc<K>, bool)>,
+    /// The uids of deleted objects, the newest last. The answer to an earlier read or write of them
+    /// may still be in flight.
+    deleted_uids: VecDeque<String>,
+}
+
+impl<K> Default for ObjectMap<K> {
+    fn default() -> Self {
+        Self {
+            known: BTreeMap::new(),
+            deleted_uids: VecDeque::new(),
+        }
+    }
 }
 
 /// The cache of the objects that the writer writes.
@@ -161,12 +219,10 @@ struct MemberObject {
 #[derive(Default)]
 pub struct ObjectCache {
     rules: OrderedMutex<BTreeMap<RuleUid, RuleObject>, OBJECT_CACHE>,
-    members: OrderedMutex<BTreeMap<ClusterName, MemberObject>, OBJECT_CACHE>,
-    /// The number of changes of members.
+    members: OrderedMutex<MemberObjects, OBJECT_CACHE>,
+    /// The number of changes of members and their records.
     member_changes: AtomicU64,
-    /// The uids of deleted members, the newest last. The answer to an earlier read or write of them
-    /// may still be in flight.
-    deleted_uids: LeafMutex<VecDeque<String>>,
+    departures: LeafMutex<Departures>,
     turn: OrderedMutex<(), MEMBER_UPDATE>,
 }
 
@@ -277,40 +333,32 @@ impl ObjectCache {
         gone.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Marks the members as stale at the begin of a list.
-    pub fn mark_members_stale(&self) {
-        self.members
-            .lock()
+    /// Marks the objects of a kind as stale at the begin of a list.
+    pub fn mark_members_stale<K: MemberObject>(&self) {
+        let mut members = self.members.lock();
+        let stored = K::stored(&mut members);
+        stored
+            .known
             .values_mut()
-            .for_each(|known| known.is_status_stale = true);
-        self.deleted_uids.lock().clear();
+            .for_each(|(_, is_stale)| *is_stale = true);
+        stored.deleted_uids.clear();
     }
 
-    /// Stores a member that was observed or written. Returns `false`, and changes nothing, if a
-    /// later version is stored or the member was deleted.
-    pub fn set_member(&self, name: ClusterName, object: MemberCluster) -> bool {
-        let version =
-            |object: &MemberCluster| version_number(object.metadata.resource_version.as_deref());
+    /// Stores an object of a member that was observed or written. Returns `false`, and changes nothing, if a
+    /// later version is stored or the object was deleted.
+    pub fn set_member<K: MemberObject>(&self, name: ClusterName, object: K) -> bool {
+        let version = |object: &K| version_number(object.meta().resource_version.as_deref());
         let mut members = self.members.lock();
-        if object
-            .metadata
-            .uid
-            .as_ref()
-            .is_some_and(|uid| self.deleted_uids.lock().contains(uid))
-        {
+        let stored = K::stored(&mut members);
+        let uid = object.meta().uid.as_ref();
+        if uid.is_some_and(|uid| stored.deleted_uids.contains(uid)) {
             return false;
         }
-        let known = members.get(&name).filter(|known| !known.is_status_stale);
-        if known.is_some_and(|known| version(&known.object) > version(&object)) {
+        let known = stored.known.get(&name).filter(|(_, is_stale)| !is_stale);
+        if known.is_some_and(|(known, _)| version(known) > version(&object)) {
             return false;
         }
-        members.insert(
-            name,
-            MemberObject {
-                object: Arc::new(object),
-                is_status_stale: false,
-            },
-        );
+        stored.known.insert(name, (Arc::new(object), false));
         self.member_changes.fetch_add(1, Ordering::AcqRel);
         true
     }
@@ -332,57 +380,79 @@ impl ObjectCache {
         self.member_changes.load(Ordering::Acquire) + 1
     }
 
-    /// Reads a member without copying it.
-    pub fn with_member<V>(
-        &self,
-        name: &ClusterName,
-        read: impl FnOnce(Option<&MemberCluster>) -> V,
-    ) -> V {
-        read(self.members.lock().get(name).map(|known| &*known.object))
+    /// Reads a member.
+    pub fn with_member<V>(&self, name: &ClusterName, read: impl FnOnce(Option<&Member>) -> V) -> V {
+        read(self.member(name).as_ref())
+    }
+
+    /// Returns the other member that has the cluster with this uid.
+    pub fn holder(&self, member: &MemberCluster, cluster_uid: &str) -> Option<ClusterName> {
+        let members = self.members.lock();
+        let mut others = members.clusters.known.iter();
+        let first = others.find(|(_, (other, _))| {
+            !cluster_uid.is_empty() && holds_cluster(other, member, cluster_uid)
+        });
+        first.map(|(name, _)| name.clone())
     }
 
     /// Reads each member.
-    pub fn each_member(&self, read: impl FnMut(&MemberCluster)) {
-        self.members
-            .lock()
-            .values()
-            .map(|known| &*known.object)
-            .for_each(read);
+    pub fn each_member(&self, read: impl FnMut(Member)) {
+        let names = self.members().into_iter();
+        names.filter_map(|name| self.member(&name)).for_each(read);
     }
 
-    /// Removes a deleted member. An earlier version of it is not stored again before the next list.
-    pub fn remove_member(&self, name: &ClusterName) {
+    /// Removes a deleted object of a member. An earlier version of it is not stored again before the next list.
+    pub fn remove_member<K: MemberObject>(&self, name: &ClusterName) {
         let mut members = self.members.lock();
-        let uid = members
-            .remove(name)
-            .and_then(|known| known.object.metadata.uid.clone());
+        let stored = K::stored(&mut members);
+        let gone = stored.known.remove(name);
+        stored
+            .deleted_uids
+            .extend(gone.and_then(|(object, _)| object.meta().uid.clone()));
+        let surplus = stored.deleted_uids.len().saturating_sub(DELETED_UIDS_LIMIT);
+        stored.deleted_uids.drain(..surplus);
         self.member_changes.fetch_add(1, Ordering::AcqRel);
-        let mut gone = self.deleted_uids.lock();
-        gone.extend(uid);
-        let surplus = gone.len().saturating_sub(DELETED_UIDS_LIMIT);
-        gone.drain(..surplus);
+    }
+
+    /// Returns the uid of a stored object.
+    pub fn uid_of<K: MemberObject>(&self, name: &ClusterName) -> Option<String> {
+        let mut members = self.members.lock();
+        let (object, _) = K::stored(&mut members).known.get(name)?;
+        object.meta().uid.clone()
+    }
+
+    /// Locks the members that are absent or terminating.
+    pub fn departures(&self) -> OrderedGuard<'_, Departures> {
+        self.departures.lock()
+    }
+
+    /// Returns the number of known members.
+    pub fn member_count(&self) -> usize {
+        self.members.lock().clusters.known.len()
     }
 
     /// Returns a member, if it exists.
-    pub fn member(&self, name: &ClusterName) -> Option<Arc<MemberCluster>> {
-        self.members
-            .lock()
-            .get(name)
-            .map(|known| known.object.clone())
+    pub fn member(&self, name: &ClusterName) -> Option<Member> {
+        self.members.lock().member(name)
     }
 
     /// Returns the names of the known members.
     pub fn members(&self) -> Vec<ClusterName> {
-        self.members.lock().keys().cloned().collect()
+        let members = self.members.lock();
+        members.clusters.known.keys().cloned().collect()
     }
 
-    /// Returns the known members that are not in `seen`, and whether each was known before the list
+    /// Returns the stored objects of a kind that are not in `seen`, and whether each was known before the list
     /// began.
-    pub fn members_not_in(&self, seen: &BTreeSet<ClusterName>) -> Vec<(ClusterName, bool)> {
-        let members = self.members.lock();
-        let missing = members.iter().filter(|(name, _)| !seen.contains(*name));
+    pub fn members_not_in<K: MemberObject>(
+        &self,
+        seen: &BTreeSet<ClusterName>,
+    ) -> Vec<(ClusterName, bool)> {
+        let mut members = self.members.lock();
+        let known = K::stored(&mut members).known.iter();
+        let missing = known.filter(|(name, _)| !seen.contains(*name));
         missing
-            .map(|(name, known)| (name.clone(), known.is_status_stale))
+            .map(|(name, (_, is_stale))| (name.clone(), *is_stale))
             .collect()
     }
 }
@@ -429,28 +499,32 @@ mod tests {
                 && object_cache.members_version() == version
         );
         // The API server was restored from a backup.
-        object_cache.mark_members_stale();
+        object_cache.mark_members_stale::<MemberCluster>();
         assert!(object_cache.set_member(name.clone(), member(40)));
         assert!(
             !object_cache.set_member(name.clone(), member(39))
                 && object_cache.set_member(name.clone(), member(41))
         );
         // An object that was observed since the list began is newer than the one in the list.
-        object_cache.mark_members_stale();
+        object_cache.mark_members_stale::<MemberCluster>();
         assert!(
             object_cache.set_member(name.clone(), member(43))
                 && !object_cache.set_member(name.clone(), member(42))
         );
         assert_eq!(
-            object_cache.members_not_in(&BTreeSet::new()),
+            object_cache.members_not_in::<MemberCluster>(&BTreeSet::new()),
             [(name.clone(), false)]
         );
-        object_cache.mark_members_stale();
+        object_cache.mark_members_stale::<MemberCluster>();
         assert_eq!(
-            object_cache.members_not_in(&BTreeSet::new()),
+            object_cache.members_not_in::<MemberCluster>(&BTreeSet::new()),
             [(name.clone(), true)]
         );
-        assert!(object_cache.members_not_in(&[name].into()).is_empty());
+        assert!(
+            object_cache
+                .members_not_in::<MemberCluster>(&[name].into())
+                .is_empty()
+        );
     }
 
     #[test]
@@ -458,7 +532,7 @@ mod tests {
         let (object_cache, name) = (ObjectCache::default(), ClusterName::from("eu-1"));
         assert!(object_cache.set_member(name.clone(), member(90)));
         let version = object_cache.members_version();
-        object_cache.remove_member(&name);
+        object_cache.remove_member::<MemberCluster>(&name);
         assert!(object_cache.members_version() > version);
         // The answer to an earlier write arrives now.
         assert!(
@@ -470,7 +544,7 @@ mod tests {
         assert!(object_cache.set_member(name.clone(), relist));
         assert!(!object_cache.set_member(name.clone(), member(93)));
         // A restore from a backup may have created it again.
-        object_cache.mark_members_stale();
+        object_cache.mark_members_stale::<MemberCluster>();
         assert!(object_cache.set_member(name.clone(), member(40)));
     }
 

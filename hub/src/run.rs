@@ -11,7 +11,7 @@ use http::header::USER_AGENT;
 use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use runnel_api::{ClusterDistributionRule, DistributionRule};
+use runnel_api::{ClusterDistributionRule, DistributionRule, MemberCluster, MemberRecord};
 use runnel_hub::analysis::AnalysisRunner;
 use runnel_hub::ca::{self, CaError, CaRotator, HubIdentity, Parts, TrustedCas};
 use runnel_hub::config::{ApiAccess, Run};
@@ -262,6 +262,7 @@ async fn start(
         "distributionrules",
         "clusterdistributionrules",
         "memberclusters",
+        "memberrecords",
     ];
     let awaited = awaited.map(|part| Arc::new(LeafMutex::new(Some(readiness.wait_for(part)))));
     let serving_awaited = readiness.wait_for("sources");
@@ -278,10 +279,11 @@ async fn start(
         scope: Scope::new(options.source_namespaces.iter().cloned()),
         source_gone_grace: options.source_gone_grace,
         expired_renewal_limit: options.expired_renewal_limit,
-        removal_ceiling: Limit {
-            count: options.removal_limit_count.unwrap_or(Limit::NONE.count),
-            percent: options.removal_limit_percent.unwrap_or(Limit::NONE.percent),
-        },
+        removal_ceiling: Limit::of(
+            options.removal_limit_count,
+            options.removal_limit_percent,
+            Limit::NONE,
+        ),
         render_budget: options.render_budget.0,
         analysis_allow: options.analysis_allow.clone(),
         revision_key: identity.revision_key.clone(),
@@ -358,7 +360,7 @@ async fn start(
     tasks.spawn(async move { ("server", serve.await) });
     forever(tasks, shutdown.clone(), "CA rotation", ca_rotator.run());
 
-    let [rules, cluster_rules, members] = awaited.map(|part| {
+    let [rules, cluster_rules, members, records] = awaited.map(|part| {
         let hub_state = hub_state.clone();
         move || {
             drop(part.lock().take());
@@ -372,7 +374,7 @@ async fn start(
         options.analysis_ca_file.as_deref(),
     )?;
     forever(tasks, stop(), "analyses", analyses.run());
-    let watched = watch::watch_members(
+    let watched = watch::watch_members::<MemberCluster>(
         client.clone(),
         hub_state.clone(),
         object_cache.clone(),
@@ -380,6 +382,14 @@ async fn start(
     );
     let watched = in_span("memberclusters", watched);
     forever(tasks, stop(), "watch of members", watched);
+    let watched = watch::watch_members::<MemberRecord>(
+        client.clone(),
+        hub_state.clone(),
+        object_cache.clone(),
+        records,
+    );
+    let watched = in_span("memberrecords", watched);
+    forever(tasks, stop(), "watch of the records of members", watched);
     let watched = watch::watch_rules::<DistributionRule>(
         client.clone(),
         hub_state.clone(),

@@ -174,6 +174,8 @@ closed_list! {
         Deleted,
         /// Only the agent has the state.
         NotReported,
+        /// The hub has not decided or sent it yet, or the agent has not confirmed it.
+        NotConfirmed,
         /// The cluster has what the last completed rollout sent.
         Reverted,
     }

@@ -4,6 +4,7 @@
 //!   They stay at the edge: only [`convert`] and the two gRPC endpoints see them.
 //! - [`model`]: the words of the domain (rules, sources, intents, revisions, reports). Pure: no I/O, no clock.
 //! - [`convert`]: wire to model and back, total: any bytes give a value or a named refusal, never a panic.
+//! - [`json_nodes`]: the nodes of a JSON text, counted before it is decoded.
 //! - [`lease`]: who of several processes leads, by a Kubernetes Lease. Pure.
 //!
 //! The crate does no I/O and knows no clock; `runnel-transport` carries its messages.
@@ -18,6 +19,7 @@
 
 pub mod closed_list;
 pub mod convert;
+pub mod json_nodes;
 pub mod lease;
 pub mod model;
 

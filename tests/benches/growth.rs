@@ -18,13 +18,15 @@ use runnel_agent_core::desired::{AgentLocation, Desired, Namespace};
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::{Observed, Records};
 use runnel_api::{DistributionRule, RuleStatus};
-use runnel_hub_core::index::{Directive, Index};
+use runnel_hub_core::index::{Directive, Index, ReportedCopies};
 use runnel_hub_core::plan::{
-    ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters,
+    ClusterPlans, Rule, RuleGrants, RulePlan, SourceContent, SourceState, TargetClusters,
+    TermsResolver,
 };
 use runnel_hub_core::session::Session;
 use runnel_hub_core::status::{Now, ReportStore, SessionFacts, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
+use runnel_proto::json_nodes;
 use runnel_proto::model::{
     Batch, ClusterName, Content, Counts, FAILURES_LIMIT, Failure, HubFrame, Intent, MESSAGE_LIMIT,
     Payload, Reason, RuleDelta, RuleState, RuleUid, SourceRef,
@@ -41,6 +43,24 @@ const SHAPED_SIZES: [usize; 3] = [10, 100, 1_000];
 
 fn main() {
     divan::main();
+}
+
+fn small_values(count: usize) -> Vec<u8> {
+    serde_json::to_vec(&vec![json!({"a": 0}); count]).unwrap_or_default()
+}
+
+/// The nodes of a text are counted before it is decoded: compare with [`decoded_values`].
+#[divan::bench(args = SIZES)]
+fn counted_values(bencher: Bencher<'_, '_>, count: usize) {
+    let text = small_values(count);
+    bencher.bench(|| json_nodes::count(&text));
+}
+
+/// The decoding that a count may refuse.
+#[divan::bench(args = SIZES, sample_count = 10)]
+fn decoded_values(bencher: Bencher<'_, '_>, count: usize) {
+    let text = small_values(count);
+    bencher.bench(|| serde_json::from_slice::<serde_json::Value>(&text));
 }
 
 /// One rule's plan with a number of sources.
@@ -81,6 +101,35 @@ fn edit_beside_rules(bencher: Bencher<'_, '_>, rules: usize) {
 #[divan::bench(args = SIZES, sample_count = 50)]
 fn edit_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
     edited(bencher, index(10, clusters, 1), 1);
+}
+
+/// The judgment of the deletion of a rule with 1,000 sources in this many clusters, while which the index is locked: linear in
+/// the clusters, and at most 10 ms for 5,000.
+#[divan::bench(args = [50, 500, 5_000], sample_count = 20, sample_size = 1)]
+fn deletion_for_clusters(bencher: Bencher<'_, '_>, clusters: usize) {
+    let index = RefCell::new(index(1_000, clusters, 1));
+    let reported = |_: &RuleUid, _: &ClusterName| {
+        Some(ReportedCopies {
+            copies: 1_000,
+            intents: 1_000,
+            ..ReportedCopies::default()
+        })
+    };
+    let delete = || {
+        let mut deleted = rule(0);
+        (deleted.deleting, deleted.is_origin_known) = (true, true);
+        index.borrow_mut().set_rule(rule(0));
+        index.borrow_mut().set_rule(deleted).judge
+    };
+    let now = Now {
+        instant: Instant::now(),
+        wall: Timestamp::UNIX_EPOCH,
+    };
+    let of_all: &dyn Fn(&ClusterName) -> u64 = &|_| 1_000;
+    bencher.with_inputs(delete).bench_local_values(|rules| {
+        let mut index = index.borrow_mut();
+        index.judge_with(&rules, &reported, Some(of_all), now)
+    });
 }
 
 /// An edit of one source that is rendered for a number of clusters: linear in the clusters.
@@ -261,14 +310,12 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
         ClusterPlans::default(),
     );
     let names: Vec<ClusterName> = (0..clusters).map(cluster).collect();
-    let chosen = names
-        .iter()
-        .map(|name| (name.clone(), rule.terms.clone()))
-        .collect();
-    let target_clusters = TargetClusters {
-        clusters: chosen,
-        ..TargetClusters::default()
-    };
+    let mut resolver = TermsResolver::new(&rule, RuleGrants::All);
+    let mut target_clusters = TargetClusters::default();
+    for name in &names {
+        let terms = resolver.of(name, &Default::default());
+        target_clusters.set(&rule, name, Some(terms), false);
+    }
     let mut report_store = ReportStore::default();
     for name in &names {
         report_store.connected(name, 1, facts(), vec![state(&rule, &plan, failures)]);
@@ -290,6 +337,7 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
             not_served: BTreeSet::new(),
             mismatched: BTreeSet::new(),
             pending: None,
+            kept: &[],
             blocks_removals: false,
             blocks_prunes: false,
             planned_removals: BTreeMap::new(),

@@ -7,6 +7,8 @@ mod admission;
 mod arguments;
 #[path = "charts/live.rs"]
 mod live;
+#[path = "charts/own_events.rs"]
+mod own_events;
 #[path = "charts/refused.rs"]
 mod refused;
 #[path = "charts/render.rs"]
@@ -115,10 +117,12 @@ async fn privileged_kinds_are_rendered_only_by_name() -> Result<()> {
     let helm = Helm::find().await?;
     for kind in [
         "apiservices.apiregistration.k8s.io",
+        "applications.argoproj.io",
         "certificatesigningrequests.certificates.k8s.io",
         "configmaps",
         "cronjobs.batch",
         "customresourcedefinitions.apiextensions.k8s.io",
+        "deploymentconfigs.apps.openshift.io",
         "deployments.apps",
         "flowschemas.flowcontrol.apiserver.k8s.io",
         "ingresses.networking.k8s.io",
@@ -132,6 +136,7 @@ async fn privileged_kinds_are_rendered_only_by_name() -> Result<()> {
         "replicationcontrollers",
         "resourcequotas",
         "rolebindings.rbac.authorization.k8s.io",
+        "securitycontextconstraints.security.openshift.io",
         "serviceaccounts",
         "services",
         "subjectaccessreviews.authorization.k8s.io",

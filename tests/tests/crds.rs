@@ -206,7 +206,7 @@ async fn the_smallest_rule_is_accepted_and_the_defaults_are_filled_in() -> Resul
         "enforcement": "Enforce",
         "immutablePolicy": "Report",
         "deletionPolicy": "Delete",
-        "removalLimit": {"count": 10, "percent": 20, "onRuleDelete": "Allow"},
+        "removalLimit": {"onRuleDelete": "Allow"},
         "suspend": false,
     });
     let mut wanted = changed(smallest(), &defaults);

@@ -8,22 +8,26 @@ mod delivered;
 #[path = "kinds/shaped.rs"]
 mod shaped;
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, condition};
+use runnel_tests::wait::steadily;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 static FLEET: OnceCell<Fleet> = OnceCell::const_new();
 
 const GROUP: &str = "example.org";
-const KINDS: [&str; 6] = [
+const KINDS: [&str; 7] = [
     "configmaps",
     "secrets",
     "networkpolicies.networking.k8s.io",
     "widgets.example.org",
     "gadgets.example.org",
     "gizmos.example.org",
+    "sprockets.example.org",
 ];
 
 async fn fleet() -> Result<&'static Fleet> {
@@ -191,6 +195,49 @@ async fn deleted_kind_removes_no_copy() -> Result<()> {
     scene.hub.delete(&one).await?;
     selects(&scene, &id, 0).await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn deleted_kind_with_finalizers_removes_no_copy() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let (hub, namespace) = (&scene.hub, "finalized");
+    scene.hub_namespaces(&[namespace]).await?;
+    let crd = Id::of(&hub.make(&definition("Sprocket")).await?)?;
+    let mut guarded = object("Sprocket", namespace, "guarded");
+    guarded["metadata"]["finalizers"] = json!(["example.org/guard"]);
+    let guarded = Id::of(&hub.make_soon(&guarded).await?)?;
+    let plain = object("Sprocket", namespace, "plain");
+    hub.make(&plain).await?;
+    let (id, draft) = rule("finalized", namespace, &["sprockets.example.org"]);
+    hub.make(&draft).await?;
+    selects(&scene, &id, 2).await?;
+    let stays = async |why: &str| {
+        steadily(why, Duration::from_secs(8), async || {
+            let status = &hub.get(&id).await?["status"];
+            ensure!(status["summary"]["sources"] == 2, "{status}");
+            Ok(())
+        })
+        .await
+    };
+
+    // The objects of a terminating CRD are terminating before they are deleted.
+    hub.delete(&crd).await?;
+    hub.sees("terminating", &guarded, |object| {
+        ensure!(object["metadata"]["deletionTimestamp"].is_string());
+        Ok(())
+    })
+    .await?;
+    stays("the sources to stay while the CRD is terminating").await?;
+    hub.change(&guarded, json!({"metadata": {"finalizers": null}}))
+        .await?;
+    hub.lacks(&crd).await?;
+    hub.wait_ready(&id, "False", "KindNotServed").await?;
+
+    // One of them is back. Nothing is known of the other.
+    hub.make(&definition("Sprocket")).await?;
+    hub.make_soon(&plain).await?;
+    hub.wait_ready(&id, "False", "SourceUnreadable").await?;
+    stays("the sources to stay when the CRD is back").await
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Id, Scene, is_marked};
+use runnel_tests::scene::{Draft, Id, Recorder, RuleDraft, Scene, is_marked};
 use runnel_tests::wait::{eventually, steadily};
 
 /// A burst of many rules takes long on a busy machine.
@@ -78,4 +78,31 @@ impl Stage {
         .await?;
         steadily("no copy comes back", Duration::from_secs(3), empty).await
     }
+}
+
+#[tokio::test]
+async fn copies_pass_to_a_rule_created_just_before() -> Result<()> {
+    let home = "passed";
+    let stage = Stage::start(home).await?;
+    let (hub, member) = (&stage.scene.hub, stage.scene.member(1));
+    let source = Id::of(&hub.make(&Draft::config_map(home, "app").json()).await?)?;
+    let draft = |number: usize| {
+        let name = format!("r{number}");
+        let draft = RuleDraft::new(home, &name).named(&["app"]).everywhere();
+        (Id::rule(home, &name), draft.json())
+    };
+    let (first, object) = draft(0);
+    hub.make(&object).await?;
+    hub.all_applied(&first, 1).await?;
+    let recorder = Recorder::start(member, &source).await?;
+    // As one client does it that applies and prunes at once.
+    for number in 1..6 {
+        let (id, object) = draft(number);
+        hub.make(&object).await?;
+        let former = draft(number - 1).0;
+        hub.delete(&former).await?;
+        hub.lacks(&former).await?;
+        hub.all_applied(&id, 1).await?;
+    }
+    recorder.was_never_missing(home, "app")
 }

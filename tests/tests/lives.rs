@@ -520,6 +520,7 @@ impl World {
                 terminating: false,
                 number: 0,
                 newest: false,
+                names_member: true,
                 applied_at: 0,
                 health: None,
                 feedback: None,

@@ -264,8 +264,8 @@ async fn cluster_outside_the_gate_is_sent_nothing_until_admitted() -> Result<()>
         "{}",
         observed["status"]
     );
-    hub.sees("without orders", &Id::member("member-2"), |member| {
-        let pending = &member["status"]["pendingRemovals"];
+    hub.sees("without orders", &Id::member_record("member-2"), |record| {
+        let pending = &record["spec"]["pendingRemovals"];
         ensure!(pending.is_null() || *pending == json!([]), "{pending}");
         Ok(())
     })

@@ -3,7 +3,11 @@
 
 #[path = "memory/metadata.rs"]
 mod metadata;
+#[path = "memory/nodes.rs"]
+mod nodes;
 #[path = "memory/shaped.rs"]
 mod shaped;
 #[path = "memory/stage.rs"]
 mod stage;
+#[path = "memory/views.rs"]
+mod views;

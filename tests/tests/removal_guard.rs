@@ -455,6 +455,23 @@ async fn deletion_of_a_namespace_waits_for_approval() -> Result<()> {
     stage.ends(&digest).await
 }
 
+/// What waits for approval does not go with the namespace of its rule, though the rule selects no cluster any more.
+#[tokio::test]
+async fn blocked_copies_stay_when_their_namespace_is_deleted() -> Result<()> {
+    let stage = stage().await?;
+    let hub = &stage.scene.hub;
+    let nowhere = json!({"selector": {"matchLabels": {"env": "typo"}}, "all": null});
+    hub.change(&stage.rule, json!({"spec": {"clusters": nowhere}}))
+        .await?;
+    let first = stage.is_blocked(24, 12).await?;
+    hub.delete(&Id::namespace(HOME)).await?;
+    let grown = eventually("both in one digest", SOON, async || {
+        let digest = stage.is_blocked(24, 12).await?;
+        Ok((digest != first).then_some(digest))
+    });
+    stage.ends(&grown.await?).await
+}
+
 #[tokio::test]
 async fn rule_with_indirect_delete_stays_until_approved() -> Result<()> {
     let stage = stage().await?;

@@ -6,15 +6,16 @@ use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOpera
 use kube_core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    NEWEST_LABEL, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL,
-    Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION,
+    MEMBER_ANNOTATION, NEWEST_LABEL, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION,
+    RULE_ANNOTATION, RULE_LABEL, Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
+    VERSION_ANNOTATION,
 };
 use serde_json::{Map, Value, json};
 
 use crate::copy::{IntentKey, rule_label};
 use crate::decide::ExpectedObject;
-use crate::managed_fields;
 use crate::seal::{Sealed, Sealer, canonical};
+use crate::{live, managed_fields};
 
 /// The input of an apply. Without `Debug`: it contains content.
 #[derive(Clone, Copy)]
@@ -99,6 +100,7 @@ pub fn apply(
         intent.source.plain().to_string(),
     );
     annotations.insert(SEAL_ANNOTATION.to_owned(), seal.to_string());
+    annotations.insert(MEMBER_ANNOTATION.to_owned(), sealer.member().to_owned());
     if !ignored.is_empty() {
         annotations.insert(
             IGNORED_ANNOTATION.to_owned(),
@@ -130,6 +132,25 @@ pub fn apply(
     body.insert("metadata".to_owned(), metadata);
     body.extend(content.fields);
     Value::Object(body)
+}
+
+/// Returns the apply that adopts an object: it adds Runnel's marks and changes nothing else. `kept` is what a former apply of the
+/// agent owns in the object. The seal covers the object as it is.
+pub fn mark(
+    written: &ApplyInput<'_>,
+    kept: &Content,
+    over: &ReplacedObject<'_>,
+    object: &DynamicObject,
+    sealer: &Sealer,
+) -> Value {
+    let compared = live::compared_content(written.kind, object);
+    let marks = ApplyInput {
+        content: kept,
+        stored: Some(&compared),
+        adopted: true,
+        ..*written
+    };
+    apply(&marks, Some(over), sealer)
 }
 
 /// Returns the JSON patch that removes what an apply leaves: surplus keys and fields of others, and
@@ -280,7 +301,8 @@ pub fn demote(object: &DynamicObject) -> Option<Patch> {
     labeled.then(|| guarded(object, vec![remove(&["metadata", "labels", NEWEST_LABEL])]))
 }
 
-/// Returns the JSON patch that removes our marks and our managed fields from a copy.
+/// Returns the JSON patch that removes our marks and our managed fields from a copy. The label
+/// `app.kubernetes.io/managed-by` stays if another manager has set it, too.
 ///
 /// With `proof` (Runnel created the object), the patch records the proof and the rule in
 /// annotations. An adopted object gets no such annotation.
@@ -292,6 +314,7 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> P
             .labels
             .as_ref()
             .is_some_and(|labels| labels.contains_key(label))
+            && !(label == MANAGED_BY_LABEL && managed_fields::is_shared_label(metadata, label))
         {
             changes.push(remove(&["metadata", "labels", label]));
         }
@@ -300,6 +323,7 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> P
         RULE_ANNOTATION,
         SOURCE_ANNOTATION,
         SEAL_ANNOTATION,
+        MEMBER_ANNOTATION,
         IGNORED_ANNOTATION,
         VERSION_ANNOTATION,
     ] {

@@ -87,7 +87,7 @@ fn seen(object: &DynamicObject, sealer: &Sealer) -> crate::live::Live {
 
 #[test]
 fn applied_copy_is_intact_and_returns_its_content() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = served(&copy(), &sealer);
     let live = seen(&object, &sealer);
     assert_eq!((live.ownership, live.intact), (Ownership::Ours, true));
@@ -153,7 +153,7 @@ fn kind_without_rules_is_compared_by_applied_fields() {
         "networkpolicies",
         Scope::Namespaced,
     );
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let live = |object: &Value| {
         let object = serde_json::from_value(object.clone()).unwrap();
         reduce(&kind, &object, &sealer).unwrap().1
@@ -211,7 +211,7 @@ fn kind_without_rules_is_compared_by_applied_fields() {
 
 #[test]
 fn any_change_of_what_we_wrote_is_seen() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let changes: [fn(&mut Value); 7] = [
         |o| o["data"]["k"] = json!("w"),
         |o| o["data"]["surplus"] = json!("w"),
@@ -242,7 +242,7 @@ fn any_change_of_what_we_wrote_is_seen() {
 
 #[test]
 fn added_annotations_of_others_do_not_matter() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let mut object = served(&copy(), &sealer);
     object
         .metadata
@@ -260,7 +260,7 @@ fn added_annotations_of_others_do_not_matter() {
 
 #[test]
 fn ownership_of_objects_is_classified() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = served(&copy(), &sealer);
     let owner = |object: &DynamicObject| seen(object, &sealer).ownership;
 
@@ -296,15 +296,34 @@ fn ownership_of_objects_is_classified() {
     // The agent's Secret was lost. Another key made its seals, but its managed fields still
     // identify the copy.
     assert_eq!(
-        seen(&object, &Sealer::new(b"new key", "hub")).ownership,
+        seen(&object, &Sealer::new(b"new key", "hub", ["eu-1", ""])).ownership,
         Ownership::Ours
     );
-    assert!(!seen(&object, &Sealer::new(b"new key", "hub")).intact);
+    assert!(!seen(&object, &Sealer::new(b"new key", "hub", ["eu-1", ""])).intact);
+    // The copies of another MemberCluster are its own, until this one replaces it.
+    let of_second = |member, replaced| {
+        let sealer = Sealer::new(b"new key", "hub", [member, replaced]);
+        let live = seen(&object, &sealer);
+        (live.ownership, live.names_member)
+    };
+    assert_eq!(of_second("eu-2", ""), (Ownership::OtherMember, false));
+    assert_eq!(of_second("eu-2", "eu-1"), (Ownership::Ours, false));
+    let renamed = seen(&object, &Sealer::new(b"key", "hub", ["eu-2", ""]));
+    assert_eq!(
+        (renamed.ownership, renamed.intact, renamed.names_member),
+        (Ownership::Ours, true, false)
+    );
+    // A copy of an older agent has no name.
+    let mut unnamed = object;
+    let annotations = unnamed.metadata.annotations.as_mut().unwrap();
+    annotations.remove(MEMBER_ANNOTATION);
+    let second = seen(&unnamed, &Sealer::new(b"new key", "hub", ["eu-2", ""]));
+    assert_eq!(second.ownership, Ownership::Ours);
 }
 
 #[test]
 fn copy_without_the_label_of_its_rule_is_not_intact() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = served(&copy(), &sealer);
     let labels = object.metadata.labels.clone().unwrap_or_default();
     assert_eq!(labels[RULE_LABEL], intent().rule.as_str());
@@ -332,7 +351,7 @@ fn uid_that_is_no_label_gets_no_label() {
 
 #[test]
 fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = served(&copy(), &sealer);
     let rule = RuleName {
         kind: "DistributionRule".into(),
@@ -369,7 +388,7 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
 
 #[test]
 fn adoption_needs_equal_fields_and_no_other_value_of_a_label() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = served(&copy(), &sealer);
     let adoptable = |change: fn(&mut Value)| {
         let mut value = serde_json::to_value(&object).unwrap();
@@ -404,7 +423,7 @@ fn adoption_needs_equal_fields_and_no_other_value_of_a_label() {
 
 #[test]
 fn surplus_keys_and_fields_are_removed_and_nothing_else() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = served(&copy(), &sealer);
     assert!(surplus(kind(), &object, &content(), &BTreeSet::new()).is_none());
     let mut value = serde_json::to_value(&object).unwrap();
@@ -424,7 +443,7 @@ fn surplus_keys_and_fields_are_removed_and_nothing_else() {
 
 #[test]
 fn a_change_names_the_object_and_a_creation_none() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let (intent, rule, copy, content) = (intent(), RuleName::default(), copy(), content());
     let revision = Revision([7; 16]);
     let none = BTreeSet::new();
@@ -494,7 +513,7 @@ fn changed_by_others(sealer: &Sealer) -> DynamicObject {
 
 #[test]
 fn ignored_field_is_written_at_creation_and_is_no_drift() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let created = served_ignoring(&copy(), &sealer, Some(&ignored()));
     assert_eq!(
         (
@@ -538,7 +557,7 @@ fn ignored_field_is_written_at_creation_and_is_no_drift() {
 
 #[test]
 fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let (intent, rule, copy, content, ignored) =
         (intent(), RuleName::default(), copy(), content(), ignored());
     let revision = Revision([8; 16]);
@@ -588,7 +607,7 @@ fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
 
 #[test]
 fn other_managers_are_named_unless_the_copy_is_intact() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();
     assert_eq!(seen(&served(&copy(), &sealer), &sealer).others, None);
     value["data"]["k"] = json!("w");
@@ -613,7 +632,7 @@ fn other_managers_are_named_unless_the_copy_is_intact() {
 
 #[test]
 fn parents_are_created_for_applied_fields_only() {
-    let sealer = Sealer::new(b"key", "hub");
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = |change: fn(&mut Value)| -> DynamicObject {
         let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();
         change(&mut value);
@@ -714,4 +733,171 @@ fn fields_of_a_patch_are_dropped() {
     let left_entries = serde_json::to_value(&left.metadata.managed_fields).unwrap();
     assert_eq!(left_entries, json!(entries[..2]));
     assert_eq!(drop_patched(&left), None);
+}
+
+/// An object of others, with a field, a label and an annotation that the source lacks.
+fn foreign(kind: &Kind) -> DynamicObject {
+    let (field, value) = match kind.content.fields {
+        [] => ("spec", json!({"rules": ["theirs"], "default": true})),
+        _ => ("data", json!({"k": "v"})),
+    };
+    let mut object = json!({
+        "apiVersion": &*kind.api_version, "kind": &*kind.kind,
+        "metadata": {"name": "settings", "namespace": "a", "uid": "u", "resourceVersion": "5",
+            "labels": {"theirs": "x"}, "annotations": {"theirs": "y"}},
+    });
+    object[field] = value;
+    object["status"] = json!({"seen": 1});
+    serde_json::from_value(object).unwrap()
+}
+
+/// Returns the object after an apply of marks, as an API server stores it.
+fn marked(object: &DynamicObject, request: &Value) -> DynamicObject {
+    let mut stored = serde_json::to_value(object).unwrap();
+    let mut owned = json!({"f:metadata": {}});
+    for part in ["labels", "annotations"] {
+        for (key, value) in request["metadata"][part].as_object().unwrap() {
+            stored["metadata"][part][key] = value.clone();
+            owned["f:metadata"][format!("f:{part}")][format!("f:{key}")] = json!({});
+        }
+    }
+    stored["metadata"]["managedFields"] = json!([
+        {"manager": "runnel-agent", "operation": "Apply", "apiVersion": request["apiVersion"], "fieldsV1": owned},
+    ]);
+    serde_json::from_value(stored).unwrap()
+}
+
+#[test]
+fn adoption_sends_marks_and_seals_the_whole_object() {
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
+    let ingress = Kind::new(
+        "networking.k8s.io",
+        "v1",
+        "Ingress",
+        "ingresses",
+        Scope::Namespaced,
+    );
+    for kind in [kind(), &ingress] {
+        let object = foreign(kind);
+        let copy = SourceRef::new(&kind.resource, "a", "settings");
+        let content = Content {
+            version: kind.content.is_owned().then(|| "v1".into()),
+            ..content()
+        };
+        let (intent, revision, none) = (intent(), Revision([7; 16]), BTreeSet::new());
+        let written = ApplyInput {
+            version: None,
+            kind,
+            copy: &copy,
+            intent: &intent,
+            rule: &RuleName::default(),
+            revision: &revision,
+            content: &content,
+            stored: None,
+            ignored: &none,
+            adopted: true,
+        };
+        let target = ExpectedObject {
+            uid: "u".into(),
+            version: "5".into(),
+        };
+        let over = ReplacedObject {
+            target: &target,
+            object: None,
+        };
+        let kept = crate::live::kept_content(kind, &object).unwrap();
+        let request = mark(&written, &kept, &over, &object, &sealer);
+        let fields = request.as_object().unwrap().keys();
+        assert_eq!(
+            fields.collect::<Vec<_>>(),
+            ["apiVersion", "kind", "metadata"]
+        );
+        for part in ["labels", "annotations"] {
+            let mut keys = request["metadata"][part].as_object().unwrap().keys();
+            assert!(
+                keys.all(|key| runnel_proto::model::is_mark(key)),
+                "{request}"
+            );
+        }
+
+        let adopted = marked(&object, &request);
+        let live = |object: &DynamicObject| reduce(kind, object, &sealer).unwrap().1;
+        let seen = live(&adopted);
+        assert!(seen.adopted && seen.has_revision(&intent.rule, &intent.source, &revision));
+        // Nothing of it is content for other copies.
+        assert!(!seen.has_full_content() && crate::live::learn(kind, &adopted, &seen).is_none());
+        let edited = |path: &str, value: Value| {
+            let mut edited = serde_json::to_value(&adopted).unwrap();
+            *edited.pointer_mut(path).unwrap() = value;
+            live(&serde_json::from_value(edited).unwrap()).intact
+        };
+        let field = if kind.content.is_owned() {
+            "/spec"
+        } else {
+            "/data"
+        };
+        assert!(
+            !edited(field, json!({"k": "w"})),
+            "a change of its owner is seen"
+        );
+        assert!(edited("/status", json!({"seen": 2})));
+        assert!(edited("/metadata/labels/theirs", json!("z")));
+
+        let left = patched(&adopted, retain(&adopted, &RuleName::default(), None));
+        let mut left = serde_json::to_value(left).unwrap();
+        left["metadata"]
+            .as_object_mut()
+            .unwrap()
+            .remove("managedFields");
+        assert_eq!(left, serde_json::to_value(&object).unwrap());
+    }
+}
+
+#[test]
+fn release_leaves_the_manager_label_of_others() {
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
+    let mut value = serde_json::to_value(served(&copy(), &sealer)).unwrap();
+    value["metadata"]["managedFields"][0]["fieldsV1"] = json!({"f:metadata": {"f:labels": {format!("f:{MANAGED_BY_LABEL}"): {}, format!("f:{HUB_LABEL}"): {}}}});
+    let object: DynamicObject = serde_json::from_value(value).unwrap();
+    let left = patched(&object, retain(&object, &RuleName::default(), None));
+    let labels = left.metadata.labels.unwrap();
+    assert_eq!(
+        labels.get(MANAGED_BY_LABEL).map(String::as_str),
+        Some(MANAGED_BY)
+    );
+    assert!(!labels.contains_key(HUB_LABEL));
+}
+
+#[test]
+fn content_without_any_value_is_not_comparable() {
+    let is_comparable = crate::live::is_comparable;
+    let of = |fields: Value| Content {
+        version: Some("v1".into()),
+        fields: fields.as_object().unwrap().clone().into_iter().collect(),
+        ..content()
+    };
+    let ingress = Kind::new(
+        "networking.k8s.io",
+        "v1",
+        "Ingress",
+        "ingresses",
+        Scope::Namespaced,
+    );
+    for nothing in [
+        json!({}),
+        json!({"spec": {}}),
+        json!({"spec": {"rules": [{}], "x": null}}),
+    ] {
+        assert!(!is_comparable(&ingress, &of(nothing)));
+    }
+    assert!(is_comparable(
+        &ingress,
+        &of(json!({"spec": {"rules": [{"host": "x"}]}}))
+    ));
+    // Labels are all that a namespace has.
+    let namespace = Kind::by_resource("namespaces").cloned();
+    let namespace =
+        namespace.unwrap_or_else(|| Kind::new("", "v1", "Namespace", "namespaces", Scope::Cluster));
+    assert!(is_comparable(&namespace, &of(json!({}))));
+    assert!(!is_comparable(&namespace, &Content::default()));
 }

@@ -357,7 +357,11 @@ fn decide_desired(wanted: &WantedCopy, observed: &Observed) -> Decision {
         TargetNamespace::Ready => {}
     }
     match observed {
-        Observed::Live(live) if is_right(wanted, live, revision) => {
+        // A copy of an older agent, or from before the cluster was renamed, gets the name.
+        Observed::Live(live)
+            if is_right(wanted, live, revision)
+                && (live.names_member || wanted.suspend || !live.is_own()) =>
+        {
             Decision::Noop(applied_status(wanted))
         }
         _ if wanted.suspend => Decision::Noop(copy_error(CopyStatus::UnderWay)),
@@ -447,8 +451,11 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
         Takeover::Denied(denied) if !leaves_object && live.ownership != Ownership::Retained => {
             Decision::Noop(CopyStatus::Failed(denied.clone()))
         }
-        // A copy of another hub belongs to that hub, even if it is equal.
-        Takeover::IfEqual if !leaves_object && live.ownership != Ownership::OtherHub => {
+        // A copy of another hub or member belongs to that one, even if it is equal.
+        Takeover::IfEqual
+            if !leaves_object
+                && ![Ownership::OtherHub, Ownership::OtherMember].contains(&live.ownership) =>
+        {
             Decision::Act(Action::Adopt(target))
         }
         _ if !leaves_object && live.ownership == Ownership::Retained => {
@@ -465,35 +472,15 @@ pub fn conflict(live: &Live) -> CopyError {
             "to have it follow its source, set conflictPolicy: Overwrite, where the grant (policies.overwrite) and this \
              member's policy (overwrite) allow it; or delete it"
         }
+        Ownership::OtherMember => {
+            "if the cluster was renamed, let it join with `kubectl runnel join NEW --replace OLD`; or delete it"
+        }
         Ownership::Untouchable => {
             "leave the source out of the rule (exclude), or give its copy another name (transform.name)"
         }
         _ => "delete it or rename it",
     };
-    CopyError::new(Reason::Conflict, format!("{}; {hint}", describe_live(live)))
-}
-
-fn describe_live(live: &Live) -> String {
-    let what = match live.ownership {
-        Ownership::Retained => {
-            "an object that was retained from an earlier copy exists here with other content"
-        }
-        Ownership::Clone => "an object that was cloned from another copy exists here",
-        Ownership::OtherHub => "a copy of another hub exists here",
-        Ownership::Untouchable => {
-            "the object is created by this cluster itself, and is never taken over"
-        }
-        Ownership::Ours => {
-            "an object that Runnel did not create exists here and differs from the source"
-        }
-        Ownership::Foreign => "an object that is not Runnel's exists here",
-    };
-    let who = live
-        .others
-        .as_ref()
-        .map(|who| format!(" (written by {who})"))
-        .unwrap_or_default();
-    format!("{what}{who}")
+    CopyError::new(Reason::Conflict, format!("{}; {hint}", live.describe()))
 }
 
 /// Returns the error for an object that would be taken over if it were equal.
@@ -617,6 +604,8 @@ pub struct Job {
     pub account: Option<ServiceAccount>,
     /// Whether the job corrects drift, and names the fields that it puts back ([`Done::corrected`]).
     pub corrects_drift: bool,
+    /// The JSON nodes of the content and of the object, as far as they are known: what the job decodes.
+    pub nodes: u32,
 }
 
 /// The work of a job.

@@ -18,6 +18,7 @@ fn ownerships() -> impl Strategy<Value = Ownership> {
         1 => Just(Ownership::Retained),
         1 => Just(Ownership::Clone),
         1 => Just(Ownership::OtherHub),
+        1 => Just(Ownership::OtherMember),
         1 => Just(Ownership::Untouchable),
         2 => Just(Ownership::Foreign),
     ]
@@ -51,6 +52,7 @@ fn lives() -> impl Strategy<Value = Live> {
             terminating,
             number: 0,
             newest: false,
+            names_member: true,
             applied_at: 0,
             health: None,
             feedback: None,
@@ -73,6 +75,7 @@ fn conflict_names_object_manager_and_hint() {
         terminating: false,
         number: 0,
         newest: false,
+        names_member: true,
         applied_at: 0,
         health: None,
         feedback: None,
@@ -255,6 +258,7 @@ fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Obser
             terminating: false,
             number: 0,
             newest: false,
+            names_member: true,
             applied_at: 0,
             health: None,
             feedback: None,
@@ -278,6 +282,7 @@ fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Obser
         Action::Demote(_) => match there {
             Observed::Live(live) => Observed::Live(Live {
                 newest: false,
+                names_member: true,
                 ..live.clone()
             }),
             Observed::Unknown | Observed::Absent => there.clone(),
@@ -356,7 +361,8 @@ proptest! {
             // The job checks the equality, against the observed version.
             Action::Adopt(_) => {
                 let by_policy = matches!(takeover, Takeover::IfEqual);
-                let equal = by_policy && live.ownership != Ownership::OtherHub;
+                let other = [Ownership::OtherHub, Ownership::OtherMember];
+                let equal = by_policy && !other.contains(&live.ownership);
                 prop_assert!(equal || live.ownership == Ownership::Retained);
             }
             Action::CreateNamespace | Action::Read | Action::Create => {}

@@ -349,6 +349,13 @@ fn difference(
     })
 }
 
+/// Returns the error for an object with the name of a copy that no field can be compared with.
+pub fn incomparable() -> CopyError {
+    let message = "an object that is not Runnel's exists here, and the source has no field that it could equal, so it is not \
+                   adopted; delete it or rename it";
+    CopyError::new(Reason::Conflict, message)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

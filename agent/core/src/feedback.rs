@@ -19,13 +19,24 @@ pub type PathValues = BTreeMap<JsonPath, Box<str>>;
 pub struct FeedbackPaths(BTreeMap<Box<str>, BTreeSet<JsonPath>>);
 
 impl FeedbackPaths {
-    /// Returns the paths of these fields.
-    pub fn of<'a>(fields: impl IntoIterator<Item = &'a FeedbackField>) -> Self {
+    /// Returns the paths of the fields of these owners, such as namespaces of the hub. Each owner gets one path after the other in
+    /// turn, so that none takes the places of the others.
+    pub fn of<'a, O: Ord>(fields: impl IntoIterator<Item = (O, &'a FeedbackField)>) -> Self {
+        let mut owners: BTreeMap<(&str, O), BTreeSet<&JsonPath>> = BTreeMap::new();
+        for (owner, field) in fields {
+            let of_owner = owners.entry((&field.resource, owner)).or_default();
+            of_owner.insert(&field.path);
+        }
+        let ranked = owners.iter().flat_map(|((resource, _), paths)| {
+            let paths = paths.iter().enumerate();
+            paths.map(move |(turn, path)| (turn, *resource, *path))
+        });
+        let ranked: BTreeSet<_> = ranked.collect();
         let mut paths = Self::default();
-        for field in fields {
-            let of_kind = paths.0.entry(field.resource.clone()).or_default();
+        for (_, resource, path) in ranked {
+            let of_kind = paths.0.entry(resource.into()).or_default();
             if of_kind.len() < PATHS_LIMIT {
-                of_kind.insert(field.path.clone());
+                of_kind.insert(path.clone());
             }
         }
         paths
@@ -109,14 +120,15 @@ mod tests {
     #[test]
     fn values_are_bounded_lines_of_kinds_that_are_not_sensitive() {
         let kind = |plural| Kind::new("", "v1", "Any", plural, Scope::Namespaced);
-        let paths = FeedbackPaths::of(&[
+        let fields = [
             field("widgets", ".status.text"),
             field("widgets", ".status.size"),
             field("widgets", ".status.list"),
             field("widgets", ".status.absent"),
             field("widgets", ".status.nothing"),
             field("secrets", ".status.text"),
-        ]);
+        ];
+        let paths = FeedbackPaths::of(fields.iter().map(|field| ("team", field)));
         let status = json!({"text": format!("a\n{}", "b".repeat(200)), "size": 3, "list": [1], "nothing": null});
         let object =
             json!({"apiVersion": "v1", "kind": "Any", "metadata": {"name": "x"}, "status": status});
@@ -135,10 +147,26 @@ mod tests {
         let fields: Vec<_> = (0..100)
             .map(|number| field("widgets", &format!(".status.f{number}")))
             .collect();
-        let paths = FeedbackPaths::of(&fields);
+        let of = |fields: &[FeedbackField]| {
+            FeedbackPaths::of(fields.iter().map(|field| ("team", field)))
+        };
+        let paths = of(&fields);
         assert_eq!(paths.0["widgets"].len(), PATHS_LIMIT);
-        let fewer = FeedbackPaths::of(&fields[..1]);
+        let fewer = of(&fields[..1]);
         assert_eq!(paths.changed(&fewer), BTreeSet::from(["widgets".into()]));
         assert!(paths.changed(&paths).is_empty());
+    }
+
+    #[test]
+    fn paths_of_one_owner_leave_room_for_those_of_others() {
+        let many: Vec<_> = (0..100)
+            .map(|number| field("widgets", &format!(".status.f{number:03}")))
+            .collect();
+        let few = [field("widgets", ".status.x"), field("widgets", ".status.y")];
+        let greedy = many.iter().map(|field| ("greedy", field));
+        let paths = FeedbackPaths::of(greedy.chain(few.iter().map(|field| ("modest", field))));
+        assert_eq!(paths.0["widgets"].len(), PATHS_LIMIT);
+        let has = |field: &FeedbackField| paths.0["widgets"].contains(&field.path);
+        assert!(few.iter().all(has) && many[..PATHS_LIMIT - 2].iter().all(has));
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
     Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    NAMESPACES, NEWEST_LABEL, ObservedHealth, Payload, RETAINED_ANNOTATION,
+    MEMBER_ANNOTATION, NAMESPACES, NEWEST_LABEL, ObservedHealth, Payload, RETAINED_ANNOTATION,
     RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION,
     SOURCE_ANNOTATION, Scope, SourceRef, VERSION_ANNOTATION, is_mark, is_object_name, is_place,
 };
@@ -38,6 +38,8 @@ pub enum Ownership {
     Clone,
     /// A copy of another hub.
     OtherHub,
+    /// A copy of the agent of another `MemberCluster` of this hub.
+    OtherMember,
     /// A credential or another object that this cluster created for itself. It is never taken over.
     Untouchable,
     /// Any other object.
@@ -74,6 +76,8 @@ pub struct Live {
     pub number: u64,
     /// Whether it has the label of the newest version.
     pub newest: bool,
+    /// Whether it names the agent's `MemberCluster`. Copies of older agents name none.
+    pub names_member: bool,
     /// The time of our last apply, in seconds since 1970.
     pub applied_at: i64,
     /// Its health, if it has one.
@@ -83,6 +87,33 @@ pub struct Live {
 }
 
 impl Live {
+    /// Describes an object that is not ours, for an error.
+    pub(crate) fn describe(&self) -> String {
+        let what = match self.ownership {
+            Ownership::Retained => {
+                "an object that was retained from an earlier copy exists here with other content"
+            }
+            Ownership::Clone => "an object that was cloned from another copy exists here",
+            Ownership::OtherHub => "a copy of another hub exists here",
+            Ownership::OtherMember => {
+                "a copy of another MemberCluster of this hub exists here, whose agent is or was in this cluster"
+            }
+            Ownership::Untouchable => {
+                "the object is created by this cluster itself, and is never taken over"
+            }
+            Ownership::Ours => {
+                "an object that Runnel did not create exists here and differs from the source"
+            }
+            Ownership::Foreign => "an object that is not Runnel's exists here",
+        };
+        let who = self
+            .others
+            .as_ref()
+            .map(|who| format!(" (written by {who})"))
+            .unwrap_or_default();
+        format!("{what}{who}")
+    }
+
     /// Whether Runnel created this copy, so that its rule may change and delete it.
     pub fn is_own(&self) -> bool {
         self.ownership == Ownership::Ours && !self.adopted
@@ -121,10 +152,11 @@ impl Live {
         self.ownership == Ownership::Ours && self.intent().is_none_or(|own| own == *key)
     }
 
-    /// Whether the copy is intact and has no ignored fields, so that its content can be used for
+    /// Whether the copy is intact, and Runnel wrote all of its content, so that this can be used for
     /// another copy.
     pub fn has_full_content(&self) -> bool {
         self.intact
+            && !self.adopted
             && self
                 .sealed
                 .as_ref()
@@ -156,7 +188,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         .map(|seal| sealer.check_identity(seal, &copy, uid));
     let proof = annotation(metadata, RETAINED_PROOF_ANNOTATION);
     let retained = proof.is_some_and(|proof| sealer.check_retained(proof, &copy, uid));
-    let ownership = match ownership(metadata, identity, retained, entry.is_some(), sealer.hub()) {
+    let ownership = match ownership(metadata, identity, retained, entry.is_some(), sealer) {
         Ownership::Foreign if is_untouchable(kind, object) => Ownership::Untouchable,
         other => other,
     };
@@ -177,7 +209,11 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         (identity, seal, source)
     {
         let owned = Owned::of(entry);
-        let content = content(kind, object, &owned);
+        let content = if seal.adopted {
+            compared_content(kind, object)
+        } else {
+            content(kind, object, &owned)
+        };
         // The fields of another version may have other names.
         let is_of_version = !kind.content.is_owned()
             || entry.and_then(|entry| entry.api_version.as_deref()) == Some(&*kind.api_version);
@@ -195,6 +231,10 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
             &written.revision,
             &written.ignored,
         );
+        if seal.adopted {
+            // The labels of its owner are nothing that a policy for copies denies.
+            facts.labels = Arc::default();
+        }
         intact = is_of_version
             && owned.has_all_marks(&seal.rule)
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
@@ -222,6 +262,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
             .labels
             .as_ref()
             .is_some_and(|labels| labels.contains_key(NEWEST_LABEL)),
+        names_member: annotation(metadata, MEMBER_ANNOTATION) == Some(sealer.member()),
         applied_at: entry
             .and_then(|entry| entry.time.as_ref())
             .map_or(0, |time| time.0.as_second()),
@@ -317,11 +358,74 @@ pub fn learn(kind: &Kind, object: &DynamicObject, live: &Live) -> Option<NewPayl
     })
 }
 
-/// Whether an object can be adopted for this content without a change of its existing values.
+/// Returns the content of an adopted object that its seal covers: all fields of its owner but the status, and the labels and
+/// annotations of a namespace, which has no other content. Runnel owns none of it.
+pub fn compared_content(kind: &Kind, object: &DynamicObject) -> Content {
+    let mut fields = fields_of(kind, object, |object| match &object.data {
+        Value::Object(fields) => fields.clone().into_iter().collect(),
+        _ => BTreeMap::new(),
+    });
+    if kind.content.is_owned() {
+        fields.remove("status");
+    }
+    let metadata = &object.metadata;
+    let of_namespace = |map: &Option<BTreeMap<String, String>>| {
+        let map = map.as_ref().filter(|_| &*kind.resource == NAMESPACES);
+        map.cloned().unwrap_or_default()
+    };
+    seal::canonical(&Content {
+        version: kind.content.is_owned().then(|| kind.version.clone()),
+        labels: of_namespace(&metadata.labels),
+        annotations: of_namespace(&metadata.annotations),
+        fields,
+    })
+}
+
+/// Returns what the agent's former apply owns in an object that is to be adopted, which an apply of marks alone would remove.
+/// `None` if it was applied in another version, whose fields may have other names.
+pub fn kept_content(kind: &Kind, object: &DynamicObject) -> Option<Content> {
+    let entry = apply_entry(&object.metadata);
+    let is_of_version =
+        entry.is_none_or(|entry| entry.api_version.as_deref() == Some(&*kind.api_version));
+    let kept = Content {
+        fields: managed_fields::applied_fields(object),
+        ..content(kind, object, &Owned::of(entry))
+    };
+    (is_of_version || kept.fields.is_empty()).then_some(kept)
+}
+
+/// Returns what a dry run sends to compare an object with content, given its [kept content](kept_content): labels and annotations
+/// are compared without it, because an adoption adds none.
+pub fn dry_content(kept: &Content, content: &Content) -> Content {
+    Content {
+        labels: kept.labels.clone(),
+        annotations: kept.annotations.clone(),
+        ..content.clone()
+    }
+}
+
+/// Whether content has anything that an object can be compared with: the value of a field, or a label or annotation of a
+/// namespace. No foreign object is adopted without.
+pub fn is_comparable(kind: &Kind, content: &Content) -> bool {
+    fn has_value(value: &Value) -> bool {
+        match value {
+            Value::Null => false,
+            Value::Object(fields) => fields.values().any(has_value),
+            Value::Array(items) => items.iter().any(has_value),
+            Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+        }
+    }
+    let content = seal::canonical(content);
+    let is_labeled = !content.labels.is_empty() || !content.annotations.is_empty();
+    content.fields.values().any(has_value) || (&*kind.resource == NAMESPACES && is_labeled)
+}
+
+/// Whether an object equals this content, so that it can be adopted.
 ///
 /// Its fields must be equal, including fields that a rule ignores. No label or annotation may have
-/// another value. Missing labels and annotations are allowed, except those of a namespace. `applied` is the answer to a dry run of the apply, for a kind
-/// without listed fields: its object equals the content if the apply changes nothing.
+/// another value. Missing labels and annotations are allowed, except those of a namespace: an adoption adds none. `applied` is the
+/// answer to a dry run of an apply of the fields, for a kind without listed fields: its object equals the content if the apply
+/// changes nothing.
 pub fn is_adoptable(
     kind: &Kind,
     object: &DynamicObject,
@@ -361,6 +465,11 @@ pub fn is_adoptable(
         && has_equal_fields
         && agrees(labels, &content.labels)
         && agrees(annotations, &content.annotations)
+}
+
+/// Whether an object has any of the fields that [`is_adoptable`] compares.
+pub fn has_fields(kind: &Kind, object: &DynamicObject) -> bool {
+    !fields(kind, object).is_empty()
 }
 
 /// Returns the keyed digest of the fields that [`is_adoptable`] compares.
@@ -441,7 +550,7 @@ fn ownership(
     identity: Option<Identity>,
     retained: bool,
     applied: bool,
-    hub: &str,
+    sealer: &Sealer,
 ) -> Ownership {
     match identity {
         Some(Identity::Ours | Identity::Adopted) => return Ownership::Ours,
@@ -454,8 +563,10 @@ fn ownership(
         .and_then(|labels| labels.get(HUB_LABEL));
     if retained && annotation(metadata, RETAINED_ANNOTATION).is_some() {
         Ownership::Retained
-    } else if label.is_some_and(|label| label != hub) {
+    } else if label.is_some_and(|label| label != sealer.hub()) {
         Ownership::OtherHub
+    } else if applied && !sealer.has_copies_of(annotation(metadata, MEMBER_ANNOTATION)) {
+        Ownership::OtherMember
     } else if applied {
         Ownership::Ours
     } else {
@@ -528,8 +639,17 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
 }
 
 pub(crate) fn fields(kind: &Kind, object: &DynamicObject) -> BTreeMap<String, Value> {
+    fields_of(kind, object, managed_fields::applied_fields)
+}
+
+/// Returns the listed fields of an object, or those that `of_others` gives for a kind without.
+fn fields_of(
+    kind: &Kind,
+    object: &DynamicObject,
+    of_others: impl FnOnce(&DynamicObject) -> BTreeMap<String, Value>,
+) -> BTreeMap<String, Value> {
     if kind.content.is_owned() {
-        return managed_fields::applied_fields(object);
+        return of_others(object);
     }
     let present = kind
         .content

@@ -60,6 +60,19 @@ pub fn owns(object: &DynamicObject, map: FieldMap, key: &str) -> bool {
     map.is_some_and(|map| map.get(format!("f:{key}")).is_some())
 }
 
+/// Whether another manager than the agent owns a label of an object.
+pub fn is_shared_label(metadata: &ObjectMeta, label: &str) -> bool {
+    let others = metadata.managed_fields.iter().flatten();
+    let mut others = others.filter(|entry| entry.manager.as_deref() != Some(FIELD_MANAGER));
+    others.any(|entry| {
+        let labels = entry
+            .fields_v1
+            .as_ref()
+            .map(|fields| &fields.0["f:metadata"]["f:labels"]);
+        labels.is_some_and(|labels| labels.get(format!("f:{label}")).is_some())
+    })
+}
+
 /// The fields of an object by their managers, without the fields of its metadata but labels and annotations.
 pub struct ManagedFields {
     /// The fields that the agent applied.

@@ -18,10 +18,11 @@ use runnel_proto::model::{
 
 use crate::copy::{CopyStatus, PlannedChange};
 use crate::decide::{
-    Action, Decision, DesiredCopy, PreviewDecision, WantedCopy, differs, is_sealed_for, plan,
+    Action, Decision, DesiredCopy, PreviewDecision, WantedCopy, decide, differs, is_sealed_for,
+    plan,
 };
 use crate::diff;
-use crate::live::{Live, Sealed};
+use crate::live::{Live, Ownership, Sealed};
 use crate::records::Observed;
 
 /// The result for one copy.
@@ -36,6 +37,14 @@ pub struct PreviewFinding {
     pub diff: FieldDiff,
     /// The copies that must exist before this one is removed.
     pub after: Vec<SourceRef>,
+}
+
+/// Whether a rule adopts an object that Runnel did not create: it adds marks alone.
+pub fn adopts(desired: &DesiredCopy, observed: &Observed) -> bool {
+    let is_retained =
+        matches!(observed, Observed::Live(live) if live.ownership == Ownership::Retained);
+    let decision = decide(desired, observed);
+    matches!(decision, Decision::Act(Action::Adopt(_))) && !is_retained
 }
 
 /// Whether the answer must not disclose if the live object equals the previewed content.
@@ -271,6 +280,7 @@ mod tests {
             terminating: false,
             number: 0,
             newest: false,
+            names_member: true,
             applied_at: 0,
             health: None,
             feedback: None,

@@ -452,6 +452,7 @@ mod tests {
             terminating: false,
             number: 0,
             newest: false,
+            names_member: true,
             applied_at: 0,
             health: None,
             feedback: None,

@@ -30,6 +30,7 @@ pub struct Sealer {
     key: hmac::Key,
     key_id: String,
     hub: String,
+    members: [String; 2],
 }
 
 /// A parsed seal. It is not proved before [`Sealer`] has checked it.
@@ -115,20 +116,33 @@ fn parse_mac(text: &str) -> Option<Mac> {
 }
 
 impl Sealer {
-    /// Returns a sealer with an agent-local secret, for copies of one hub.
-    pub fn new(secret: &[u8], hub: &str) -> Self {
+    /// Returns a sealer with an agent-local secret, for copies of one hub. `members`: the name of the
+    /// agent's `MemberCluster`, and the one that it replaces, or an empty name.
+    pub fn new(secret: &[u8], hub: &str, members: [&str; 2]) -> Self {
         let whole = digest::digest(&digest::SHA256, secret);
         let key_id = HEXLOWER.encode(&whole.as_ref()[..4]);
         Self {
             key: hmac::Key::new(hmac::HMAC_SHA256, secret),
             key_id,
             hub: hub.to_owned(),
+            members: members.map(str::to_owned),
         }
     }
 
     /// Returns the hub of the copies.
     pub fn hub(&self) -> &str {
         &self.hub
+    }
+
+    /// Returns the name of the agent's `MemberCluster`.
+    pub fn member(&self) -> &str {
+        &self.members[0]
+    }
+
+    /// Whether copies of a `MemberCluster` with this name are the agent's own. Older copies have no
+    /// name.
+    pub fn has_copies_of(&self, member: Option<&str>) -> bool {
+        member.is_none_or(|member| self.members.iter().any(|own| own == member))
     }
 
     /// Returns the seal of a copy with this content, which must not include ignored fields.
@@ -303,7 +317,7 @@ mod tests {
 
     #[test]
     fn clone_is_no_copy() {
-        let sealer = Sealer::new(b"secret", "hub-1");
+        let sealer = Sealer::new(b"secret", "hub-1", ["eu-1", ""]);
         let seal = sealer.seal(
             &copy("a"),
             &sealed("uid", copy("team"), 1),
@@ -319,18 +333,18 @@ mod tests {
             Identity::Clone
         );
         assert_eq!(
-            Sealer::new(b"other", "hub-1").check_identity(&seal, &copy("a"), "u"),
+            Sealer::new(b"other", "hub-1", ["eu-1", ""]).check_identity(&seal, &copy("a"), "u"),
             Identity::OtherKey
         );
         assert_eq!(
-            Sealer::new(b"secret", "hub-2").check_identity(&seal, &copy("a"), "u"),
+            Sealer::new(b"secret", "hub-2", ["eu-1", ""]).check_identity(&seal, &copy("a"), "u"),
             Identity::Clone
         );
     }
 
     #[test]
     fn adopted_seal_fits_only_the_adopted_object() {
-        let sealer = Sealer::new(b"secret", "hub-1");
+        let sealer = Sealer::new(b"secret", "hub-1", ["eu-1", ""]);
         let seal = sealer.seal(
             &copy("a"),
             &sealed("uid", copy("team"), 1),
@@ -355,7 +369,7 @@ mod tests {
 
     #[test]
     fn retained_proof_fits_only_the_same_object() {
-        let sealer = Sealer::new(b"secret", "hub-1");
+        let sealer = Sealer::new(b"secret", "hub-1", ["eu-1", ""]);
         let proof = sealer.retained_proof(&copy("a"), "u1");
         assert!(sealer.check_retained(&proof, &copy("a"), "u1"));
         assert!(
@@ -363,12 +377,14 @@ mod tests {
                 && !sealer.check_retained(&proof, &copy("b"), "u1")
         );
         assert!(!sealer.check_retained("", &copy("a"), "u1"));
-        assert!(!Sealer::new(b"other", "hub-1").check_retained(&proof, &copy("a"), "u1"));
+        assert!(
+            !Sealer::new(b"other", "hub-1", ["eu-1", ""]).check_retained(&proof, &copy("a"), "u1")
+        );
     }
 
     #[test]
     fn each_sealed_thing_matters() {
-        let sealer = Sealer::new(b"secret", "hub");
+        let sealer = Sealer::new(b"secret", "hub", ["eu-1", ""]);
         let written = content(&[("k".into(), "v".into())]);
         let right = sealed("uid", copy("team"), 1);
         let seal = sealer.seal(&copy("a"), &right, &written, None);
@@ -396,7 +412,7 @@ mod tests {
 
     #[test]
     fn marks_and_empty_maps_are_no_content() {
-        let sealer = Sealer::new(b"secret", "hub");
+        let sealer = Sealer::new(b"secret", "hub", ["eu-1", ""]);
         let plain = content(&[("k".into(), "v".into())]);
         let mut marked = plain.clone();
         marked.labels.insert(MANAGED_BY_LABEL.into(), "x".into());
@@ -416,7 +432,7 @@ mod tests {
         fn a_seal_reads_back_what_it_wrote(
             secret: Vec<u8>, rule in "[a-z0-9.-]{1,36}", revision: u8, pairs: Vec<(String, String)>,
         ) {
-            let sealer = Sealer::new(&secret, "hub");
+            let sealer = Sealer::new(&secret, "hub", ["eu-1", ""]);
             let content = content(&pairs);
             let right = sealed(&rule, copy("s"), revision);
             let seal = sealer.seal(&copy("a"), &right, &content, None);

@@ -217,22 +217,20 @@ impl ApplyRun<'_> {
         }
     }
 
-    /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields.
+    /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields. With `object`, ignored fields
+    /// stay as they are.
     pub(super) async fn compared(
         &self,
         kind: &Kind,
         target: &ExpectedObject,
-        object: &DynamicObject,
+        object: Option<&DynamicObject>,
         content: &Content,
         body: &DesiredObject,
     ) -> Call<Option<DynamicObject>> {
         if !kind.content.is_owned() {
             return Ok(None);
         }
-        let over = ReplacedObject {
-            target,
-            object: Some(object).filter(|_| !body.ignored.is_empty()),
-        };
+        let over = ReplacedObject { target, object };
         let written = apply_input(kind, self.copy, content, body);
         let request = body::apply(&written, Some(&over), &self.member.sealer);
         self.member

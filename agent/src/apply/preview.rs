@@ -11,7 +11,7 @@ use runnel_proto::model::{
 
 use super::owned::UNOWNED_LIMIT;
 use super::{CallError, Member, apply_input, at, delete_params};
-use runnel_agent_core::body::ReplacedObject;
+use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::kind_error;
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{
@@ -20,7 +20,7 @@ use runnel_agent_core::decide::{
 };
 use runnel_agent_core::diff::Comparison;
 use runnel_agent_core::preview::{
-    PreviewFinding, answer, applied_diff, diff, is_undisclosed, preview, writes,
+    PreviewFinding, adopts, answer, applied_diff, diff, is_undisclosed, preview, writes,
 };
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::{body, diff, live, managed_fields};
@@ -131,10 +131,11 @@ impl Member {
         let over = target.as_ref().zip(object.as_ref());
         // An object of a kind without listed fields is equal if a dry run changes nothing of it.
         let mut tried = None;
+        let adopts = adopts(&want, &observed);
         let is_equal = match (&want, &object) {
             (DesiredCopy::Copy(_), Some(object)) if kind.content.is_owned() => {
                 tried = match &body {
-                    Some(body) if dry_run => self.try_write(&kind, copy, body, over).await,
+                    Some(body) if dry_run => self.try_write(&kind, copy, body, over, adopts).await,
                     _ => None,
                 };
                 match &tried {
@@ -144,7 +145,9 @@ impl Member {
                             content,
                             applied,
                         } = answer;
-                        Some(live::is_adoptable(kind, object, content, Some(applied)))
+                        let is_comparable = !adopts || live::is_comparable(kind, content);
+                        let applied = Some(applied);
+                        Some(is_comparable && live::is_adoptable(kind, object, content, applied))
                     }
                     // The admission policy lets the agent change nothing of it.
                     Some(Err(refused)) if refused.reason == Reason::Conflict => Some(false),
@@ -152,7 +155,8 @@ impl Member {
                 }
             }
             (DesiredCopy::Copy(_), Some(object)) => {
-                Some(live::named_fields(&kind, object, key) == fields)
+                let is_comparable = !adopts || live::has_fields(&kind, object);
+                Some(is_comparable && live::named_fields(&kind, object, key) == fields)
             }
             _ => None,
         };
@@ -176,7 +180,7 @@ impl Member {
         let tried = match (&body, &target) {
             (Some(body), _) if writes(previewed) => {
                 if tried.is_none() {
-                    tried = self.try_write(&kind, copy, body, over).await;
+                    tried = self.try_write(&kind, copy, body, over, adopts).await;
                 }
                 tried.map_or(Ok(()), |tried| tried.map(drop))
             }
@@ -214,6 +218,7 @@ impl Member {
         copy: &SourceRef,
         body: &DesiredObject,
         over: Option<(&ExpectedObject, &DynamicObject)>,
+        adopts: bool,
     ) -> Option<Result<Answer, CopyError>> {
         let ContentSource::Payload(payload) = &body.content else {
             return None;
@@ -224,7 +229,8 @@ impl Member {
                 return Some(Err(CopyError::new(Reason::Unsupported, error.to_string())));
             }
         };
-        Some(self.try_content(kind, copy, body, content, over).await)
+        let tried = self.try_content(kind, copy, body, content, over, adopts);
+        Some(tried.await)
     }
 
     async fn try_content(
@@ -234,6 +240,7 @@ impl Member {
         body: &DesiredObject,
         content: Content,
         over: Option<(&ExpectedObject, &DynamicObject)>,
+        adopts: bool,
     ) -> Result<Answer, CopyError> {
         let applied_in = kind;
         let kind = self.kind_of(copy, &content)?;
@@ -250,11 +257,18 @@ impl Member {
             ignored,
             ..
         } = body;
-        let written = apply_input(&kind, copy, &content, body);
+        let kept = over
+            .filter(|_| adopts)
+            .and_then(|(_, object)| live::kept_content(&kind, object));
+        let sent = kept.map(|kept| live::dry_content(&kept, &content));
+        let written = ApplyInput {
+            adopted: adopts || kind.content.is_owned(),
+            ..apply_input(&kind, copy, sent.as_ref().unwrap_or(&content), body)
+        };
         let over = over.map(|(target, object)| ReplacedObject {
             target,
-            // The fields of another version may have other names.
-            object: Some(object).filter(|_| !ignored.is_empty() && kind == *applied_in),
+            // The fields of another version may have other names. An adoption compares ignored fields, too.
+            object: Some(object).filter(|_| !adopts && !ignored.is_empty() && kind == *applied_in),
         });
         let request = body::apply(&written, over.as_ref(), &self.sealer);
         let answer = self.apply_dry(&kind, copy, &request).await;
@@ -275,7 +289,7 @@ impl Member {
         let is_whole = body::surplus(&kind, &applied, &content, ignored).is_none();
         let holds = live::reduce(&kind, &applied, &self.sealer)
             .is_some_and(|(_, live)| live.has_revision(&intent.rule, &intent.source, revision));
-        if is_whole && !holds {
+        if !adopts && is_whole && !holds {
             return Err(Comparison {
                 kind: &kind,
                 object: &applied,

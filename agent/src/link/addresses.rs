@@ -99,6 +99,7 @@ mod tests {
             hub: hub.clone(),
             addresses: vec!["old:1".into(), "both:1".into()],
             cluster: "eu-1".into(),
+            replaced_cluster: String::new(),
             key: String::new(),
             seal_key: vec![],
             token_id: String::new(),

@@ -91,14 +91,16 @@ impl Link {
             &self.store,
             &string,
             &mut stored,
-            self.jitter.draw(),
-            JOIN_LIMIT,
+            &self.cluster_uid,
+            (self.jitter.draw(), JOIN_LIMIT),
         )
         .await;
         match (joined, stored) {
             (Ok(identity), _) => {
+                let is_renamed = identity.cluster != self.identity.cluster;
                 self.identity = identity;
-                None
+                // Copies name the MemberCluster, so every task must have the new name.
+                is_renamed.then_some(StreamEnd::Over)
             }
             // The stored identity keeps the key that the token may already be used with.
             (Err(error), kept) => {

@@ -220,7 +220,7 @@ impl<S: Source> Follow<S> {
                     Some(path) => others.push((path, *object)),
                     None => events.extend(self.source.object_events(*object, true)),
                 },
-                Readable::Unreadable(_) => unreadable += 1,
+                Readable::Unreadable(_) | Readable::TooManyNodes(_) => unreadable += 1,
             });
             let metadata = match metadata {
                 Ok(metadata) => metadata,
@@ -425,9 +425,15 @@ impl<S: Source> Follow<S> {
                         self.send(event).await?;
                     }
                 }
-                WatchEvent::Added(Readable::Unreadable(object))
-                | WatchEvent::Modified(Readable::Unreadable(object))
-                | WatchEvent::Deleted(Readable::Unreadable(object)) => {
+                WatchEvent::Added(
+                    Readable::Unreadable(object) | Readable::TooManyNodes(object),
+                )
+                | WatchEvent::Modified(
+                    Readable::Unreadable(object) | Readable::TooManyNodes(object),
+                )
+                | WatchEvent::Deleted(
+                    Readable::Unreadable(object) | Readable::TooManyNodes(object),
+                ) => {
                     tracing::debug!(
                         name = object.name,
                         namespace = object.namespace,

@@ -30,6 +30,9 @@ closed_list! {
         /// False while clusters are rolled back to the last completed rollout, True when all of
         /// them are. Present until a newer change begins.
         RolloutReverted,
+        /// Rule: the annotation runnel.dev/revert-to reverts it to the state of a completed rollout, and edits are not sent. False
+        /// while the hub does not have that state, so that nothing is sent or removed. Present only with the annotation.
+        Reverted,
         /// Rule: it is suspended, because `spec.suspend` is true. Present only while true.
         Suspended,
         /// Rule: `spec.enforcement` is DryRun: agents report planned changes and write nothing.
@@ -140,6 +143,8 @@ closed_list! {
         /// `spec.sources` selects a kind with namespaces without them, or a kind without namespaces in namespaces;
         /// existing copies are left unchanged.
         ScopeMismatch,
+        /// The spec of the rule has too many JSON values, and is not used; existing copies are left unchanged.
+        SpecTooLarge,
         /// Changes are on their way.
         Progressing,
         /// The rule is being deleted: its copies are being removed.
@@ -172,8 +177,11 @@ closed_list! {
         AnalysisRefused,
         /// A change failed, and clusters are being rolled back to the last completed rollout.
         RollingBack,
-        /// The cluster has the state of the last completed rollout, because the newest one failed.
+        /// The cluster has the state of the last completed rollout, because the newest one failed. On the rule: it has a former
+        /// state, because an annotation names that.
         Reverted,
+        /// The hub does not have the state to which an annotation reverts the rule; existing copies are left unchanged.
+        RevisionUnavailable,
         /// The rule is suspended.
         Suspended,
         /// Something that the rule requests is not granted to the rules of its namespace.
@@ -194,7 +202,7 @@ closed_list! {
         ValueMissing,
         /// The rendered copy is invalid for every API server.
         InvalidCopy,
-        /// The copies differ by cluster and take more bytes than one rule may have.
+        /// The copies differ by cluster and take more bytes or work than one rule may have.
         RenderBudgetExceeded,
         /// Member: its agent is connected, and rules may send copies.
         MemberReady,
@@ -231,6 +239,8 @@ closed_list! {
         SecondHub,
         /// Member: an agent in another cluster connected with the member's key.
         SecondCluster,
+        /// Member: another MemberCluster has its agent in the same cluster.
+        SecondMembership,
         /// Member: copies from a previous membership of the cluster are not selected now.
         CopiesFromPreviousMembership,
         ..

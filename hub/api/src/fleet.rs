@@ -32,55 +32,46 @@ pub struct FleetSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FleetRemovalLimit {
-    /// The limit of the fleet.
+    /// The limit of the fleet. If only one of count and percent is set, it is the limit; where both are set, the larger of
+    /// the two counts. If neither is set: the larger of 50 copies and 10 % of all copies, and at most half of them from 4
+    /// copies on.
     pub fleet: FleetLimit,
-    /// The limit of each member cluster.
+    /// The limit of each member cluster. If only one of count and percent is set, it is the limit; where both are set, the
+    /// larger of the two counts. If neither is set: the larger of 25 copies and 20 % of the copies in the cluster, and at
+    /// most half of them from 4 copies on.
     pub member: MemberLimit,
     /// Whether deliberate deletes are under the limits: of a rule, of a source, of a literal name out of a list, and of a
     /// member cluster that leaves.
     pub deliberate: Deliberate,
 }
 
-/// The fleet's limit of removals at a time: the larger of count and percent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// The fleet's limit of removals at a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FleetLimit {
-    /// This many copies. 0 to 1000000000.
+    /// This many copies. 0 to 1000000000. Where percent is set, too, the larger of the two counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::in_range(0, 1_000_000_000))]
-    pub count: i64,
-    /// This part of all copies of the fleet, in percent: 0 to 100.
+    pub count: Option<i64>,
+    /// This part of all copies of the fleet, in percent: 0 to 100. Where count is set, too, the larger of the two counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::in_range(0, 100))]
-    pub percent: i64,
+    pub percent: Option<i64>,
 }
 
-impl Default for FleetLimit {
-    fn default() -> Self {
-        Self {
-            count: 50,
-            percent: 10,
-        }
-    }
-}
-
-/// A member cluster's limit of removals at a time: the larger of count and percent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// A member cluster's limit of removals at a time.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MemberLimit {
-    /// This many copies. 0 to 1000000000.
+    /// This many copies. 0 to 1000000000. Where percent is set, too, the larger of the two counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::in_range(0, 1_000_000_000))]
-    pub count: i64,
-    /// This part of all copies in the member cluster, in percent: 0 to 100.
+    pub count: Option<i64>,
+    /// This part of all copies in the member cluster, in percent: 0 to 100. Where count is set, too, the larger of the two
+    /// counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::in_range(0, 100))]
-    pub percent: i64,
-}
-
-impl Default for MemberLimit {
-    fn default() -> Self {
-        Self {
-            count: 25,
-            percent: 20,
-        }
-    }
+    pub percent: Option<i64>,
 }
 
 /// Whether deliberate deletes are limited.

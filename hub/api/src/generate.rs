@@ -7,7 +7,7 @@ use kube_core::CustomResourceExt;
 
 use super::{
     ClusterDistributionRule, DistributionGrant, DistributionRule, FLEET, Fleet, ManifestBundle,
-    MemberCluster, limits,
+    MemberCluster, MemberRecord, limits,
 };
 
 /// What precedes the default of a field in its description.
@@ -20,6 +20,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         ClusterDistributionRule::crd(),
         DistributionGrant::crd(),
         MemberCluster::crd(),
+        MemberRecord::crd(),
         Fleet::crd(),
         ManifestBundle::crd(),
     ];
@@ -32,6 +33,12 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
                 "DistributionGrant" => grant_columns(),
                 "Fleet" => fleet_columns(),
                 "ManifestBundle" => bundle_columns(),
+                "MemberRecord" => vec![column(
+                    "Age",
+                    "date",
+                    ".metadata.creationTimestamp",
+                    "How long the record has existed.",
+                )],
                 _ => rule_columns(),
             });
             let Some(root) = version
@@ -514,7 +521,7 @@ mod tests {
             yaml()
                 .matches("---\napiVersion: apiextensions.k8s.io/v1\n")
                 .count(),
-            6
+            7
         );
     }
 

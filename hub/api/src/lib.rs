@@ -21,8 +21,10 @@ mod feedback;
 mod fleet;
 mod generate;
 mod grant;
+mod json_text;
 mod kinds;
 mod member;
+mod member_record;
 mod rollout;
 mod rule;
 mod rule_status;
@@ -46,14 +48,16 @@ pub use generate::{DEFAULT, chart_files, crds, files, yaml};
 pub use grant::{
     DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };
+pub use json_text::JsonText;
 pub use kinds::{BUNDLE_KIND, CLUSTER_KINDS, is_local_kind};
-pub use member::{
-    Certificate, Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberClusterStatus,
-    PendingRemoval, RetiredKey, UsedToken,
+pub use member::{Certificate, Join, MemberCluster, MemberClusterSpec, MemberClusterStatus};
+pub use member_record::{
+    Identity, KeyRecord, MemberRecord, MemberRecordSpec, NO_RECORD, PendingRemoval, RetiredKey,
+    UsedToken,
 };
 pub use rollout::{
-    CountOrPercent, OnFailure, PendingWave, ReachedUpTo, Rollout, RolloutApproval, RolloutGate,
-    RolloutPhase, RolloutStatus,
+    CountOrPercent, KeptRevision, OnFailure, PendingWave, ReachedUpTo, Rollout, RolloutApproval,
+    RolloutGate, RolloutPhase, RolloutStatus,
 };
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, ConflictPolicy,
@@ -61,7 +65,8 @@ pub use rule::{
     ImmutablePolicy, OnRuleDelete, RemovalLimit, RuleTerms, Source,
 };
 pub use rule_status::{
-    ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, healthy_of,
+    CauseCount, ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary,
+    healthy_of,
 };
 pub use rule_sync::{
     ClusterRuleSync, ClusterRuleSyncSpec, RuleSync, RuleSyncSpec, RuleSyncStatus, UnobservedObject,
@@ -96,6 +101,8 @@ pub const FINALIZER: &str = "runnel.dev/copies";
 /// The annotation of a rule, or of the `Fleet`, that approves the removal or the wave in its status.
 /// Its value is the digest, or several digests separated by commas.
 pub const APPROVE: &str = "runnel.dev/approve";
+/// The annotation of a rule that reverts it to the state of a completed rollout. Its value is the revision.
+pub const REVERT_TO: &str = "runnel.dev/revert-to";
 /// The annotation of an Event on a rule: the number of copies that it is about.
 pub const COPY_COUNT: &str = "runnel.dev/copy-count";
 /// The name of the only `Fleet`.
@@ -103,6 +110,8 @@ pub const FLEET: &str = "default";
 
 /// Limits of a spec, so that the API server can bound the cost of validation.
 pub mod limits {
+    /// JSON nodes of a rule's spec. The hub does not decode a larger one.
+    pub const RULE_NODES: usize = 10_000;
     /// Entries in a rule's `sources`.
     pub const SOURCES: usize = 16;
     /// Names or globs in one entry's `names` or `exclude`.
@@ -131,6 +140,8 @@ pub mod limits {
     pub const FEEDBACK: usize = 8;
     /// Windows of a rollout, or of a cluster.
     pub const WINDOWS: usize = 8;
+    /// States of completed rollouts that are kept of a rule.
+    pub const HISTORY: usize = 10;
     /// Clusters that a rule's status lists, the worst first.
     pub const STATUS_CLUSTERS: usize = 20;
     /// Conditions in one status.
@@ -143,9 +154,11 @@ pub mod limits {
     pub const PENDING_NAMES: usize = 5;
     /// Pending approvals in the status of the `Fleet`.
     pub const PENDING_CAUSES: usize = 32;
+    /// Causes that one approval lists.
+    pub const CAUSES: usize = 8;
     /// Valid keys of one member: during a renewal, the old and the new one.
     pub const KEYS: usize = 4;
-    /// Stored used tokens in one member's status.
+    /// Stored used tokens of one member.
     pub const TOKENS: usize = 16;
     /// Stored retired keys of one member.
     pub const RETIRED_KEYS: usize = 16;

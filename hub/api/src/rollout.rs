@@ -33,6 +33,11 @@ pub struct Rollout {
     pub max_failures: i64,
     /// Whether the rollout is paused: nothing further is sent. Clusters under way continue and are counted.
     pub paused: bool,
+    /// How many states of completed rollouts the hub keeps for rollbacks and for `kubectl runnel revert`, the newest ones, where they
+    /// fit. 2 by default with onFailure: Revert; otherwise none are kept without this field. With fewer the older ones are deleted. 1 to 10.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "i32", transform = schema::in_range(1, limits::HISTORY as i64))]
+    pub history: Option<i64>,
     /// What happens when more clusters fail than maxFailures. Stop: nothing further is sent. Revert: clusters also get the state of
     /// the last completed rollout again. Copies that the change created are removed; copies that it changed or removed are
     /// restored. If the hub does not have that state, the rollout stops; status.rollout.rollbackBlocker has the cause.
@@ -91,6 +96,7 @@ impl Default for Rollout {
             soak_seconds: 0,
             max_failures: 0,
             paused: false,
+            history: None,
             on_failure: OnFailure::Stop,
             approval: RolloutApproval::None,
             windows: Vec::new(),
@@ -152,6 +158,11 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(64))]
     pub former_revision: Option<String>,
+    /// The states of completed rollouts that the hub keeps, the newest first. The annotation runnel.dev/revert-to with one of these
+    /// revisions, or `kubectl runnel revert`, reverts the rule to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::list(limits::HISTORY))]
+    pub history: Vec<KeptRevision>,
     /// Why a failed rollout would stop, or has stopped, though `spec.rollout.onFailure` is Revert.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
@@ -160,6 +171,9 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub failure: Option<String>,
+    /// Whether the removal guard blocks removals of this change. Once they are approved, the change goes through the waves again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub removals_blocked: bool,
     /// The label by which the clusters are ordered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(317))]
@@ -200,6 +214,19 @@ pub struct RolloutStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Time")]
     pub unfinished_since: Option<Time>,
+}
+
+/// The state of a completed rollout that the hub keeps.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct KeptRevision {
+    /// Identifier of the completed change.
+    #[schemars(transform = schema::text(64))]
+    pub revision: String,
+    /// The time of completion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Time")]
+    pub completed_at: Option<Time>,
 }
 
 /// The next wave of a rollout, which waits for approval.

@@ -168,7 +168,9 @@ pub struct RuleTerms {
     /// larger removal is blocked in every cluster, and the condition ApprovalRequired has the
     /// number, the clusters and the command to approve it. Deliberate deletes are not blocked: of a
     /// source, of the rule, or of a literal name in a list. Copies in namespaces that are no longer
-    /// targets count. The Fleet limits all rules together.
+    /// targets count. The Fleet limits all rules together. If only one of count and percent is set, it is the limit; where
+    /// both are set, the larger of the two counts. If neither is set: the larger of 10 copies and 20 % of the rule's copies,
+    /// and at most half of them from 4 copies on.
     #[serde(default)]
     pub removal_limit: RemovalLimit,
     /// Fields of the copies whose values the agents return, for `deliveries` and `copies` of the view API. At most 8. Of a rule
@@ -233,30 +235,22 @@ pub enum ImmutablePolicy {
     Recreate,
 }
 
-/// The limit of indirect removals at a time: the larger of count and percent.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// The limit of indirect removals at a time, within a minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RemovalLimit {
-    /// Number of copies. 0 to 1000000000.
+    /// Number of copies. 0 to 1000000000. Where percent is set, too, the larger of the two counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::in_range(0, 1_000_000_000))]
-    pub count: i64,
-    /// Percentage of all copies of the rule: 0 to 100.
+    pub count: Option<i64>,
+    /// Percentage of all copies that the rule has: 0 to 100. Where count is set, too, the larger of the two counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::in_range(0, 100))]
-    pub percent: i64,
+    pub percent: Option<i64>,
     /// Whether the delete of the rule itself counts as deliberate. Allow: its copies are removed, as deletionPolicy
     /// says. Hold: where they are more than the limit they stay until that is approved, and the rule stays until
     /// then. The delete of its namespace or of its CRD is under the limits in any case.
     pub on_rule_delete: OnRuleDelete,
-}
-
-impl Default for RemovalLimit {
-    fn default() -> Self {
-        Self {
-            count: 10,
-            percent: 20,
-            on_rule_delete: OnRuleDelete::default(),
-        }
-    }
 }
 
 /// Whether the delete of a rule counts as deliberate.

@@ -89,10 +89,14 @@ pub struct PendingApproval {
     /// and nothing else. Several values have commas between them.
     #[schemars(transform = schema::text(64))]
     pub digest: String,
-    /// Why the copies would be removed.
+    /// Why the copies would be removed: of several causes, the strongest kind.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(transform = schema::text(limits::MESSAGE))]
     pub cause: String,
+    /// The causes that an approval covers, if they are several, at most 8.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::list(limits::CAUSES))]
+    pub causes: Vec<CauseCount>,
     /// Number of copies, by the agents' reports.
     #[serde(default)]
     pub copies: i64,
@@ -107,6 +111,31 @@ pub struct PendingApproval {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "String", extend("format" = "date-time"))]
     pub since: Option<Time>,
+}
+
+impl PendingApproval {
+    /// Why the copies would be removed, with the number of copies of each cause if there are several.
+    pub fn why(&self) -> String {
+        let count = |cause: &CauseCount| {
+            let noun = if cause.copies == 1 { "copy" } else { "copies" };
+            format!("{} ({} {noun})", cause.cause, cause.copies)
+        };
+        match self.causes.as_slice() {
+            [] => self.cause.clone(),
+            causes => causes.iter().map(count).collect::<Vec<_>>().join("; "),
+        }
+    }
+}
+
+/// One of several causes of a removal.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CauseCount {
+    /// What happened.
+    #[schemars(transform = schema::text(limits::MESSAGE))]
+    pub cause: String,
+    /// Number of copies that it would remove.
+    pub copies: i64,
 }
 
 /// The counts of a rule as `kubectl get` shows them.

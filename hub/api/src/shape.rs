@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::{Clusters, limits, schema, schema::Item};
+use super::{Clusters, JsonText, limits, schema, schema::Item};
 
 /// Makes copies other than their sources. A copy that cannot be rendered is not sent, and an existing copy is left
 /// unchanged; the status names the field and the source.
@@ -155,9 +155,9 @@ pub struct Override {
     /// A JSON merge patch (RFC 7386) of the fields of copies, such as `{spec: {replicas: 3}}`, after data and remove.
     /// `null` removes a field; a list is replaced as a whole. `kubectl apply` without `--server-side` loses a `null` in
     /// an edit: use transform.removeFields or jsonPatch. apiVersion, kind, metadata and status cannot be patched.
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "BTreeMap<String, Value>", transform = schema::any_object)]
-    pub merge_patch: Map<String, Value>,
+    pub merge_patch: Option<JsonText>,
     /// Steps of a JSON patch (RFC 6902) of the fields of copies, after mergePatch. apiVersion, kind, metadata and status
     /// cannot be patched. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -224,10 +224,10 @@ pub struct PatchStep {
         deserialize_with = "present"
     )]
     #[schemars(with = "Value", transform = schema::any_value)]
-    pub value: Option<Value>,
+    pub value: Option<JsonText>,
 }
 
 /// A value that is there, also `null`.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(deserializer).map(Some)
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<JsonText>, D::Error> {
+    JsonText::deserialize(deserializer).map(Some)
 }

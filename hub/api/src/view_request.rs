@@ -205,6 +205,9 @@ pub struct PlannedCopy {
     pub cluster: String,
     /// The copy, as resource/namespace/name, or resource/name without a namespace.
     pub copy: String,
+    /// The kind of the copy; empty if the hub does not know the kind.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
     /// The source, as resource/namespace/name, or resource/name without a namespace.
     pub source: String,
     /// create, change, unchanged, takeOver, adoptIfEqual, remove, retain, handOver, blocked, wait, noop, conflict,
@@ -283,8 +286,8 @@ pub struct ExplainedRule {
     pub bundle: String,
     /// Applied, UnderWay, Failed, Waiting, Drifted, Removing or PruneRequested, as the agent reports. Otherwise why the
     /// hub does not send the copy: ClusterNotChosen, ClusterNotGranted, NamespaceNotChosen, NotGranted, Suspended, DryRun,
-    /// Cordoned, RollingOut, RenderError, Refused, Unread, Deleted, or NotReported if only the agent has its state. Reverted:
-    /// as before a failed change.
+    /// Cordoned, RollingOut, RenderError, Refused, Unread, Deleted, NotConfirmed if it is not decided, sent or confirmed yet,
+    /// or NotReported if only the agent has its state. Reverted: as before a failed change.
     pub state: String,
     /// A sentence for a person.
     #[serde(default, skip_serializing_if = "String::is_empty")]

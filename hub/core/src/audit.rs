@@ -4,7 +4,7 @@
 //! The last change of a rule that the hub has observed counts as the cause of what an agent then
 //! does by order of the hub. A cluster that connected later changes its copies because it connected.
 //! Nothing is stored per copy, and everything is bounded.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ pub const LINES_LIMIT: usize = 256;
 pub const CLUSTERS_LIMIT: usize = 16_384;
 /// Limit of the rules of which the last change is known.
 pub const CAUSES_LIMIT: usize = 65_536;
+/// Number of causes that are known of a rule.
+const CAUSES: usize = 4;
 /// More clusters than this share one line.
 const CLUSTERS_APART: usize = 5;
 /// Number of names in a list.
@@ -37,6 +39,8 @@ pub enum ChangeKind {
     RuleCreated,
     /// The rule was edited.
     RuleEdited,
+    /// The rule was reverted to a former state, or its revert ended.
+    RuleReverted,
     /// The rule was deleted.
     RuleDeleted,
     /// A source was created or edited, or its labels changed.
@@ -45,6 +49,8 @@ pub enum ChangeKind {
     SourceDeleted,
     /// A grant changed.
     GrantChanged,
+    /// A grant was deleted.
+    GrantDeleted,
     /// A namespace of the hub changed.
     HubNamespaceChanged,
     /// A MemberCluster was created or edited.
@@ -53,12 +59,32 @@ pub enum ChangeKind {
     FleetChanged,
     /// A user approved the removals of the rule.
     Approved,
+    /// A user approved the next wave of the rollout.
+    WaveApproved,
     /// The last rollout failed, and its clusters are rolled back.
     RolledBack,
     /// The cluster connected to this hub.
     Connected,
+    /// None of the last changes of the rule can have this effect.
+    Unclear,
     /// The hub did not cause the change.
     ByAgent(ChangeOrigin),
+}
+
+impl ChangeKind {
+    /// Whether a change of this kind can have this effect on a copy.
+    fn may_cause(self, action: CopyAction) -> bool {
+        let removes = matches!(action, CopyAction::Removed | CopyAction::Retained);
+        match self {
+            Self::RuleDeleted
+            | Self::SourceDeleted
+            | Self::GrantDeleted
+            | Self::Approved
+            | Self::FleetChanged => removes || action == CopyAction::Restored,
+            Self::RuleCreated => !removes,
+            _ => true,
+        }
+    }
 }
 
 /// The cause of a change, with the name of the changed object.
@@ -90,14 +116,20 @@ impl fmt::Display for ChangeCause {
         let (noun, verb) = match self.kind {
             ChangeKind::RuleCreated => return out.write_str("the rule is new"),
             ChangeKind::RuleEdited => return out.write_str("the rule was edited"),
+            ChangeKind::RuleReverted => {
+                return out.write_str("the rule was reverted, or its revert ended");
+            }
             ChangeKind::RuleDeleted => return out.write_str("the rule was deleted"),
             ChangeKind::FleetChanged => return out.write_str("the Fleet was edited"),
             ChangeKind::RolledBack => return out.write_str("the rollout was rolled back"),
             ChangeKind::Connected => return out.write_str("the cluster connected"),
+            ChangeKind::WaveApproved => return out.write_str("the wave was approved"),
+            ChangeKind::Unclear => return out.write_str("by order of the hub"),
             ChangeKind::ByAgent(origin) => return out.write_str(origin.as_str()),
             ChangeKind::SourceDeleted => return out.write_str("sources were deleted"),
             ChangeKind::SourceChanged => ("source", "created or edited"),
             ChangeKind::GrantChanged => ("grant", "edited"),
+            ChangeKind::GrantDeleted => ("grant", "deleted"),
             ChangeKind::HubNamespaceChanged => ("hub namespace", "changed"),
             ChangeKind::MemberChanged => ("member cluster", "edited"),
             ChangeKind::Approved => {
@@ -219,7 +251,8 @@ struct Sum {
 /// The causes of changes, and the sums of what agents report.
 #[derive(Default)]
 pub struct Audit {
-    causes: BTreeMap<RuleUid, (Instant, ChangeCause)>,
+    /// The last causes of each rule, the newest last.
+    causes: BTreeMap<RuleUid, VecDeque<(Instant, ChangeCause)>>,
     sums: BTreeMap<(RuleUid, CopyAction, ChangeKind), Sum>,
     /// Number of clusters in all sums.
     clusters: usize,
@@ -230,28 +263,30 @@ pub struct Audit {
 impl Audit {
     /// Records what changed a rule. Changes of one kind in quick succession share a cause.
     pub fn note(&mut self, rule: &RuleUid, cause: &ChangeCause, now: Instant) {
-        if let Some((at, known)) = self.causes.get_mut(rule) {
-            let is_same = known.kind == cause.kind
-                && known.kind != ChangeKind::Approved
-                && now.saturating_duration_since(*at) < LONGEST;
-            *at = now;
-            if is_same {
-                let names = &cause.subjects.0;
-                names.iter().for_each(|name| known.subjects.add(name));
-            } else {
-                known.clone_from(cause);
-            }
-            return;
-        }
-        if self.causes.len() >= CAUSES_LIMIT {
+        if !self.causes.contains_key(rule) && self.causes.len() >= CAUSES_LIMIT {
             self.causes.pop_first();
         }
-        self.causes.insert(rule.clone(), (now, cause.clone()));
+        let causes = self.causes.entry(rule.clone()).or_default();
+        let last = causes.back_mut().filter(|(at, known)| {
+            known.kind == cause.kind
+                && known.kind != ChangeKind::Approved
+                && now.saturating_duration_since(*at) < LONGEST
+        });
+        if let Some((at, known)) = last {
+            *at = now;
+            let names = &cause.subjects.0;
+            names.iter().for_each(|name| known.subjects.add(name));
+            return;
+        }
+        if causes.len() >= CAUSES {
+            causes.pop_front();
+        }
+        causes.push_back((now, cause.clone()));
     }
 
     /// The known cause of a rule takes effect in more clusters now, as the next wave of its rollout begins.
     pub fn renew(&mut self, rule: &RuleUid, now: Instant) {
-        if let Some((at, _)) = self.causes.get_mut(rule) {
+        if let Some((at, _)) = self.causes.get_mut(rule).and_then(VecDeque::back_mut) {
             *at = now;
         }
     }
@@ -269,7 +304,7 @@ impl Audit {
     }
 
     fn record_one(&mut self, reported: &ReportedChanges<'_>, change: &CopyChange, now: Instant) {
-        let cause = self.cause(reported, change.origin);
+        let cause = self.cause(reported, change);
         let first = self.burst.map_or(now, |(first, _)| first);
         self.burst = Some((first, now));
         let copies = u64::from(change.copies);
@@ -297,13 +332,21 @@ impl Audit {
         }
     }
 
-    fn cause(&self, reported: &ReportedChanges<'_>, origin: ChangeOrigin) -> ChangeCause {
-        if origin != ChangeOrigin::Hub {
-            return ChangeCause::new(ChangeKind::ByAgent(origin));
+    /// The last change that can have had this effect.
+    fn cause(&self, reported: &ReportedChanges<'_>, change: &CopyChange) -> ChangeCause {
+        if change.origin != ChangeOrigin::Hub {
+            return ChangeCause::new(ChangeKind::ByAgent(change.origin));
         }
-        match self.causes.get(reported.uid) {
-            Some((at, cause)) if *at >= reported.connected_at => cause.clone(),
-            _ => ChangeCause::new(ChangeKind::Connected),
+        let causes = self.causes.get(reported.uid).into_iter().flatten();
+        let mut since = causes
+            .rev()
+            .filter(|(at, _)| *at >= reported.connected_at)
+            .peekable();
+        let is_since = since.peek().is_some();
+        match since.find(|(_, cause)| cause.kind.may_cause(change.action)) {
+            Some((_, cause)) => cause.clone(),
+            None if is_since => ChangeCause::new(ChangeKind::Unclear),
+            None => ChangeCause::new(ChangeKind::Connected),
         }
     }
 
@@ -442,6 +485,44 @@ mod tests {
             ]
         );
         assert_eq!(world.lines(40), [""; 0]);
+    }
+
+    #[test]
+    fn cause_is_the_last_change_that_can_have_the_effect() {
+        let mut world = World::new();
+        let created = CopyChange {
+            action: CopyAction::Created,
+            ..REMOVED
+        };
+        world.note(&ChangeCause::new(ChangeKind::RolledBack), 11);
+        world.note(&ChangeCause::new(ChangeKind::SourceDeleted), 12);
+        world.reports("eu-1", created, 13);
+        world.reports("eu-1", REMOVED, 13);
+        assert_eq!(
+            world.lines(14),
+            [
+                "created 12 copies of shop/x in eu-1: the rollout was rolled back",
+                "removed 12 copies of shop/x in eu-1: sources were deleted",
+            ]
+        );
+        world.note(&ChangeCause::of(ChangeKind::GrantDeleted, "all"), 20);
+        world.reports("eu-1", REMOVED, 21);
+        world.note(&ChangeCause::new(ChangeKind::WaveApproved), 21);
+        world.reports("eu-1", created, 22);
+        assert_eq!(
+            world.lines(23),
+            [
+                "created 12 copies of shop/x in eu-1: the wave was approved",
+                "removed 12 copies of shop/x in eu-1: grant all was deleted",
+            ]
+        );
+        let mut world = World::new();
+        world.note(&ChangeCause::new(ChangeKind::SourceDeleted), 12);
+        world.reports("eu-1", created, 13);
+        assert_eq!(
+            world.lines(14),
+            ["created 12 copies of shop/x in eu-1: by order of the hub"]
+        );
     }
 
     #[test]

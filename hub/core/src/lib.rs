@@ -30,3 +30,5 @@ pub mod rate_limit;
 pub mod rollout;
 pub mod session;
 pub mod status;
+#[cfg(test)]
+mod tests;

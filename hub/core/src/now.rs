@@ -1,7 +1,10 @@
 //! The time as an argument of pure code.
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+
+/// How long after its start a hub waits for clusters to connect before they count as unreachable.
+pub const SETTLING: Duration = Duration::from_secs(45);
 
 /// One moment by two clocks: the monotonic one decides, the wall clock is shown.
 #[derive(Clone, Copy, Debug)]
@@ -10,6 +13,11 @@ pub struct Now {
     pub instant: Instant,
     /// For display.
     pub wall: Timestamp,
+}
+
+/// Whether a stored moment lies in the future, because the clock was set back. A status rounds it up to whole seconds.
+pub fn is_ahead(at: Timestamp, now: Timestamp) -> bool {
+    at.duration_since(now) > SignedDuration::from_secs(1)
 }
 
 /// How long ago `then` was, as kubectl writes it: `4s`, `5m10s`, `3h`, `2d`.

@@ -259,7 +259,7 @@ fn describe(pending: &PendingApproval, rules: i64) -> String {
     };
     format!(
         "{}: {} copies{rules} in {} clusters wait for approval ({})",
-        pending.cause,
+        pending.why(),
         pending.copies,
         pending.clusters,
         pending.names.join(", "),

@@ -2,7 +2,7 @@
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
+use clap::{Arg, ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use runnel_proto::model::is_subdomain;
 
 use super::output::{ListOutput, ListOutputParser};
@@ -163,6 +163,9 @@ pub enum Command {
     /// says.
     #[command(arg = member_context())]
     Unjoin(Unjoin),
+    /// Keep the copies of a deleted rule in a cluster that was away: its removal is not carried out when the cluster is back.
+    #[command(arg = no_namespace())]
+    ForgetRemoval(ForgetRemoval),
     /// Remove Runnel from the hub: rules, members, the hub itself, its CRDs.
     Uninstall(Uninstall),
     /// Run common health checks and suggest fixes.
@@ -173,6 +176,9 @@ pub enum Command {
     /// Show what was done to the copies of a rule, and why: the last 50 Events about it.
     #[command(arg = rule_namespace())]
     History(History),
+    /// Revert a rule to the state of a completed rollout, through its waves, or end that. Edits are not sent meanwhile.
+    #[command(arg = rule_namespace())]
+    Revert(Revert),
     /// Wait until every cluster of a rule has the newest sources: also those of an edit that the hub has not observed yet.
     #[command(arg = rule_namespace())]
     Wait(Wait),
@@ -315,6 +321,10 @@ pub struct Join {
     /// The cluster.
     #[command(flatten)]
     pub member: MemberAccess,
+    /// The present name of the cluster, which gets the new one. Its copies, labels and settings stay, and the MemberCluster
+    /// with the old name is deleted.
+    #[arg(long, value_name = "OLD")]
+    pub replace: Option<String>,
     /// A label of the MemberCluster, by which rules select; may be given several times.
     #[arg(long = "label", value_name = "KEY=VALUE")]
     pub labels: Vec<String>,
@@ -433,6 +443,15 @@ pub struct Unjoin {
     pub timeout: String,
 }
 
+/// Keep the copies of a deleted rule.
+#[derive(Debug, Args)]
+pub struct ForgetRemoval {
+    /// The name of the cluster on the hub.
+    pub cluster: String,
+    /// The deleted rule: namespace/name, or the name of a ClusterDistributionRule; or its uid.
+    pub rule: String,
+}
+
 /// The deletion policy of the copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Copies {
@@ -500,9 +519,29 @@ pub enum HistoryOutput {
 pub struct History {
     /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule; it may be deleted.
     pub rule: String,
+    /// List the states of completed rollouts to which `kubectl runnel revert` can go back.
+    #[arg(long, conflicts_with = "output")]
+    pub revisions: bool,
     /// Output format.
     #[arg(short = 'o', long, value_enum)]
     pub output: Option<HistoryOutput>,
+}
+
+/// Revert a rule.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("what").required(true).args(["to", "end"]))]
+pub struct Revert {
+    /// The rule: NAME, NAMESPACE/NAME, or cdrule/NAME for a ClusterDistributionRule.
+    pub rule: String,
+    /// The state: its number in `kubectl runnel history RULE --revisions`, or its revision.
+    #[arg(long, value_name = "NUMBER|REVISION")]
+    pub to: Option<String>,
+    /// End the revert: what the rule and its sources have now is rolled out.
+    #[arg(long)]
+    pub end: bool,
+    /// Do not ask.
+    #[arg(short = 'y', long)]
+    pub yes: bool,
 }
 
 /// Wait for a rule.
@@ -739,8 +778,15 @@ mod tests {
 
     #[test]
     fn name_of_a_cluster_is_no_connection_flag() {
-        for command in ["join", "unjoin", "members"] {
-            let cli = Cli::try_parse_from(["kubectl-runnel", command, "eu-1"]).unwrap();
+        for words in [
+            &["join"][..],
+            &["unjoin"],
+            &["members"],
+            &["forget-removal", "a/b"],
+        ] {
+            let command = words[0];
+            let words = ["kubectl-runnel"].iter().chain(words).chain(&["eu-1"]);
+            let cli = Cli::try_parse_from(words).unwrap();
             assert_eq!(cli.connection.cluster, None, "{command}");
         }
     }

@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 
 use super::diagnose::{Finding, Reachability, Workload, address, wanted_replicas, workload};
 use super::objects::{HasConditions, Rule, member_name};
+use super::read_cluster::is_of;
 use super::rights::Right;
 use super::table::Tone;
-use runnel_api::MemberCluster;
 use runnel_api::conditions::{ConditionType, Reason};
+use runnel_api::{MemberCluster, MemberRecord};
 use runnel_hub_core::now::{age, span};
 
 /// The result of a check.
@@ -431,15 +432,6 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
                 hint,
             ));
         }
-        let status = object.status.as_ref();
-        let pending = status.map_or(0, |status| status.pending_removals.len());
-        if pending > 0 {
-            let hint = "they are removed when it is back";
-            checks.push(Check::warn(
-                format!("{name}: the copies of {pending} deleted rules wait for it"),
-                hint,
-            ));
-        }
     }
     if objects.is_empty() {
         checks.push(Check::warn(
@@ -456,6 +448,20 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
         );
     }
     checks
+}
+
+/// The removals that wait for members.
+pub fn pending_removals(members: &[MemberCluster], records: &[MemberRecord]) -> Vec<Check> {
+    let check = |member: &MemberCluster| {
+        let record = records.iter().find(|record| is_of(record, member))?;
+        let (name, pending) = (member_name(member), record.spec.pending_removals.len());
+        let hint = format!(
+            "they are removed when it is back; kubectl runnel forget-removal {name} RULE keeps them"
+        );
+        let text = format!("{name}: the copies of {pending} deleted rules wait for it");
+        (pending > 0).then(|| Check::warn(text, hint))
+    };
+    members.iter().filter_map(check).collect()
 }
 
 /// A connected agent renews at half of its certificate's life.
@@ -521,7 +527,28 @@ pub fn rules(objects: &[Rule]) -> Vec<Check> {
             ));
         }
     }
+    checks.extend(objects.iter().filter_map(open_selector));
     checks
+}
+
+/// A rule whose sources anybody chooses who may write in any namespace.
+fn open_selector(object: &Rule) -> Option<Check> {
+    let Rule::ClusterDistributionRule(rule) = object else {
+        return None;
+    };
+    let mut sources = rule.spec.sources.iter();
+    let is_open = sources.any(|entry| {
+        entry.source.selector.is_some() && entry.namespaces.iter().any(|name| name == "*")
+    });
+    is_open.then(|| {
+        Check::warn(
+            format!(
+                "rule {} selects sources by label in all namespaces: anybody who may create one there is its author",
+                object.name()
+            ),
+            "name the namespaces in spec.sources[].namespaces, the most trusted one first",
+        )
+    })
 }
 
 /// Clocks: that of the API server against this machine's.
@@ -706,6 +733,26 @@ mod tests {
         let levels: Vec<Level> = checks.iter().map(|check| check.level).collect();
         assert_eq!(levels, [Level::Ok, Level::Fail, Level::Warn]);
         assert_eq!(checks[1].hint, "kubectl runnel status n/r");
+        let cluster_rule = |namespaces: Value| {
+            typed(
+                json!({"kind": "ClusterDistributionRule", "metadata": {"name": "all"}, "spec": {
+                "sources": [{"namespaces": namespaces, "resources": ["configmaps"], "selector": {"matchLabels": {"a": "b"}}}],
+                "clusters": {},
+            }, "status": {"conditions": [{"type": "Ready", "status": "True", "reason": "AllApplied", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}),
+            )
+        };
+        let checks = rules(&[
+            cluster_rule(json!(["platform", "*"])),
+            cluster_rule(json!(["platform"])),
+        ]);
+        let levels: Vec<Level> = checks.iter().map(|check| check.level).collect();
+        assert_eq!(levels, [Level::Ok, Level::Warn]);
+        assert!(
+            checks[1]
+                .message
+                .contains("rule all selects sources by label"),
+            "{checks:?}"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! `INSTA_UPDATE=always cargo test -p kubectl-runnel --lib snapshots` rewrites them; read the diff.
 use super::*;
 use crate::rights as needed;
-use runnel_api::PendingRemoval;
+use runnel_api::{MemberRecordSpec, PendingRemoval};
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
@@ -26,7 +26,7 @@ fn member(name: &str, connected: Value, ends: &str, more: Value) -> MemberCluste
     conditions.extend(more.as_array().cloned().unwrap_or_default());
     let certificate = (!ends.is_empty()).then(|| json!({"expiresAt": ends}));
     typed(
-        json!({"metadata": {"name": name}, "spec": {"accepted": true}, "status": {
+        json!({"metadata": {"name": name, "uid": format!("uid-of-{name}")}, "spec": {"accepted": true}, "status": {
             "certificate": certificate, "conditions": conditions,
         }}),
     )
@@ -93,14 +93,22 @@ fn broken_hub_fails_every_check() {
     );
     let mut shut_out = member("eu-1", connected("True", "SessionOpen"), "", json!([]));
     shut_out.spec.accepted = false;
-    let mut waited_for = member(
+    let waited_for = member(
         "eu-2",
         connected("Unknown", "SessionLost"),
         "",
         json!([orphaned, stolen]),
     );
-    let status = waited_for.status.as_mut().unwrap();
-    status.pending_removals = vec![PendingRemoval::default(); 2];
+    let record = |name: &str, uid: &str| {
+        let spec = MemberRecordSpec {
+            member_uid: uid.to_owned(),
+            pending_removals: vec![PendingRemoval::default(); 2],
+            ..MemberRecordSpec::default()
+        };
+        MemberRecord::new(name, spec)
+    };
+    // The second one is of a MemberCluster that was deleted and created again.
+    let records = [record("eu-2", "uid-of-eu-2"), record("eu-3", "former")];
     let all_members = [
         shut_out,
         waited_for,
@@ -171,6 +179,7 @@ fn broken_hub_fails_every_check() {
         &reached.map(|(at, reach)| (at.to_owned(), reach)),
     ));
     all.extend(members(&all_members, now()));
+    all.extend(pending_removals(&all_members, &records));
     all.extend(members(&[], now()));
     let report = Report {
         installation: all,

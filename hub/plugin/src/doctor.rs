@@ -110,7 +110,17 @@ async fn of_hub(hub: &Cluster, namespace: &str, report: &mut Report) {
     found.extend(reported(identity(hub, namespace, now).await));
     if served {
         let members = read_cluster::members(hub).await;
-        found.extend(reported(members.map(|all| checks::members(&all, now))));
+        found.extend(reported(match members {
+            Ok(all) => {
+                let mut checks = checks::members(&all, now);
+                let path = format!("{}/memberrecords", read_cluster::API);
+                let records = hub.list("list the MemberRecords", &path).await;
+                let pending = records.map(|records| checks::pending_removals(&all, &records));
+                checks.extend(reported(pending));
+                Ok(checks)
+            }
+            Err(error) => Err(error),
+        }));
         let rules = read_cluster::rules(hub, None).await;
         report.rules = reported(rules.map(|rules| checks::rules(&rules)));
     }
@@ -125,7 +135,7 @@ fn reported(outcome: anyhow::Result<Vec<Check>>) -> Vec<Check> {
 }
 
 async fn rights_of(hub: &Cluster, namespace: &str) -> Vec<Check> {
-    let mut all = rights::join_hub(namespace);
+    let mut all = rights::join_hub(namespace, false);
     all.extend(
         rights::unjoin()
             .into_iter()

@@ -95,6 +95,8 @@ fn headline(answer: &CopyExplanationStatus) -> (&'static str, Tone) {
         ("a copy that is to go", Tone::Warning)
     } else if has(ExplainedState::UnderWay) {
         ("on its way", Tone::Warning)
+    } else if has(ExplainedState::NotConfirmed) {
+        ("selected; not confirmed by its agent yet", Tone::Warning)
     } else if has(ExplainedState::Reverted) && answer.live.as_ref().is_some_and(|live| live.ours) {
         (
             "a copy as the last completed rollout sent it: the newest one failed",

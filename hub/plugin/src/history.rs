@@ -5,10 +5,11 @@ use runnel_api::COPY_COUNT;
 use serde_json::{Value, json};
 
 use super::args::{History, HistoryOutput};
+use super::objects::Rule;
 use super::parse::{self, RuleRef};
 use super::progress::colors;
 use super::table::{Cell, Table, Tone};
-use super::{CommandContext, note, print, usage};
+use super::{CommandContext, note, print, revert, status, usage};
 
 /// The most entries.
 const LISTED_ENTRIES: usize = 50;
@@ -30,6 +31,17 @@ struct Entry {
 pub(super) async fn run(session: &CommandContext<'_>, options: &History) -> anyhow::Result<()> {
     let hub = session.hub().await?;
     let namespace = session.rule_namespace(&hub)?;
+    if options.revisions {
+        let rule = Rule::read(&status::one(&hub, &options.rule, &namespace).await?)?;
+        if revert::kept(&rule).is_empty() {
+            note(
+                "The hub keeps no state of a completed rollout of this rule: see spec.rollout.history.",
+            );
+            return Ok(());
+        }
+        let table = revert::table(revert::kept(&rule), revert::in_force(&rule));
+        return print(&table.text(colors()));
+    }
     // A deleted rule has a history, too: its Events outlive it.
     let (kind, namespace, name) = match parse::rule(&options.rule, &namespace).map_err(usage)? {
         RuleRef::Cluster(name) => ("ClusterDistributionRule", "default".to_owned(), name),

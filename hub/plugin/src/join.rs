@@ -1,4 +1,5 @@
 //! `kubectl runnel join`: a token on the hub, an agent in the member, and the wait until they have met.
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use runnel_api::MemberCluster;
 use runnel_transport::identity::JoinString;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::access::Cluster;
 use super::args;
@@ -21,6 +22,7 @@ use super::{CommandContext, TIMED_OUT, ended, parse, print, read_cluster, rights
 use runnel_api::conditions::ConditionType;
 use runnel_hub::membership::tokens::WRONG_SECRETS;
 use runnel_hub::token::{self, TokenRequest};
+use runnel_hub_core::epoch::REPLACES;
 
 /// The Secret through which the agent gets its join string.
 pub(super) const JOIN_SECRET: &str = "runnel-agent-join";
@@ -52,8 +54,8 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &args::Join) -> a
                     current context, or of --hub-context";
         return Err(usage(text));
     };
-    hub.require("let a cluster join", &rights::join_hub(namespace))
-        .await?;
+    let needed = rights::join_hub(namespace, options.replace.is_some());
+    hub.require("let a cluster join", &needed).await?;
     member
         .require("install the agent", &rights::join_member(namespace))
         .await?;
@@ -96,6 +98,62 @@ pub(super) async fn member(
         .map(Some)
 }
 
+/// Returns the member that the new one replaces, if it exists. A cluster, which the uid of its
+/// `kube-system` namespace identifies, has one member.
+fn check_membership<'a>(
+    name: &str,
+    replace: Option<&str>,
+    uid: &str,
+    members: &'a [MemberCluster],
+) -> Result<Option<&'a MemberCluster>, String> {
+    let of = |object: &MemberCluster| member_status(object).cluster_uid.unwrap_or_default();
+    let called = |object: &MemberCluster| object.metadata.name.clone().unwrap_or_default();
+    let mut in_cluster = members
+        .iter()
+        .filter(|object| !uid.is_empty() && of(object) == uid && called(object) != name);
+    if let Some(first) = in_cluster.find(|object| Some(&*called(object)) != replace) {
+        let first = called(first);
+        return Err(format!(
+            "this cluster has joined as {first}, so it cannot join as {name}: check --context; to rename it, give \
+             --replace {first}"
+        ));
+    }
+    let Some(old) = replace else { return Ok(None) };
+    if old == name {
+        return Err(format!("--replace names {name} itself"));
+    }
+    let replaced = members.iter().find(|object| called(object) == old);
+    if let Some(object) = replaced
+        && !of(object).is_empty()
+        && of(object) != uid
+    {
+        return Err(format!("{old} is another cluster: check --context"));
+    }
+    Ok(replaced)
+}
+
+/// Returns the labels of the replaced member, with the `KEY=VALUE` labels that were given instead.
+fn with_labels(replaced: &MemberCluster, given: Vec<String>) -> Vec<String> {
+    let key = |label: &str| label.split('=').next().unwrap_or_default().to_owned();
+    let keys: BTreeSet<String> = given.iter().map(|label| key(label)).collect();
+    let labels = replaced.metadata.labels.iter().flatten();
+    let kept = labels.filter(|(key, _)| !keys.contains(*key));
+    kept.map(|(key, value)| format!("{key}={value}"))
+        .chain(given)
+        .collect()
+}
+
+/// Returns the patch by which a member replaces the one with this name. A new member gets its
+/// settings.
+fn replacing(old: &str, replaced: Option<&MemberCluster>, is_new: bool) -> Value {
+    let mut patch = json!({"metadata": {"annotations": {REPLACES: old}}});
+    if let Some(replaced) = replaced.filter(|_| is_new) {
+        let spec = &replaced.spec;
+        patch["spec"] = json!({"cordoned": spec.cordoned, "windows": spec.windows});
+    }
+    patch
+}
+
 struct Joining<'a> {
     hub: &'a Cluster,
     member: &'a Cluster,
@@ -113,16 +171,14 @@ impl Joining<'_> {
     ) -> anyhow::Result<String> {
         let name = &self.options.cluster;
         let uid = self.uid().await?;
-        let before: Option<MemberCluster> = self
-            .hub
-            .get("read the MemberCluster", &read_cluster::member_path(name))
-            .await?;
-        let connected = before
-            .as_ref()
-            .is_some_and(|member| member.condition(ConditionType::Connected).is_true());
-        let elsewhere = before
-            .as_ref()
-            .and_then(|member| member_status(member).cluster_uid);
+        let members: Vec<MemberCluster> = read_cluster::members(self.hub).await?;
+        let replaced = check_membership(name, self.options.replace.as_deref(), &uid, &members)
+            .map_err(|error| anyhow!("{error}; nothing was changed in {}", self.member.place))?;
+        let named = |object: &&MemberCluster| object.metadata.name.as_deref() == Some(name);
+        let before = members.iter().find(named);
+        let connected =
+            before.is_some_and(|member| member.condition(ConditionType::Connected).is_true());
+        let elsewhere = before.and_then(|member| member_status(member).cluster_uid);
         if connected && elsewhere.unwrap_or_default() != uid {
             bail!(
                 "{name} is connected already, from another cluster than {}: choose another name, or let that one leave \
@@ -135,9 +191,20 @@ impl Joining<'_> {
             None
         } else {
             progress.set_text(&format!("making a join string for {name} on the hub"));
+            let mut request = request;
+            if let Some(replaced) = replaced {
+                request.labels = with_labels(replaced, request.labels);
+            }
             let made = token::create(self.hub.client(), self.namespace, request).await;
             let made = made.map_err(|error| self.no_token(&error))?;
             let read = JoinString::parse(&made).map_err(|error| anyhow!("{error}"))?;
+            if let Some(old) = &self.options.replace {
+                // Before the agent connects: the hub refuses it without this.
+                let patch = replacing(old, replaced, before.is_none());
+                let path = read_cluster::member_path(name);
+                let action = format!("let {name} replace {old}");
+                self.hub.patch(&action, &path, patch).await?;
+            }
             self.hand_over(&made).await?;
             self.forget_certificate().await?;
             Some(read)
@@ -163,7 +230,40 @@ impl Joining<'_> {
                 .delete("delete the used join string", &self.secret_path())
                 .await;
         }
-        Ok(self.done(join.is_some(), progress.elapsed()))
+        let done = self.done(join.is_some(), progress.elapsed());
+        Ok(done + &self.remove_replaced().await?)
+    }
+
+    /// Deletes the replaced `MemberCluster`, whose cluster is connected under the new name.
+    async fn remove_replaced(&self) -> anyhow::Result<String> {
+        let Some(old) = &self.options.replace else {
+            return Ok(String::new());
+        };
+        let path = read_cluster::member_path(old);
+        let read = || self.hub.get("read the MemberCluster", &path);
+        // An agent of its own would be revoked, and may remove its copies.
+        let is_connected =
+            |object: &MemberCluster| object.condition(ConditionType::Connected).is_true();
+        let (begin, mut present) = (std::time::Instant::now(), read().await?);
+        while present.as_ref().is_some_and(is_connected) && begin.elapsed() < self.timeout {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            present = read().await?;
+        }
+        match present {
+            None => Ok(String::new()),
+            Some(object) if is_connected(&object) => Ok(format!(
+                "{old} is still connected: another agent of the cluster uses it. Uninstall that agent, then \
+                 `kubectl delete member {old}`.\n"
+            )),
+            Some(_) => {
+                let action = format!("delete the MemberCluster {old}");
+                self.hub.delete(&action, &path).await?;
+                Ok(format!(
+                    "{old} is removed: its copies belong to {} now. Rules that name {old} must name {}.\n",
+                    self.options.cluster, self.options.cluster
+                ))
+            }
+        }
     }
 
     fn done(&self, joined: bool, took: Duration) -> String {
@@ -334,13 +434,16 @@ impl Joining<'_> {
         let agent = read_cluster::workload(self.member, AGENT, self.namespace)
             .await
             .unwrap_or_default();
-        let used = member.as_ref().and_then(|member| {
-            let join = member.spec.join.as_ref()?;
-            let tokens = &member.status.as_ref()?.tokens;
-            tokens
-                .iter()
-                .find(|used| used.token_hash == join.token_hash)
-        });
+        let record = match &member {
+            Some(member) => read_cluster::record(self.hub, member).await,
+            None => Ok(None),
+        };
+        let tokens = record.ok().flatten().map(|record| record.spec.tokens);
+        let join = member.as_ref().and_then(|member| member.spec.join.as_ref());
+        let used = tokens
+            .iter()
+            .flatten()
+            .find(|used| join.is_some_and(|join| used.token_hash == join.token_hash));
         let redeemed = used.is_some_and(|used| used.key_fingerprint.is_some());
         let burnt = !redeemed && used.is_some_and(|used| used.wrong_secrets >= WRONG_SECRETS);
         let facts = JoinFacts {
@@ -378,4 +481,61 @@ pub(super) async fn forget_agent(member: &Cluster, namespace: &str) -> anyhow::R
             .await?;
     }
     Ok(there)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use runnel_api::{MemberClusterSpec, MemberClusterStatus};
+
+    fn member(name: &str, uid: &str) -> MemberCluster {
+        let mut member = MemberCluster::new(name, MemberClusterSpec::default());
+        member.status = Some(MemberClusterStatus {
+            cluster_uid: (!uid.is_empty()).then(|| uid.to_owned()),
+            ..MemberClusterStatus::default()
+        });
+        member
+    }
+
+    #[test]
+    fn second_name_of_a_cluster_is_refused_unless_it_replaces() {
+        let members = [member("prod", "p"), member("test", "t"), member("new", "")];
+        let check = |name, replace, uid| {
+            check_membership(name, replace, uid, &members)
+                .map(|replaced| replaced.and_then(|object| object.metadata.name.clone()))
+        };
+        let refused = check("eu-test", None, "p").unwrap_err();
+        assert!(refused.contains("joined as prod") && refused.contains("--replace prod"));
+        assert!(check("eu-test", Some("test"), "p").is_err());
+        assert_eq!(check("eu", Some("prod"), "p"), Ok(Some("prod".to_owned())));
+        assert!(check("prod", Some("prod"), "p").is_err());
+        // --replace does not take the name of another cluster.
+        assert!(
+            check("eu", Some("test"), "u")
+                .unwrap_err()
+                .contains("another cluster")
+        );
+        assert_eq!(check("eu", Some("new"), "u"), Ok(Some("new".to_owned())));
+        assert_eq!(check("eu", Some("deleted"), "u"), Ok(None));
+        assert_eq!(check("prod", None, "p"), Ok(None));
+        assert_eq!(check("eu", None, "u"), Ok(None));
+        assert_eq!(check("eu", None, ""), Ok(None));
+    }
+
+    #[test]
+    fn new_name_keeps_labels_and_settings() {
+        let mut old = member("prod", "p");
+        old.metadata.labels = Some(
+            [("env", "prod"), ("tier", "gold")]
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .into(),
+        );
+        old.spec.cordoned = true;
+        let labels = with_labels(&old, vec!["tier=silver".to_owned()]);
+        assert_eq!(labels, ["env=prod", "tier=silver"]);
+        let patch = replacing("prod", Some(&old), true);
+        assert_eq!(patch["metadata"]["annotations"][REPLACES], "prod");
+        assert_eq!(patch["spec"]["cordoned"], true);
+        assert_eq!(replacing("prod", Some(&old), false)["spec"], Value::Null);
+    }
 }

@@ -14,6 +14,7 @@ mod doctor;
 mod explain;
 mod explanation_report;
 mod follow;
+mod forget_removal;
 mod helm;
 mod hints;
 mod history;
@@ -29,6 +30,7 @@ mod plan;
 mod plan_report;
 mod progress;
 mod read_cluster;
+mod revert;
 mod rights;
 pub(crate) mod rules;
 mod status;
@@ -140,10 +142,12 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Members(options) => status::members(&session, &options).await,
         Command::Approve(options) => approve::run(&session, &options).await,
         Command::Unjoin(options) => unjoin::run(&session, &options).await,
+        Command::ForgetRemoval(options) => forget_removal::run(&session, &options).await,
         Command::Uninstall(options) => uninstall::run(&session, &options).await,
         Command::Doctor(options) => doctor::run(&session, &options).await,
         Command::Explain(options) => explain::run(&session, &options).await,
         Command::History(options) => history::run(&session, &options).await,
+        Command::Revert(options) => revert::run(&session, &options).await,
         Command::Plan(options) => plan::run(&session, &options).await,
         Command::Wait(options) => wait::run(&session, &options).await,
         Command::Bundle(options) => bundle::run(&session, &options),

@@ -330,8 +330,8 @@ fn cells(copy: &PlannedCopy) -> [String; 4] {
         Some(known) => (&*known.resource, &*known.namespace, &*known.name),
         None => (&*copy.copy, "", ""),
     };
-    let kind = resource.strip_suffix('s').unwrap_or(resource);
-    [&*copy.verdict, namespace, kind, name].map(str::to_owned)
+    let kind = Some(&*copy.kind).filter(|kind| !kind.is_empty());
+    [&*copy.verdict, namespace, kind.unwrap_or(resource), name].map(str::to_owned)
 }
 
 fn why(copy: &PlannedCopy) -> String {

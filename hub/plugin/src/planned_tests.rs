@@ -4,6 +4,11 @@ fn copy(cluster: &str, copy: &str, verdict: &str, reason: &str, message: &str) -
     PlannedCopy {
         cluster: cluster.into(),
         copy: copy.into(),
+        kind: if copy.starts_with("secrets") {
+            "Secret".into()
+        } else {
+            "ConfigMap".into()
+        },
         source: "secrets/team/login".into(),
         verdict: verdict.into(),
         reason: reason.into(),

@@ -4,6 +4,7 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Pod};
+use runnel_api::{MemberCluster, MemberRecord};
 use runnel_transport::identity::{Fingerprint, JoinString};
 use runnel_transport::tls::{ConnectError, Connector, join_config};
 use serde::de::DeserializeOwned;
@@ -12,7 +13,7 @@ use super::access::Cluster;
 use super::diagnose::{Reachability, Workload, has_waiting_container, reach_of};
 use super::helm::HUB;
 use super::hints::error_chain;
-use super::objects::Rule;
+use super::objects::{Rule, member_name};
 
 /// The path of our API group.
 pub const API: &str = "/apis/runnel.dev/v1alpha1";
@@ -22,6 +23,27 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// The path of a `MemberCluster`.
 pub fn member_path(name: &str) -> String {
     format!("{API}/memberclusters/{name}")
+}
+
+/// The path of a member's record.
+pub fn record_path(name: &str) -> String {
+    format!("{API}/memberrecords/{name}")
+}
+
+/// The record of a member, if there is one for exactly this `MemberCluster`.
+///
+/// # Errors
+/// As [`Cluster::get`].
+pub async fn record(hub: &Cluster, member: &MemberCluster) -> anyhow::Result<Option<MemberRecord>> {
+    let path = record_path(member_name(member));
+    let record: Option<MemberRecord> = hub.get("read the MemberRecord", &path).await?;
+    Ok(record.filter(|record| is_of(record, member)))
+}
+
+/// Whether a record is that of a `MemberCluster`.
+pub fn is_of(record: &MemberRecord, member: &MemberCluster) -> bool {
+    record.metadata.name == member.metadata.name
+        && Some(&record.spec.member_uid) == member.metadata.uid.as_ref()
 }
 
 /// The path of a rule.

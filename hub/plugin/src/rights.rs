@@ -81,15 +81,19 @@ pub fn install(namespace: &str) -> Vec<Right> {
 }
 
 /// Permissions on the hub to join a cluster.
-pub fn join_hub(namespace: &str) -> Vec<Right> {
+pub fn join_hub(namespace: &str, replaces: bool) -> Vec<Right> {
     let mut needed = rights(
         &[
             ("get", RUNNEL, "memberclusters"),
+            ("list", RUNNEL, "memberclusters"),
             ("create", RUNNEL, "memberclusters"),
         ],
         "",
     );
     needed.extend(rights(&[("patch", RUNNEL, "memberclusters")], ""));
+    if replaces {
+        needed.extend(rights(&[("delete", RUNNEL, "memberclusters")], ""));
+    }
     needed.extend(rights(&[("get", "", "secrets")], namespace));
     needed
 }
@@ -128,6 +132,7 @@ pub fn uninstall(namespace: &str) -> Vec<Right> {
             "",
         ));
     }
+    needed.extend(rights(&[("get", RUNNEL, "memberrecords")], ""));
     needed.extend(rights(
         &[("delete", "apps", "deployments"), ("delete", "", "secrets")],
         namespace,
@@ -182,7 +187,7 @@ mod tests {
         };
         assert!(
             never(install("a"))
-                && never(join_hub("a"))
+                && never(join_hub("a", true))
                 && never(join_member("a"))
                 && never(uninstall("a"))
         );

@@ -69,7 +69,7 @@ pub(super) async fn run(
     print(&format!(
         "{count} rules are deleted; their copies in connected clusters are {what}.\n"
     ))?;
-    // Only now their statuses list the removals that were not carried out.
+    // Only now their records list the removals that were not carried out.
     let members = if members.is_empty() {
         members
     } else {
@@ -77,11 +77,9 @@ pub(super) async fn run(
     };
     for member in &members {
         let name = member_name(member);
-        let pending = member
-            .status
-            .as_ref()
-            .map(|status| &status.pending_removals);
-        for pending in pending.into_iter().flatten() {
+        let record = read_cluster::record(&hub, member).await?;
+        let pending = record.map(|record| record.spec.pending_removals);
+        for pending in pending.unwrap_or_default() {
             let rule = &pending.rule;
             let why = if member.condition(ConditionType::Connected).is_true() {
                 "has not confirmed their removal"

@@ -3,6 +3,8 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use runnel_api::MemberCluster;
+use runnel_hub::ca;
+use runnel_proto::model::HUB_LABEL;
 use runnel_proto::model::is_subdomain;
 use serde_json::json;
 
@@ -70,11 +72,11 @@ pub(super) async fn run(
     }
     confirm(&format!("Remove {name}?"), options.yes)?;
     let left_behind = if options.force && !connected.is_true() {
-        Some(left_behind(&hub, name, &object).await)
+        Some(left_behind(&hub, namespace, name, &object).await)
     } else {
         match leave(&hub, name, timeout, options.force).await? {
             Some(message) => Some(format!("{message}\n")),
-            None => Some(left_behind(&hub, name, &object).await),
+            None => Some(left_behind(&hub, namespace, name, &object).await),
         }
     };
     remove(&hub, name, timeout).await?;
@@ -211,7 +213,7 @@ pub(super) async fn remove(hub: &Cluster, name: &str, timeout: Duration) -> anyh
 }
 
 /// Describes the remaining copies in a cluster that is removed by force.
-async fn left_behind(hub: &Cluster, name: &str, object: &MemberCluster) -> String {
+async fn left_behind(hub: &Cluster, namespace: &str, name: &str, object: &MemberCluster) -> String {
     let rules: Vec<Rule> = read_cluster::rules(hub, None).await.unwrap_or_default();
     let mut lines = Vec::new();
     for rule in &rules {
@@ -228,20 +230,22 @@ async fn left_behind(hub: &Cluster, name: &str, object: &MemberCluster) -> Strin
             ));
         }
     }
-    let pending = object
-        .status
-        .as_ref()
-        .map(|status| &status.pending_removals);
-    for pending in pending.into_iter().flatten() {
-        lines.push(format!("  the copies of the deleted rule {}", pending.rule));
+    match read_cluster::record(hub, object).await {
+        Ok(record) => lines.extend(record.iter().flat_map(|record| {
+            let pending = record.spec.pending_removals.iter();
+            pending.map(|pending| format!("  the copies of the deleted rule {}", pending.rule))
+        })),
+        Err(error) => lines.push(format!("  copies of deleted rules, perhaps: {error:#}")),
     }
     if lines.is_empty() {
         lines.push("  nothing in the state of the hub".to_owned());
     }
+    // Another hub may have copies in the cluster, too.
+    let identity = ca::load(&hub.client(), namespace).await.ok().flatten();
+    let id = identity.map_or_else(|| "ID".to_owned(), |identity| identity.hub_id);
     format!(
-        "Left behind there, by the state of the hub:\n{}\nTo remove all of Runnel's copies in that cluster:\n  kubectl \
-         --context CONTEXT delete configmaps,secrets -A -l app.kubernetes.io/managed-by=runnel\nand the same with the other kinds \
-         of its policy\n",
+        "Left behind there, by the state of the hub:\n{}\nTo remove all copies of this hub in that cluster:\n  kubectl \
+         --context CONTEXT delete configmaps,secrets -A -l {HUB_LABEL}={id}\nand the same with the other kinds of its policy\n",
         lines.join("\n")
     )
 }

@@ -268,7 +268,7 @@ impl CaRotator {
         let mut needs = Needs::default();
         self.parts
             .object_cache
-            .each_member(|member| needs.add(member, lives.expired_renewal));
+            .each_member(|member| needs.add(&member, lives.expired_renewal));
         next.retired(&needs, overlap, now)
     }
 

@@ -14,8 +14,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 
+use crate::membership::Member;
 use crate::membership::tokens::is_redeemed;
-use runnel_api::MemberCluster;
 
 /// The limit of CAs. The sixteenth rotation while no member follows drops the oldest.
 pub const LIMIT: usize = 16;
@@ -247,27 +247,23 @@ impl Needs {
     /// Adds the needs of an accepted member. It may connect with its certificates, which can be
     /// renewed for `renewable` after their end. The holder of its open join string may also
     /// connect. That string pins a CA that is unknown here.
-    pub fn add(&mut self, member: &MemberCluster, renewable: Duration) {
-        if !member.spec.accepted || member.metadata.deletion_timestamp.is_some() {
+    pub fn add(&mut self, member: &Member, renewable: Duration) {
+        let (cluster, record) = (&member.cluster, member.record());
+        if !cluster.spec.accepted || cluster.metadata.deletion_timestamp.is_some() {
             return;
         }
-        let status = member.status.as_ref();
-        let keys = status
-            .and_then(|status| status.identity.as_ref())
-            .map(|identity| &identity.keys[..]);
-        for key in keys.unwrap_or_default() {
+        for key in &record.identity.keys {
             let ca = key
                 .ca
                 .as_ref()
                 .and_then(|print| Fingerprint::parse(print).ok());
             self.until(ca, SystemTime::from(key.expires_at.0) + renewable);
         }
-        let used = status.map(|status| &status.tokens[..]).unwrap_or_default();
-        if let Some(open) = member
+        if let Some(open) = cluster
             .spec
             .join
             .as_ref()
-            .filter(|join| !is_redeemed(used, join))
+            .filter(|join| !is_redeemed(&record.tokens, join))
         {
             self.until(None, SystemTime::from(open.expires_at.0));
         }

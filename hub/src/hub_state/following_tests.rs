@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{HubState, LiveSession, Settings};
 use runnel_hub_core::index::{Cluster, ScopeState};
 use runnel_hub_core::plan::{Rule, SourceContent, SourceState, WatchScope};
-use runnel_hub_core::status::SessionFacts;
+use runnel_hub_core::status::{SessionFacts, Unconfirmed};
 
 fn uid() -> RuleUid {
     "r".into()
@@ -87,10 +87,10 @@ fn applies(hub_state: &HubState, cluster: &str) -> bool {
         .and_then(|entry| entry.assignment(&cluster))
         .unwrap();
     let state = RuleState {
-        rule: assignment.terms.rule.clone(),
+        rule: assignment.terms().rule.clone(),
         intents_digest: assignment.digest(),
         intents: 1,
-        terms_digest: Some(assignment.terms.digest),
+        terms_digest: Some(assignment.terms().digest),
         counts: Counts {
             copies: 1,
             applied: 1,
@@ -114,13 +114,13 @@ fn cluster_without_the_rule_is_not_waited_for() {
     hub_state
         .report_store
         .lock()
-        .waits_for_confirmation(&"doubted".into(), true);
+        .waits_for_confirmation(&"doubted".into(), Some(Unconfirmed::Everything));
     edit(&hub_state, 1);
     assert!(applies(&hub_state, "new"), "the others never say anything");
     hub_state
         .report_store
         .lock()
-        .waits_for_confirmation(&"doubted".into(), false);
+        .waits_for_confirmation(&"doubted".into(), None);
     edit(&hub_state, 2);
     assert!(!applies(&hub_state, "new"));
     assert!(applies(&hub_state, "doubted"));
@@ -137,7 +137,7 @@ fn cluster_without_the_rule_is_not_awaited() {
     hub_state
         .report_store
         .lock()
-        .waits_for_confirmation(&"two".into(), true);
+        .waits_for_confirmation(&"two".into(), Some(Unconfirmed::Everything));
     let over = hub_state.drop_unsent(&hub_state.index.read());
     assert_eq!(
         over.iter()

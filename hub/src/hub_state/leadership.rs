@@ -15,8 +15,9 @@ use crate::relist_barrier::{RelistBarrier, Watched};
 pub const COMPLETED_STATES: Watched = Watched::Own("completed rollouts");
 
 /// The hub's own resources that must be listed before it serves.
-const OWN_RESOURCES: [&str; 6] = [
+const OWN_RESOURCES: [&str; 7] = [
     "memberclusters",
+    "memberrecords",
     "distributionrules",
     "clusterdistributionrules",
     "distributiongrants",

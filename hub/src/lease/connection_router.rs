@@ -4,8 +4,10 @@
 //! A connection to the replica port is served or closed, never forwarded, so that connections
 //! cannot run in circles. Only a connection that begins with the seal of a replica is served there:
 //! see `passed_on`.
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,9 +22,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Leader;
-use super::forward_header::{PREAMBLE, Service, open_files, origin, passed_on_limit, preamble};
+use super::forward_header::{
+    PREAMBLE, Service, Stamp, UsedStamps, open_files, origin, passed_on_limit, preamble, unix_now,
+};
 use crate::hub_state::HubState;
 use crate::metrics::{HubMetrics, PeerLimit};
+use crate::ordered_lock::LeafMutex;
 
 /// The limit of concurrent connections if the limit of open files is unknown. At the limit a leader
 /// accepts no more, and they wait in the kernel's queue; a standby closes them.
@@ -30,6 +35,8 @@ const CONNECTIONS: usize = 8192;
 /// The limit of connections on the replica port that have not announced their origin. Further ones
 /// are closed.
 const ARRIVALS: usize = 1024;
+/// The share of one address in these.
+const ARRIVALS_OF_ADDRESS: usize = 256;
 /// The time limit for a replica to announce the origin.
 const ARRIVAL: Duration = Duration::from_secs(3);
 /// The interval between log lines about connections that are not forwarded.
@@ -129,6 +136,8 @@ impl ConnectionRouter {
     /// Routes connections until the process ends.
     pub async fn run(self) {
         let (mut tasks, mut arrivals) = (JoinSet::new(), JoinSet::new());
+        let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        let used = Arc::new(LeafMutex::<UsedStamps>::default());
         let most = tokio::fs::read_to_string("/proc/self/limits")
             .await
             .ok()
@@ -138,10 +147,18 @@ impl ConnectionRouter {
         loop {
             tokio::select! {
                 Some(_) = tasks.join_next() => {}
-                Some(arrived) = arrivals.join_next() => match arrived {
-                    Ok(true) => {}
-                    _ => self.metrics.limited(PeerLimit::Replicas, 1),
-                },
+                Some(arrived) = arrivals.join_next() => {
+                    let (address, is_served) = arrived.unwrap_or((IpAddr::V4(Ipv4Addr::UNSPECIFIED), false));
+                    if let Entry::Occupied(mut number) = by_address.entry(address) {
+                        *number.get_mut() -= 1;
+                        if *number.get() == 0 {
+                            number.remove();
+                        }
+                    }
+                    if !is_served {
+                        self.metrics.limited(PeerLimit::Replicas, 1);
+                    }
+                }
                 (service, accepted) = self.listeners.accept(), if tasks.len() < most || !self.hub_state.leadership.leads() => match accepted {
                     Ok(incoming) if tasks.len() < most => {
                         drop(tasks.spawn(admit(service, incoming, self.hub_state.clone(), self.served.clone())));
@@ -158,8 +175,13 @@ impl ConnectionRouter {
                     Err(error) => log_accept_error(&error).await,
                 },
                 accepted = accept(self.listeners.replicas.as_ref()) => match accepted {
-                    Ok((tcp, _)) if self.hub_state.leadership.leads() && arrivals.len() < ARRIVALS => {
-                        arrivals.spawn(arrive(tcp, self.hub_state.clone(), self.served.clone()));
+                    Ok((tcp, from)) if self.hub_state.leadership.leads()
+                        && arrivals.len() < ARRIVALS
+                        && by_address.get(&from.ip()).is_none_or(|number| *number < ARRIVALS_OF_ADDRESS) =>
+                    {
+                        *by_address.entry(from.ip()).or_default() += 1;
+                        let arrival = arrive(tcp, self.hub_state.clone(), self.served.clone(), used.clone());
+                        arrivals.spawn(async move { (from.ip(), arrival.await) });
                     }
                     Ok((_, from)) if self.hub_state.leadership.leads() => {
                         self.metrics.limited(PeerLimit::Replicas, 1);
@@ -185,16 +207,25 @@ impl Listeners {
 
 /// Serves a connection that another replica forwards, with the origin that the replica announces.
 /// Returns whether a replica of this hub announced one.
-async fn arrive(mut tcp: TcpStream, hub_state: Arc<HubState>, served: Served) -> bool {
+async fn arrive(
+    mut tcp: TcpStream,
+    hub_state: Arc<HubState>,
+    served: Served,
+    used: Arc<LeafMutex<UsedStamps>>,
+) -> bool {
     let mut preamble = [0; PREAMBLE];
     let message = timeout(ARRIVAL, tcp.read_exact(&mut preamble)).await;
     let from = match message {
         Ok(Ok(_)) => origin(&preamble, &hub_state.settings.revision_key),
         _ => None,
     };
-    let Some((service, from)) = from else {
+    let Some((service, from, stamp)) = from else {
         return false;
     };
+    if !used.lock().redeem(stamp, unix_now()) {
+        tracing::warn!(peer = %from, "a header for a forwarded connection was used again, or the clocks of the replicas differ");
+        return false;
+    }
     served.send(service, (tcp, from)).await;
     true
 }
@@ -265,11 +296,9 @@ async fn splice(
 ) {
     // Without this option data is only sent later, so an error is ignored.
     let _ = (tcp.set_nodelay(true), onward.set_nodelay(true));
-    if onward
-        .write_all(&preamble(service, from, &hub_state.settings.revision_key))
-        .await
-        .is_err()
-    {
+    let Some(stamp) = Stamp::new() else { return };
+    let header = preamble(service, from, stamp, &hub_state.settings.revision_key);
+    if onward.write_all(&header).await.is_err() {
         return;
     }
     let moved = AtomicU64::new(0);

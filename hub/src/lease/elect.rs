@@ -139,9 +139,10 @@ impl Election {
         let answer = match &step {
             Step::Wait(_) => return,
             Step::Read => self.send_request("read", self.leases.get_opt(LEASE)).await,
+            // A PUT creates a Lease, too, and its permission can be limited to this name.
             Step::Create(lease) => {
                 self.send_request("create", async {
-                    self.leases.create(&params, lease).await.map(Some)
+                    self.leases.replace(LEASE, &params, lease).await.map(Some)
                 })
                 .await
             }
@@ -189,7 +190,8 @@ impl Election {
     ) -> LeaseResponse {
         match tokio::time::timeout(self.timing.renew / 2, call).await {
             Ok(Ok(lease)) => LeaseResponse::Lease(lease.map(Box::new)),
-            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {
+            // The server refuses a PUT without a version if the Lease exists.
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {
                 LeaseResponse::Changed
             }
             Ok(Err(kube::Error::Api(status))) if matches!(status.code, 401 | 403) => {

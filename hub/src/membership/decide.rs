@@ -3,11 +3,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use runnel_transport::identity::{Fingerprint, PeerCertificate, SpiffeId, Token};
+use runnel_transport::identity::{Fingerprint, PeerCertificate, SpiffeId, Token, is_cluster_name};
 
 use super::keys::is_retired;
-use super::tokens;
-use runnel_api::{Join, KeyRecord, MemberCluster, UsedToken, limits};
+use super::{Member, tokens};
+use runnel_api::{Identity, Join, KeyRecord, MemberCluster, MemberRecordSpec, limits};
+use runnel_hub_core::epoch::REPLACES;
 
 /// Why a join, a renewal or a session is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,8 +33,8 @@ pub enum JoinRefusal {
     LockedOut(String),
     /// The limit of stored tokens is reached, and none of them has expired.
     #[error(
-        "cluster {0} has used 16 tokens that have not expired yet: wait until the first of them in status.tokens of the \
-         MemberCluster expires"
+        "cluster {0} has used 16 tokens that have not expired yet: wait until the first of them in spec.tokens of its \
+         MemberRecord expires"
     )]
     TooManyTokens(String),
     /// The token has expired.
@@ -63,11 +64,32 @@ pub enum JoinRefusal {
         "cluster {0} is being deleted on the hub: create it again and join with a new join string"
     )]
     Deleting(String),
+    /// The client is in a cluster that another `MemberCluster` has.
+    #[error(
+        "the agent is in the cluster of MemberCluster {first}, and cannot be {cluster} too: to rename the cluster, \
+         `kubectl runnel join {cluster} --replace {first}`; if this is the wrong cluster, nothing was changed in it"
+    )]
+    SecondMembership {
+        /// The refused `MemberCluster`.
+        cluster: String,
+        /// The `MemberCluster` that has the cluster.
+        first: String,
+    },
     /// The certificate belongs to a cluster that was deleted, or to another hub.
     #[error(
         "the certificate is for a cluster {0} that is no longer there: join again with a new join string"
     )]
     Gone(String),
+    /// It is not known why the `MemberCluster` is absent: it went with many others, with its CRD, or before this process began.
+    #[error(
+        "the MemberCluster of cluster {0} is absent, which is no revocation, as it went with many others or its CRD: its copies stay. Create it again and join with a new join string; to revoke the cluster, create it with spec.accepted: false"
+    )]
+    Unclear(String),
+    /// The `MemberCluster` of this name is a new one.
+    #[error(
+        "the MemberCluster of cluster {0} was created again, and the certificate is for the former one: join again with a new join string"
+    )]
+    Recreated(String),
     /// The key is not on record for the cluster, or no longer.
     #[error(
         "the certificate's key is not known for cluster {0}: join again with a new join string"
@@ -103,10 +125,18 @@ impl JoinRefusal {
             Self::NotAccepted(_) => "not-accepted",
             Self::Deleting(_) => "revoked",
             Self::Gone(_) => "gone",
-            Self::UnknownKey(_) | Self::RetiredKey(_) => "key-unknown",
+            Self::Unclear(_) => "unclear",
+            Self::Recreated(_) | Self::UnknownKey(_) | Self::RetiredKey(_) => "key-unknown",
+            Self::SecondMembership { .. } => "second-membership",
             Self::CertificateExpired(_) => "expired",
             Self::ExpiredTooLong(_) => "expired-too-long",
         }
+    }
+
+    /// Whether the `MemberCluster` is absent or terminating. Only the watch of members and [`super::departures`] decide that this
+    /// is a revocation.
+    pub fn is_departure(&self) -> bool {
+        matches!(self, Self::Deleting(_) | Self::Gone(_))
     }
 
     /// Whether the hub's administrator no longer accepts this cluster.
@@ -118,27 +148,18 @@ impl JoinRefusal {
     }
 }
 
-/// The parts of the status that a join changes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct JoinStatusUpdate {
-    /// The new `status.tokens`.
-    pub tokens: Vec<UsedToken>,
-    /// The new `status.identity.keys`.
-    pub keys: Vec<KeyRecord>,
-}
-
 /// Returns the join that this token allows.
 ///
 /// # Errors
 /// [`JoinRefusal`]. It is the same for a missing cluster and for a wrong token. The caller must
 /// count a [`JoinRefusal::WrongSecret`].
 pub fn check_token<'a>(
-    member: Option<&'a MemberCluster>,
+    member: Option<&'a Member>,
     cluster: &str,
     token: &Token,
     now: Timestamp,
-) -> Result<(&'a MemberCluster, &'a Join), JoinRefusal> {
-    let join = member.and_then(|member| Some((member, member.spec.join.as_ref()?)));
+) -> Result<(&'a Member, &'a Join), JoinRefusal> {
+    let join = member.and_then(|member| Some((member, member.cluster.spec.join.as_ref()?)));
     let join = join.filter(|(_, join)| tokens::is_named(join, token));
     let (member, join) = join.ok_or_else(|| JoinRefusal::WrongToken(cluster.to_owned()))?;
     let used = tokens::used(member);
@@ -159,22 +180,54 @@ pub fn check_token<'a>(
     if late {
         return Err(JoinRefusal::Expired(cluster.to_owned()));
     }
-    check_wanted(member, cluster)?;
+    check_wanted(&member.cluster, cluster)?;
     Ok((member, join))
 }
 
-/// Records the key that redeems a token. The same key may redeem it again. A join replaces every
+/// Whether the cluster with this uid belongs to `other`, so that `member` must not have it too. It
+/// belongs to the `MemberCluster` that its agent connected with, and of two to the older one, until
+/// another one [replaces](REPLACES) it.
+pub fn holds_cluster(other: &MemberCluster, member: &MemberCluster, cluster_uid: &str) -> bool {
+    let has_it = |of: &MemberCluster| {
+        let status = of.status.as_ref();
+        status.and_then(|status| status.cluster_uid.as_deref()) == Some(cluster_uid)
+    };
+    let replaces = |new: &MemberCluster, old: &MemberCluster| {
+        replaced(new).is_some() && replaced(new) == old.metadata.name.as_deref()
+    };
+    let age = |of: &MemberCluster| {
+        let created = of.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (created, of.metadata.name.clone())
+    };
+    if other.metadata.name == member.metadata.name
+        || other.metadata.deletion_timestamp.is_some()
+        || !has_it(other)
+        || replaces(member, other)
+    {
+        return false;
+    }
+    replaces(other, member) || !has_it(member) || age(other) < age(member)
+}
+
+/// Returns the name of the `MemberCluster` that this one replaces.
+pub fn replaced(member: &MemberCluster) -> Option<&str> {
+    let annotations = member.metadata.annotations.as_ref()?;
+    let name = annotations.get(REPLACES)?.trim();
+    is_cluster_name(name).then_some(name)
+}
+
+/// Returns the record with the key that redeems a token. The same key may redeem it again. A join replaces every
 /// key of the cluster, so a new join string also excludes the holders of the old keys.
 ///
 /// # Errors
 /// [`JoinRefusal::Spent`], when another key has redeemed the token.
 pub fn redeem(
-    member: &MemberCluster,
+    member: &Member,
     cluster: &str,
     join: &Join,
     key: KeyRecord,
     now: Timestamp,
-) -> Result<JoinStatusUpdate, JoinRefusal> {
+) -> Result<MemberRecordSpec, JoinRefusal> {
     let mut record = tokens::record(member, join);
     if record
         .key_fingerprint
@@ -184,9 +237,14 @@ pub fn redeem(
         return Err(JoinRefusal::Spent(cluster.to_owned()));
     }
     record.key_fingerprint = Some(key.fingerprint.clone());
-    Ok(JoinStatusUpdate {
+    // A join starts over: keys that were retired before are no longer relevant.
+    Ok(MemberRecordSpec {
         tokens: tokens::with(member, record, now),
-        keys: vec![key],
+        identity: Identity {
+            keys: vec![key],
+            ..Identity::default()
+        },
+        ..member.record().clone()
     })
 }
 
@@ -234,7 +292,7 @@ pub fn renewed(
 /// # Errors
 /// [`JoinRefusal`], with the cause.
 pub fn admit(
-    member: Option<&MemberCluster>,
+    member: Option<&Member>,
     hub_id: &str,
     peer: &PeerCertificate,
     now: Timestamp,
@@ -252,12 +310,12 @@ pub fn admit(
 /// # Errors
 /// [`JoinRefusal`], with the cause.
 pub fn admit_renewal<'a>(
-    member: Option<&'a MemberCluster>,
+    member: Option<&'a Member>,
     hub_id: &str,
     peer: &PeerCertificate,
     limit: Duration,
     now: Timestamp,
-) -> Result<&'a MemberCluster, JoinRefusal> {
+) -> Result<&'a Member, JoinRefusal> {
     let (cluster, member) = is_member(member, hub_id, peer)?;
     if is_over(peer, limit, now) {
         return Err(JoinRefusal::ExpiredTooLong(cluster.to_owned()));
@@ -284,10 +342,10 @@ pub fn renewable_until(keys: &[KeyRecord], limit: Duration) -> Option<Timestamp>
 /// Returns the accepted cluster of a certificate by its name and key, independent of the
 /// certificate's validity.
 fn is_member<'a, 'b>(
-    member: Option<&'a MemberCluster>,
+    member: Option<&'a Member>,
     hub_id: &str,
     peer: &'b PeerCertificate,
-) -> Result<(&'b str, &'a MemberCluster), JoinRefusal> {
+) -> Result<(&'b str, &'a Member), JoinRefusal> {
     let SpiffeId::Cluster {
         hub_id: of,
         cluster,
@@ -296,34 +354,25 @@ fn is_member<'a, 'b>(
     else {
         return Err(JoinRefusal::Gone("of another kind".to_owned()));
     };
-    let is_same = |member: &&'a MemberCluster| {
-        member.metadata.uid.as_ref() == Some(uid) && member.metadata.name.as_ref() == Some(cluster)
-    };
+    let has_name = |member: &&'a Member| member.cluster.metadata.name.as_ref() == Some(cluster);
     let gone = || JoinRefusal::Gone(cluster.clone());
     let member = member
-        .filter(is_same)
+        .filter(has_name)
         .filter(|_| of == hub_id)
         .ok_or_else(gone)?;
-    check_wanted(member, cluster)?;
+    check_wanted(&member.cluster, cluster)?;
+    if member.cluster.metadata.uid.as_ref() != Some(uid) {
+        return Err(JoinRefusal::Recreated(cluster.clone()));
+    }
     let key = peer.key.to_string();
-    if keys(member).iter().any(|record| record.fingerprint == key) {
+    let keys = &member.record().identity.keys;
+    if keys.iter().any(|record| record.fingerprint == key) {
         Ok((cluster, member))
     } else if is_retired(member, &peer.key) {
         Err(JoinRefusal::RetiredKey(cluster.clone()))
     } else {
         Err(JoinRefusal::UnknownKey(cluster.clone()))
     }
-}
-
-/// Returns the keys on record for a cluster.
-pub fn keys(member: &MemberCluster) -> &[KeyRecord] {
-    let identity = member
-        .status
-        .as_ref()
-        .and_then(|status| status.identity.as_ref());
-    identity
-        .map(|identity| &identity.keys[..])
-        .unwrap_or_default()
 }
 
 fn check_wanted(member: &MemberCluster, cluster: &str) -> Result<(), JoinRefusal> {

@@ -9,7 +9,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_transport::identity::Fingerprint;
 
-use runnel_api::{Identity, MemberCluster, RetiredKey, limits};
+use super::Member;
+use runnel_api::{Identity, RetiredKey, limits};
 
 /// Returns the identity after a session with this key, if that changes it. A retired key is stored
 /// until its certificate can neither be used nor, for `limit` after its end, renewed.
@@ -67,18 +68,12 @@ pub fn with_retired_key_use(identity: &Identity, key: &str, now: Timestamp) -> O
 }
 
 /// Whether the member has retired this key.
-pub fn is_retired(member: &MemberCluster, key: &Fingerprint) -> bool {
-    let key = key.to_string();
-    let identity = member
-        .status
-        .as_ref()
-        .and_then(|status| status.identity.as_ref());
-    identity.is_some_and(|identity| {
-        identity
-            .retired
-            .iter()
-            .any(|known| known.fingerprint == key)
-    })
+pub fn is_retired(member: &Member, key: &Fingerprint) -> bool {
+    let (key, identity) = (key.to_string(), &member.record().identity);
+    identity
+        .retired
+        .iter()
+        .any(|known| known.fingerprint == key)
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_transport::identity::Token;
 
-use runnel_api::{Join, MemberCluster, UsedToken, limits};
+use super::Member;
+use runnel_api::{Join, UsedToken, limits};
 
 /// The number of wrong secrets that invalidates a token.
 pub const WRONG_SECRETS: i32 = 5;
@@ -16,13 +17,9 @@ pub fn is_named(join: &Join, token: &Token) -> bool {
     token.matches(&join.token_hash) || join.token_id.as_deref() == Some(token.id())
 }
 
-/// Returns the tokens in the status.
-pub fn used(member: &MemberCluster) -> &[UsedToken] {
-    member
-        .status
-        .as_ref()
-        .map(|status| &status.tokens[..])
-        .unwrap_or_default()
+/// Returns the tokens on record.
+pub fn used(member: &Member) -> &[UsedToken] {
+    &member.record().tokens
 }
 
 fn find<'a>(used: &'a [UsedToken], join: &Join) -> Option<&'a UsedToken> {
@@ -47,8 +44,8 @@ pub fn has_room(used: &[UsedToken], join: &Join, now: Timestamp) -> bool {
         || used.iter().any(|used| is_over(used, now))
 }
 
-/// Returns the record of a join, from the status or a new one.
-pub fn record(member: &MemberCluster, join: &Join) -> UsedToken {
+/// Returns the record of a join: the stored one, or a new one.
+pub fn record(member: &Member, join: &Join) -> UsedToken {
     let known = find(used(member), join).cloned();
     let mut record = known.unwrap_or_else(|| UsedToken {
         token_hash: join.token_hash.clone(),
@@ -66,11 +63,7 @@ pub fn record(member: &MemberCluster, join: &Join) -> UsedToken {
 
 /// Returns the stored tokens with one more wrong secret for this join, and the number of its wrong
 /// secrets.
-pub fn with_failed_attempt(
-    member: &MemberCluster,
-    join: &Join,
-    now: Timestamp,
-) -> (Vec<UsedToken>, i32) {
+pub fn with_failed_attempt(member: &Member, join: &Join, now: Timestamp) -> (Vec<UsedToken>, i32) {
     let mut record = record(member, join);
     record.wrong_secrets = record.wrong_secrets.saturating_add(1);
     let count = record.wrong_secrets;
@@ -79,7 +72,7 @@ pub fn with_failed_attempt(
 
 /// Returns the stored tokens with this record. At the limit the first expired ones are dropped. A
 /// token that has not expired is never dropped.
-pub fn with(member: &MemberCluster, record: UsedToken, now: Timestamp) -> Vec<UsedToken> {
+pub fn with(member: &Member, record: UsedToken, now: Timestamp) -> Vec<UsedToken> {
     let mut all: Vec<UsedToken> = used(member)
         .iter()
         .filter(|used| used.token_hash != record.token_hash)
@@ -100,7 +93,7 @@ fn is_over(used: &UsedToken, now: Timestamp) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use runnel_api::{MemberClusterSpec, MemberClusterStatus};
+    use runnel_api::{MemberCluster, MemberClusterSpec, MemberRecord, MemberRecordSpec};
 
     fn at(seconds: i64) -> Timestamp {
         Timestamp::from_second(1_800_000_000 + seconds).unwrap()
@@ -114,13 +107,14 @@ mod tests {
         }
     }
 
-    fn with_used(tokens: Vec<UsedToken>) -> MemberCluster {
-        let mut member = MemberCluster::new("eu-3", MemberClusterSpec::default());
-        member.status = Some(MemberClusterStatus {
+    fn with_used(tokens: Vec<UsedToken>) -> Member {
+        let cluster = MemberCluster::new("eu-3", MemberClusterSpec::default());
+        let record = MemberRecordSpec {
             tokens,
-            ..MemberClusterStatus::default()
-        });
-        member
+            ..MemberRecordSpec::default()
+        };
+        let record = MemberRecord::new("eu-3", record);
+        Member::new(cluster.into(), Some(record.into()))
     }
 
     #[test]

@@ -13,9 +13,11 @@ use super::session::{Running, SessionContext};
 use super::{PeerIdentity, Server};
 use crate::hub_state::HubState;
 use crate::join::with_reason;
+use crate::membership::Member;
 use crate::object_cache::ObjectCache;
 use runnel_hub_core::epoch::{CONFIRMED, Divergence, Facts, HistoryToken, TokenRecipient, judge};
 use runnel_hub_core::session::SendRestriction;
+use runnel_hub_core::status::Unconfirmed;
 
 /// Returns the history token of an agent, if this hub's key has sealed it.
 pub(super) fn history_token_of_request(
@@ -55,8 +57,9 @@ fn is_confirmed(
     cluster: &ClusterName,
     divergence: &Divergence,
 ) -> bool {
-    let text = |member: &runnel_api::MemberCluster| {
+    let text = |member: &Member| {
         member
+            .cluster
             .annotations()
             .get(CONFIRMED)
             .map(|text| text.trim() == divergence.name())
@@ -130,7 +133,7 @@ impl SessionContext {
         let live = live.map(|(uid, same_key)| (uid.clone(), same_key));
         drop(report_store);
         self.object_cache.with_member(cluster, |member| {
-            let member = member?;
+            let member = &member?.cluster;
             let confirmed = member.annotations().get(CONFIRMED).map(|text| text.trim());
             let is_confirmed = |(uid, _): &&(String, bool)| confirmed == Some(uid.as_str());
             let reported = member
@@ -182,6 +185,15 @@ impl Running {
                 .lock()
                 .forget(cluster);
         }
+        let member = self.context.object_cache.member(cluster);
+        let first = member.and_then(|member| {
+            self.context
+                .object_cache
+                .holder(&member.cluster, cluster_uid)
+        });
+        if let Some(first) = first {
+            return self.refuse_second(first);
+        }
         self.epoch.recipient = TokenRecipient::new(self.context.identity.uid(), cluster_uid);
         let Some(history_token) = &self.epoch.history_token else {
             self.epoch.sends_history_token = true;
@@ -214,6 +226,27 @@ impl Running {
         self.epoch.divergence = Some(divergence);
     }
 
+    /// Ends the session of an agent in a cluster that another member has.
+    pub(super) fn refuse_second(&mut self, first: ClusterName) {
+        let second = self.context.identity.cluster.clone();
+        let of = |other: &ClusterName, is_refused| Divergence::SecondMembership {
+            other: other.to_string(),
+            is_refused,
+        };
+        let refused = of(&first, true);
+        note(&self.context.hub_state, &second, &refused);
+        let divergences = &self.context.hub_state.leadership.divergences;
+        // One of its own is more important to the first member.
+        let has_own = divergences
+            .lock()
+            .of(&first)
+            .is_some_and(|divergence| !divergence.is_of_other_client());
+        if !has_own {
+            note(&self.context.hub_state, &first, &of(&second, false));
+        }
+        self.end(refusal(refused.message(second.as_str())));
+    }
+
     /// Records the restriction of a session that counts as connected.
     pub(super) fn record_restriction(&self) {
         let cluster = &self.context.identity.cluster;
@@ -223,7 +256,7 @@ impl Running {
                 .hub_state
                 .report_store
                 .lock()
-                .waits_for_confirmation(cluster, true),
+                .waits_for_confirmation(cluster, Some(Unconfirmed::Everything)),
             SendRestriction::Removals | SendRestriction::Nothing => {
                 if self
                     .context
@@ -251,15 +284,20 @@ impl Running {
             return;
         };
         let cluster = &self.context.identity.cluster;
-        if !self.epoch.has_withheld_removals && self.context.live.session.lock().has_withheld() {
+        let withheld = {
+            let session = self.context.live.session.lock();
+            let is_news = session.withheld().len() > self.epoch.withheld_rules;
+            is_news.then(|| session.withheld().clone())
+        };
+        if let Some(withheld) = withheld {
+            self.epoch.withheld_rules = withheld.len();
             note(&self.context.hub_state, cluster, divergence);
             self.context
                 .hub_state
                 .report_store
                 .lock()
-                .waits_for_confirmation(cluster, true);
+                .waits_for_confirmation(cluster, Some(Unconfirmed::RemovalsOf(withheld)));
             self.context.hub_state.mark_statuses_of(cluster);
-            self.epoch.has_withheld_removals = true;
         }
     }
 

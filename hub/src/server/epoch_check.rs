@@ -12,8 +12,8 @@ pub(super) struct EpochCheck {
     pub(super) recipient: TokenRecipient,
     /// Why the agent may not follow this hub in everything.
     pub(super) divergence: Option<Divergence>,
-    /// Whether removals were withheld in a cluster that joined again.
-    pub(super) has_withheld_removals: bool,
+    /// The number of rules of which removals were withheld in a cluster that joined again.
+    pub(super) withheld_rules: usize,
     /// Whether the agent gets a token at the end of the snapshot even if nothing changed.
     pub(super) sends_history_token: bool,
 }
@@ -25,7 +25,7 @@ impl EpochCheck {
             history_token,
             recipient: TokenRecipient::new("", ""),
             divergence: None,
-            has_withheld_removals: false,
+            withheld_rules: 0,
             sends_history_token: false,
         }
     }
@@ -64,7 +64,7 @@ impl EpochCheck {
     /// whether it did.
     pub(super) fn end_if_nothing_withheld(&mut self, session: &Session) -> bool {
         let ends = matches!(self.divergence, Some(Divergence::PreviousMembership { .. }))
-            && !self.has_withheld_removals
+            && self.withheld_rules == 0
             && session.has_only_desired_intents();
         if ends {
             (self.divergence, self.sends_history_token) = (None, true);

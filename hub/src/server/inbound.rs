@@ -15,6 +15,7 @@ use tonic::Status;
 
 use super::admission;
 use super::session::{Running, SessionContext};
+use crate::membership::decide::replaced;
 use crate::metrics::PeerLimit;
 use runnel_hub_core::audit::ReportedChanges;
 use runnel_hub_core::index::Effect;
@@ -365,12 +366,30 @@ impl Running {
             .filter(|state| state.intents > 0 || state.counts.copies > 0);
         let with_copies = with_copies.map(|state| state.uid.clone()).collect();
         let key = facts.key.clone();
-        let shares_key = {
+        let known = self.context.object_cache.member(&cluster);
+        let former = known.as_ref().and_then(|known| replaced(&known.cluster));
+        let registered = {
             let mut report_store = self.context.hub_state.report_store.lock();
-            let shares_key = report_store.displaces(&cluster, &facts, Instant::now());
-            report_store.connected(&cluster, self.context.live.number, facts, acked);
-            shares_key
+            // The status does not name the cluster of a member that has just connected.
+            match report_store.other_in_cluster(&cluster, &facts.cluster_uid) {
+                Some(other) if Some(other.as_str()) != former => Err(other),
+                other => {
+                    let shares_key = report_store.displaces(&cluster, &facts, Instant::now());
+                    report_store.connected(&cluster, self.context.live.number, facts, acked);
+                    Ok((shares_key, other.is_some()))
+                }
+            }
         };
+        let (shares_key, replaces) = match registered {
+            Ok(shares_key) => shares_key,
+            Err(first) => return self.refuse_second(first),
+        };
+        let former = former.filter(|_| replaces).map(ClusterName::from);
+        let sessions = &self.context.hub_state.sessions;
+        if let Some(live) = former.and_then(|former| sessions.get(&former)) {
+            let _ = live.replaced_by.set(cluster.clone());
+            live.wake.notify_one();
+        }
         if shares_key {
             tracing::error!(%key, "two agents use the key of this cluster alternately: an attacker may have a copy of it");
         }

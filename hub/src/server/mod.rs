@@ -28,7 +28,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures::Stream;
 use jiff::Timestamp;
-use kube::{Api, Client};
+use kube::Client;
 use runnel_proto::REASON_METADATA;
 use runnel_proto::model::ClusterName;
 use runnel_proto::wire;
@@ -41,12 +41,13 @@ use crate::hub_state::{HubState, LiveSession};
 use crate::join::{JoinClient, Registrar, refused};
 use crate::lease;
 use crate::lease::MemberKey;
+use crate::member_records::read_member;
+use crate::membership::Member;
 use crate::membership::decide::{JoinRefusal, admit, admit_renewal};
 use crate::membership::tokens::is_named;
 use crate::metrics::HubMetrics;
 use crate::object_cache::ObjectCache;
 use crate::watch::observe_member;
-use runnel_api::MemberCluster;
 
 /// The time limit for a call to wait for a hub that is starting.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -158,7 +159,7 @@ impl Server {
         };
         let cluster = ClusterName::from(request.cluster.as_str());
         self.object_cache.with_member(&cluster, |member| {
-            let join = member.and_then(|member| member.spec.join.as_ref());
+            let join = member.and_then(|member| member.cluster.spec.join.as_ref());
             join.is_some_and(|join| is_named(join, &token))
         })
     }
@@ -177,13 +178,17 @@ impl Server {
         ) {
             return Err(status);
         }
-        let members: Api<MemberCluster> = Api::all(self.client.clone());
-        let found =
-            tokio::time::timeout(LOOKUP_TIMEOUT, members.get_opt(identity.cluster.as_str())).await;
-        match found {
-            Ok(Ok(Some(member))) => observe_member(member, &self.hub_state, &self.object_cache),
+        let read = read_member(&self.client, &self.object_cache, identity.cluster.as_str());
+        match tokio::time::timeout(LOOKUP_TIMEOUT, read).await {
+            Ok(Ok(Some(member))) => {
+                if let Some(record) = member.stored() {
+                    observe_member(record.clone(), &self.hub_state, &self.object_cache);
+                }
+                let cluster = Arc::unwrap_or_clone(member.cluster);
+                observe_member(cluster, &self.hub_state, &self.object_cache);
+            }
             Ok(Ok(None)) => {}
-            // A member that cannot be read is not revoked.
+            // A member that cannot be read is not revoked, and its keys are unknown.
             _ => {
                 return Err(Status::unavailable(
                     "the hub cannot reach its API server now: try again",
@@ -206,7 +211,7 @@ impl Server {
         // Only the leader writes.
         if self.hub_state.leadership.leads() {
             self.registrar
-                .record_retired_key_use(&refusal, &identity.certificate)
+                .record_retired_key_use(&refusal, &identity.certificate, &self.object_cache)
                 .await;
         }
         Err(status)
@@ -271,11 +276,43 @@ fn admission(
         return Ok(());
     }
     let hub_id = &hub_state.settings.hub_id;
-    object_cache.with_member(&identity.cluster, |member| {
-        admit(member, hub_id, &identity.certificate, Timestamp::now())
-    })?;
+    object_cache
+        .with_member(&identity.cluster, |member| {
+            admit(member, hub_id, &identity.certificate, Timestamp::now())
+        })
+        .map_err(|refusal| if_revoked(refusal, hub_state, object_cache, identity))?;
     identity.admitted_at.store(version, Ordering::Release);
     Ok(())
+}
+
+/// Returns the refusal, unless it is not known whether the departure of the member revokes its cluster.
+fn if_revoked(
+    refusal: JoinRefusal,
+    hub_state: &HubState,
+    object_cache: &ObjectCache,
+    identity: &PeerIdentity,
+) -> JoinRefusal {
+    let uid = identity.uid();
+    let has_uid = |member: Option<&Member>| {
+        member.is_some_and(|member| {
+            let metadata = &member.cluster.metadata;
+            metadata.uid.as_deref() == Some(uid) && metadata.deletion_timestamp.is_none()
+        })
+    };
+    let is_revoked = || {
+        // The API server knows more than the watch, for which the departure may not count.
+        if object_cache.with_member(&identity.cluster, has_uid) {
+            return false;
+        }
+        let percent = hub_state.index.read().fleet_guard().terms.fleet.percent;
+        let members = object_cache.member_count();
+        object_cache.departures().is_revoked(uid, members, percent)
+    };
+    if refusal.is_departure() && !is_revoked() {
+        JoinRefusal::Unclear(identity.cluster.to_string())
+    } else {
+        refusal
+    }
 }
 
 #[tonic::async_trait]
@@ -301,7 +338,7 @@ impl Runnel for Server {
             known: self.is_token_of_join(&request),
         };
         self.registrar
-            .join(caller, request)
+            .join(caller, request, &self.object_cache)
             .await
             .map(Response::new)
     }
@@ -320,9 +357,16 @@ impl Runnel for Server {
         let caller = identity.caller();
         self.may_renew(&identity, &caller)?;
         // The registrar reads the member itself, from the API server.
+        let or_unclear =
+            |refusal| if_revoked(refusal, &self.hub_state, &self.object_cache, &identity);
         let renewed = self
             .registrar
-            .renew(&identity.certificate, request.into_inner())
+            .renew(
+                &identity.certificate,
+                request.into_inner(),
+                &self.object_cache,
+                or_unclear,
+            )
             .await;
         // The member's status reports a certificate that is too old for a renewal.
         self.hub_state

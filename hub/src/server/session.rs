@@ -39,6 +39,7 @@ use super::{PeerIdentity, Server, admission, not_leading};
 use crate::hub_state::{HubState, LiveSession, until};
 use crate::join::{expired, refused, with_reason};
 use crate::lease::Lead;
+use crate::membership::Member;
 use crate::membership::decide::JoinRefusal;
 use crate::metrics::HubMetrics;
 use crate::object_cache::ObjectCache;
@@ -311,12 +312,26 @@ impl Running {
             &self.context.object_cache,
             &self.context.identity,
         ) {
-            self.cut(&refusal);
+            if !self.may_be_leaving(&refusal) {
+                self.cut(&refusal);
+            }
+        } else if let Some(first) = self.context.live.replaced_by.get() {
+            self.refuse_second(first.clone());
         } else if self.is_confirmed() {
             self.require_reconnect();
         } else {
             self.update();
         }
+    }
+
+    /// Whether the cluster has no keys because its record is absent. The record goes with the `MemberCluster`, of which the watch
+    /// may show it later: whether the cluster is revoked is not known until then.
+    fn may_be_leaving(&self, refusal: &JoinRefusal) -> bool {
+        let cluster = &self.context.identity.cluster;
+        let lacks_record =
+            |member: Option<&Member>| member.is_some_and(|member| member.stored().is_none());
+        matches!(refusal, JoinRefusal::UnknownKey(_))
+            && self.context.object_cache.with_member(cluster, lacks_record)
     }
 
     pub(super) fn update(&mut self) {
@@ -328,9 +343,18 @@ impl Running {
         {
             return;
         }
-        let before = self.context.live.session.lock().version();
+        let (before, waiting, unknown) = {
+            let session = self.context.live.session.lock();
+            (
+                session.version(),
+                session.handovers(),
+                session.unknown_rules(),
+            )
+        };
         let has_forgotten = index.rules().has_forgotten_since(before);
-        let (directives, version) = index.directives_since(&self.context.identity.cluster, before);
+        let cluster = &self.context.identity.cluster;
+        let is_known = |uid: &RuleUid| !unknown.contains(uid);
+        let (directives, version) = index.directives_for(cluster, before, waiting, is_known);
         let is_deleted = |uid: &RuleUid| {
             index
                 .rules()

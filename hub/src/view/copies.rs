@@ -277,7 +277,7 @@ impl Reader<'_> {
         let only_rule = selection.rule();
         let only_cluster = selection.cluster().map(ClusterName::from);
         let mut pairs = Vec::new();
-        for (rule, uid) in self.rules(scope) {
+        for (rule, uid) in self.rules(|rule| scope.has(rule)) {
             if only_rule.is_some_and(|only| only != rule.name) || pairs.len() > PAIRS {
                 continue;
             }
@@ -357,7 +357,7 @@ impl ViewServer {
                 ViewError::Timeout("too many lists of copies at a time: try again".to_owned())
             })?;
         let page = self.copy_page(target.scope(), query).await?;
-        let version = self.changes().version();
+        let version = query.first.unwrap_or_else(|| self.changes().version());
         let format = ListFormat::new(form, target, query);
         let mut response = format.whole(page.rows, page.next.as_ref(), version);
         if !page.missing.is_empty() {

@@ -8,13 +8,18 @@ use runnel_proto::model::{
     RuleUid, SourceRef, Terms,
 };
 
-use runnel_hub_core::index::{Index, RuleEntry};
+use runnel_hub_core::index::{Directive, Index, RuleEntry};
 use runnel_hub_core::plan::{ShapedField, TemplateContext};
+use runnel_hub_core::status::ClusterDetail;
 
 /// The limits of explained sources for one rule, of explanations for one copy, and of fields in one of them.
 const SOURCES: usize = 4;
 const RULES: usize = 64;
 const FIELDS: usize = 64;
+
+const WAVE: &str = "the cluster waits for its wave in the rollout: its copies are left unchanged";
+const UNKNOWN_GRANTS: &str =
+    "the hub cannot read the grants now: nothing is sent or removed until it can";
 
 /// The explanation of a copy by one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +40,9 @@ pub struct RuleExplanation {
     pub revision: Option<Revision>,
     /// The fields of the copy that the rule shapes, or leaves to other writers.
     pub fields: Vec<ShapedField>,
+    /// What the hub has of the cluster, if its agent has not confirmed the newest plan: its silence about a copy proves
+    /// nothing then.
+    pub unconfirmed: Option<String>,
     /// Why there is no copy in an open namespace of the member, if its agent knows of none.
     unless_reported: String,
 }
@@ -100,6 +108,7 @@ fn of_rule(
             terms.map(|terms| unchosen_reason(terms, copy, entry.rule.runnel_namespace()));
         let (source, bundle) = (source.plain(), entry.plan.bundle_of(&source));
         RuleExplanation {
+            unconfirmed: None,
             unless_reported: unless_reported.unwrap_or_default(),
             uid: uid.clone(),
             rule: entry.rule.terms.rule.clone(),
@@ -121,7 +130,9 @@ fn of_rule(
 /// Returns the sources of a rule whose copies have this name. Sources of other namespaces are
 /// included only if the rule selects the target namespaces.
 fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeSet<SourceRef> {
-    let sent = entry.assignment(cluster).map(|assignment| assignment.plan);
+    let sent = entry
+        .assignment(cluster)
+        .map(|assignment| assignment.plan().clone());
     let made = sent
         .iter()
         .flat_map(|plan| plan.intents.keys())
@@ -131,6 +142,7 @@ fn sources(entry: &RuleEntry, cluster: &ClusterName, copy: &SourceRef) -> BTreeS
         .plan
         .selected()
         .chain(render_errors)
+        .chain(entry.unrendered_sources())
         .filter(|source| source.name == copy.name);
     // A source whose copy is renamed has no copy with its own name.
     let renamed = |source: &SourceRef| {
@@ -183,25 +195,32 @@ fn obstacle(
 ) -> Obstacle {
     let because = |state: ExplainedState, message: &str| Some((state, message.to_owned()));
     let Some(terms) = entry.target_clusters.clusters.get(cluster) else {
-        let labels = index
-            .clusters()
-            .get(cluster)
-            .map(|known| known.labels.clone())
-            .unwrap_or_default();
-        return if entry.rule.chooses(cluster, &labels) {
-            because(
-                ExplainedState::ClusterNotGranted,
-                "no DistributionGrant allows the rule to send to this cluster, or the cluster is leaving",
-            )
-        } else {
+        let known = index.clusters().get(cluster);
+        let labels = known.map(|known| known.labels.clone());
+        return if !entry.rule.chooses(cluster, &labels.unwrap_or_default()) {
             because(
                 ExplainedState::ClusterNotChosen,
                 "spec.clusters does not choose this cluster",
+            )
+        } else if entry.target_clusters.unknown {
+            because(ExplainedState::NotConfirmed, UNKNOWN_GRANTS)
+        } else if known.is_some_and(|known| !known.is_eligible()) {
+            because(
+                ExplainedState::ClusterNotGranted,
+                "the cluster is leaving, or is not accepted",
+            )
+        } else {
+            because(
+                ExplainedState::ClusterNotGranted,
+                "no DistributionGrant allows the rule to send to this cluster",
             )
         };
     };
     if entry.rule.deleting {
         return because(ExplainedState::Deleted, "the rule is being deleted");
+    }
+    if entry.target_clusters.unknown {
+        return because(ExplainedState::NotConfirmed, UNKNOWN_GRANTS);
     }
     let runnel = entry.rule.runnel_namespace();
     if let Some(obstacle) = namespace(terms, copy, runnel) {
@@ -215,7 +234,9 @@ fn obstacle(
     }
     let plans = [
         Some(entry.plan.clone()),
-        entry.assignment(cluster).map(|assignment| assignment.plan),
+        entry
+            .assignment(cluster)
+            .map(|assignment| assignment.plan().clone()),
     ];
     let plain = source.plain();
     for plan in plans.iter().flatten() {
@@ -248,10 +269,7 @@ fn obstacle(
             "the cluster is cordoned: its copies are left unchanged, and nothing new is sent",
         )
     } else if entry.awaits(cluster) {
-        because(
-            ExplainedState::RollingOut,
-            "the cluster waits for its wave in the rollout: its copies are left unchanged",
-        )
+        because(ExplainedState::RollingOut, WAVE)
     } else if entry.rollback().is_some() {
         because(
             ExplainedState::Reverted,
@@ -260,8 +278,25 @@ fn obstacle(
              this one again once the failures are fixed set spec.rollout.paused to true and to false again",
         )
     } else {
-        None
+        match index.directive(&entry.rule.uid, cluster) {
+            Directive::AwaitingWave(_) => because(ExplainedState::RollingOut, WAVE),
+            Directive::Assigned(_) if !entry.is_unrendered(source) => None,
+            _ => because(
+                ExplainedState::NotConfirmed,
+                "the copy is being rendered, and is left unchanged until then",
+            ),
+        }
     }
+}
+
+/// Returns the state of a rule in a cluster as a sentence, if the agent has not confirmed that it has the newest plan.
+/// `None` for `detail`: the rule has no state there.
+pub fn unconfirmed(detail: Option<ClusterDetail>) -> Option<String> {
+    let detail = detail.filter(|detail| !detail.has_plan)?;
+    let (reason, message) = (detail.reason.as_str(), detail.message);
+    Some(format!(
+        "the agent has not confirmed that it has the newest state of the rule. {reason}: {message}"
+    ))
 }
 
 /// Returns why the rule does not target the namespace. Only the agent has the labels of the
@@ -302,7 +337,10 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
             }
         } else if wish.state == ExplainedState::NotReported {
             let unless_reported = std::mem::take(&mut wish.unless_reported);
-            (wish.state, wish.message) = missing_copy_reason(answer.namespace, unless_reported);
+            (wish.state, wish.message) = match wish.unconfirmed.take() {
+                Some(why) => (ExplainedState::NotConfirmed, why),
+                None => missing_copy_reason(answer.namespace, unless_reported),
+            };
         }
     }
 }
@@ -336,7 +374,7 @@ fn missing_copy_reason(namespace: NamespaceState, otherwise: String) -> (Explain
 }
 
 /// Returns why an agent has no copy in an open namespace: by its labels, which only the agent has,
-/// rule or grants do not choose it. If both choose it by name, the source itself is there.
+/// rule or grants do not choose it. If both choose it by name, the source itself may be there.
 fn unchosen_reason(terms: &Terms, copy: &SourceRef, runnel: &str) -> String {
     let by_name = |choice: &NamespaceChoice| {
         copy.is_cluster_scoped() || choice.includes_name(&copy.namespace, None, runnel)
@@ -366,7 +404,9 @@ fn unchosen_reason(terms: &Terms, copy: &SourceRef, runnel: &str) -> String {
         unmet.push(format!("a DistributionGrant{choices}"));
     }
     match unmet.as_slice() {
-        [] => "the source itself is there: the cluster is the hub's own".to_owned(),
+        [] => "its agent has the rule, and makes no copy there: so it does where the source itself is, in a cluster that \
+               is the hub's own"
+            .to_owned(),
         unmet => format!(
             "the namespace does not have the labels there that {} requires",
             unmet.join(" or ")
@@ -606,6 +646,61 @@ mod tests {
     }
 
     #[test]
+    fn silence_of_an_unconfirmed_agent_proves_nothing() {
+        let rules = vec![rule("r", json!({"namespaces": {"names": ["x"]}}))];
+        let index = index(rules, json!({"all": true}));
+        let copy = SourceRef::new("configmaps", "x", "s");
+        let mut explanations = all(&index, "one", &copy);
+        explanations[0].unconfirmed = Some("RuleLimit: too many rules".to_owned());
+        let answer = Inspected {
+            question: 1,
+            namespace: NamespaceState::Ready,
+            states: vec![],
+            live: None,
+        };
+        with_answer(&mut explanations, &answer);
+        let RuleExplanation { state, message, .. } = &explanations[0];
+        assert_eq!(
+            (state.as_str(), message.as_str()),
+            ("NotConfirmed", "RuleLimit: too many rules")
+        );
+    }
+
+    #[test]
+    fn unreadable_grants_are_no_missing_grant() {
+        let rules = vec![rule("r", json!({"namespaces": {"names": ["x"]}}))];
+        let mut index = index(rules, json!({"all": true}));
+        index.set_grants(None);
+        index.follow(&"r".into());
+        let expected = because(&[("r", "NotConfirmed")]);
+        assert_eq!(states(&index, "one", "x", "s"), expected);
+    }
+
+    #[test]
+    fn copy_that_is_being_rendered_is_not_confirmed() {
+        let mut index = index(vec![], json!({"all": true})).with_deferred_rendering();
+        let set = json!({"mergePatch": {"data": {"a": "b"}}, "clusters": {"all": true}});
+        let more = json!({"namespaces": {"names": ["x"]}, "overrides": [set]});
+        let uid = index.set_rule(rule("r", more)).render.pop_first().unwrap();
+        let render = |index: &mut Index| {
+            let mut rendered = index.render_job(&uid).unwrap().run();
+            index.take_rendered(&mut rendered);
+        };
+        render(&mut index);
+        let set = |index: &mut Index| {
+            let content = SourceContent::new(Revision([8; 16]), Payload::encode(vec![]));
+            let body = SourceState::Read(Arc::new(content));
+            let source = SourceRef::new("configmaps", "home", "new");
+            index.set_source(source, BTreeMap::new(), Some(body));
+        };
+        set(&mut index);
+        let expected = because(&[("r", "NotConfirmed")]);
+        assert_eq!(states(&index, "one", "x", "new"), expected);
+        render(&mut index);
+        assert_ne!(states(&index, "one", "x", "new"), expected);
+    }
+
+    #[test]
     fn copy_in_a_rollout_or_rollback_is_explained() {
         let more = json!({"rollout": {"onFailure": "Revert"}, "namespaces": {"names": ["x"]}});
         let mut index = index(vec![rule("r", more)], json!({"all": true}));
@@ -620,18 +715,18 @@ mod tests {
             .rules()
             .get(&uid)
             .unwrap()
-            .completed_state()
+            .completed_state(None)
             .ok()
             .unwrap();
         let back_to = Some(state.revision.clone());
-        index.rules_mut().set_completed_state(
+        index.set_completed_state(
             &uid,
             Some(StoredState {
                 revision: revision.clone(),
                 state: Ok(state),
             }),
         );
-        index.rules_mut().set_gate(
+        index.set_gate(
             &uid,
             Gate {
                 revision,
@@ -640,6 +735,9 @@ mod tests {
                 wakes_at: None,
                 back_to,
                 healthy: Default::default(),
+                newly_chosen: Default::default(),
+                is_blocked: false,
+                is_paused: false,
             },
         );
         assert_eq!(

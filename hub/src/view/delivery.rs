@@ -22,7 +22,6 @@ use super::request::{Fields, Position, Query, Selection, object_name};
 use super::table::{Column, ViewObject};
 use crate::hub_state::HubState;
 use crate::object_cache::ObjectCache;
-use crate::writer::view;
 
 /// The clusters of a rule that are read under one lock.
 const CLUSTERS_PER_LOCK: usize = 1000;
@@ -215,14 +214,14 @@ pub(super) struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Returns the rules of a scope, in the order of lists.
-    pub(super) fn rules(&self, scope: &Scope) -> Vec<(RuleName, RuleUid)> {
+    /// Returns the rules that `is_read` accepts, in the order of lists.
+    pub(super) fn rules(&self, is_read: impl Fn(&RuleName) -> bool) -> Vec<(RuleName, RuleUid)> {
         let index = self.hub_state.index.read();
         let mut rules: Vec<_> = index
             .rules()
             .iter()
+            .filter(|(_, entry)| is_read(&entry.rule.terms.rule))
             .map(|(uid, entry)| (entry.rule.terms.rule.clone(), uid.clone()))
-            .filter(|(name, _)| scope.has(name))
             .collect();
         drop(index);
         rules.sort_by(|(left, _), (right, _)| {
@@ -238,7 +237,7 @@ impl Reader<'_> {
     pub(super) fn page(&self, scope: &Scope, query: &Query) -> Result<DeliveryPage, ViewError> {
         self.serving_since()?;
         let mut rows = Vec::new();
-        for (name, uid) in self.rules(scope) {
+        for (name, uid) in self.rules(|rule| scope.has(rule)) {
             let after = query.after.as_ref();
             let here = (name.namespace.as_str(), name.name.as_str());
             let begin = match after.map(|after| (after.namespace.as_str(), after.rule.as_str())) {
@@ -339,6 +338,21 @@ impl Reader<'_> {
         Ok(rows.unwrap_or_default())
     }
 
+    /// Returns the state of a rule in a cluster; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`ViewError::Unavailable`], while this replica does not serve.
+    pub(super) fn detail(
+        &self,
+        uid: &RuleUid,
+        cluster: &ClusterName,
+    ) -> Result<Option<ClusterDetail>, ViewError> {
+        let read = self.with_view(uid, |view, report_store, _, about| {
+            detail(view, report_store, cluster, about.now)
+        })?;
+        Ok(read.flatten())
+    }
+
     /// Returns since when this replica serves.
     ///
     /// # Errors
@@ -367,7 +381,7 @@ impl Reader<'_> {
         };
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();
-        let view = view(&index, &report_store, uid, &object.status, since, false);
+        let view = View::of(&index, &report_store, uid, &object.status, since, false);
         let about = RowContext {
             uid: uid.clone(),
             created: object.created,

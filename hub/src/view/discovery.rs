@@ -1,4 +1,5 @@
 //! Discovery and OpenAPI documents of the view API.
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -8,6 +9,7 @@ use runnel_api::{
     ListedClusterCopy, ListedCopy, MemberTarget, RemovalReview, RulePlan, RuleSync, VIEW_GROUP,
     VIEW_VERSION,
 };
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::request::{COPY_FIELDS, DELIVERY_FIELDS, FieldNames, METADATA_FIELDS};
@@ -81,10 +83,10 @@ impl Resource {
         }
     }
 
-    /// Returns the path of a field below `spec` that the resource does not have.
-    pub(super) fn unknown_field(&self, object: &Value) -> Option<String> {
-        let schema = self.schema.pointer("/properties/spec")?;
-        unknown_field(schema, object.get("spec")?, "spec")
+    /// Returns the path of a field below `spec` that the resource does not have. A manifest may have any fields, and is
+    /// not decoded.
+    pub(super) fn unknown_field(&self, spec: &RawValue) -> Option<String> {
+        unknown_field(self.schema.pointer("/properties/spec")?, spec, "spec")
     }
 
     fn path(&self) -> String {
@@ -101,12 +103,12 @@ impl Resource {
     }
 }
 
-fn unknown_field(schema: &Value, value: &Value, path: &str) -> Option<String> {
-    // A manifest may have any fields.
+fn unknown_field(schema: &Value, value: &RawValue, path: &str) -> Option<String> {
     let known = schema.get("properties")?.as_object()?;
-    value.as_object()?.iter().find_map(|(name, value)| {
+    let fields: BTreeMap<String, &RawValue> = serde_json::from_str(value.get()).ok()?;
+    fields.into_iter().find_map(|(name, value)| {
         let path = format!("{path}.{name}");
-        match known.get(name) {
+        match known.get(&name) {
             Some(schema) => unknown_field(schema, value, &path),
             None => Some(path),
         }
@@ -247,7 +249,8 @@ mod tests {
     fn unknown_fields_are_found_below_the_spec() {
         let of = |plural: &str, spec: Value| {
             let resource = RESOURCES.iter().find(|resource| resource.plural == plural);
-            resource.unwrap().unknown_field(&json!({"spec": spec}))
+            let spec = RawValue::from_string(spec.to_string()).unwrap();
+            resource.unwrap().unknown_field(&spec)
         };
         let manifest = json!({"kind": "DistributionRule", "spec": {"any": 1}});
         let plan = json!({"object": manifest, "dryRun": true, "diff": true, "delete": false});

@@ -47,6 +47,10 @@ pub(super) enum ViewError {
     /// The changes since a version are not known any more.
     #[error("too old resource version: list again")]
     Expired,
+    /// What changed since the first page of a list is not known any more. A client that accepts that goes on with this
+    /// token.
+    #[error("the list is too old to continue: list again")]
+    ExpiredPage(String),
     /// The user, or all users together, do too much at a time.
     #[error("{0}")]
     Busy(String),
@@ -72,7 +76,7 @@ impl ViewError {
             Self::NotAcceptable => (StatusCode::NOT_ACCEPTABLE, "NotAcceptable"),
             Self::MediaType(_) => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType"),
             Self::Timeout(_) => (StatusCode::GATEWAY_TIMEOUT, "Timeout"),
-            Self::Expired => (StatusCode::GONE, "Expired"),
+            Self::Expired | Self::ExpiredPage(_) => (StatusCode::GONE, "Expired"),
             Self::Busy(_) => (StatusCode::TOO_MANY_REQUESTS, "TooManyRequests"),
             Self::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
         }
@@ -90,8 +94,10 @@ impl ViewError {
             "reason": reason,
             "code": code.as_u16(),
         });
-        if matches!(self, Self::Busy(_)) {
-            status["details"] = json!({"retryAfterSeconds": RETRY_SECONDS});
+        match self {
+            Self::Busy(_) => status["details"] = json!({"retryAfterSeconds": RETRY_SECONDS}),
+            Self::ExpiredPage(token) => status["metadata"]["continue"] = json!(token),
+            _ => {}
         }
         status
     }

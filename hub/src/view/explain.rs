@@ -17,7 +17,8 @@ use super::copy_reasons::{self, RuleExplanation};
 use super::error::ViewError;
 use super::plan::resource_of;
 use super::review::name_of;
-use super::{ViewServer, reported_time, run_blocking};
+use super::turns::Turn;
+use super::{ViewServer, reported_time};
 
 /// The time limit for the answer of an agent.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -33,9 +34,14 @@ impl ViewServer {
         user: &UserInfo,
         cluster: &ClusterName,
         copy: &SourceRef,
+        turn: &Turn,
     ) -> Result<CopyExplanationStatus, ViewError> {
         self.reader().serving_since()?;
-        let mut explanations = self.explain_rules(cluster, copy).await?;
+        let mut explanations = self.explain_rules(cluster, copy, turn).await?;
+        for explanation in &mut explanations {
+            let detail = self.reader().detail(&explanation.uid, cluster)?;
+            explanation.unconfirmed = copy_reasons::unconfirmed(detail);
+        }
         let visible = self.visible(user, &explanations).await?;
         let member = self
             .content_reviewer
@@ -124,12 +130,14 @@ impl ViewServer {
         &self,
         cluster: &ClusterName,
         copy: &SourceRef,
+        turn: &Turn,
     ) -> Result<Vec<RuleExplanation>, ViewError> {
         let (hub_state, cluster, copy) = (self.hub_state.clone(), cluster.clone(), copy.clone());
-        run_blocking(move || {
+        let stop = turn.stop();
+        turn.run(move || {
             let rules: Vec<RuleUid> = hub_state.index.read().rules().uids().cloned().collect();
             copy_reasons::explain_rules(
-                rules,
+                rules.into_iter().take_while(|_| !stop.is_set()),
                 |read| read(&hub_state.index.read()),
                 &cluster,
                 &copy,

@@ -1,5 +1,6 @@
 //! Lists as JSON, written part by part: a long list is never in the memory of the hub as a whole.
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -9,6 +10,7 @@ use jiff::Timestamp;
 use runnel_api::{VIEW_GROUP, VIEW_VERSION};
 use serde_json::json;
 
+use super::changes::ViewScope;
 use super::delivery::{Row, Scope};
 use super::discovery::Resource;
 use super::error::ViewError;
@@ -79,7 +81,7 @@ impl ListFormat {
     fn end(version: u64, next: Option<&Position>) -> Vec<u8> {
         let mut metadata = json!({"resourceVersion": version.to_string()});
         if let Some(next) = next {
-            metadata["continue"] = token(next).into();
+            metadata["continue"] = token(next, version).into();
         }
         format!("],\"metadata\":{metadata}}}").into_bytes()
     }
@@ -137,7 +139,7 @@ impl ViewServer {
         };
         let (first, listing) = self
             .compute(move || {
-                listing.version = listing.server.cover(&listing.scope);
+                listing.version = listing.begin()?;
                 Ok::<_, ViewError>((listing.part()?, listing))
             })
             .await??;
@@ -151,6 +153,34 @@ impl ViewServer {
 }
 
 impl DeliveryListing {
+    /// Returns the version of the list, from which a watch shows what changed since its first page.
+    ///
+    /// # Errors
+    /// [`ViewError::ExpiredPage`], if that is not known any more.
+    fn begin(&self) -> Result<u64, ViewError> {
+        let shown = ViewScope::new(&self.scope, &self.query.selection);
+        let Some(first) = self.query.first else {
+            return Ok(self.server.cover(&shown));
+        };
+        let is_known = {
+            let mut changes = self.server.changes();
+            let is_known = changes.knows(first, &shown);
+            if is_known {
+                changes.read_by(&shown, Instant::now());
+            }
+            is_known
+        };
+        if is_known {
+            return Ok(first);
+        }
+        // The client may go on, and has what changed before only by a new list.
+        let version = self.server.cover(&shown);
+        let next = self.query.after.as_ref();
+        Err(ViewError::ExpiredPage(
+            next.map(|next| token(next, version)).unwrap_or_default(),
+        ))
+    }
+
     /// Returns the next part; `None` after the last one. An error ends the connection, so that the
     /// client takes no part of a list for the whole.
     async fn next(mut self) -> Option<(Result<Vec<u8>, ViewError>, Self)> {

@@ -257,7 +257,8 @@ impl ViewServer {
         let (asked, format) = (query.clone(), ListFormat::new(form, target, query));
         self.compute(move || {
             let (rows, next) = server.reader().member_targets(&namespace, &asked)?;
-            Ok(format.whole(rows, next.as_ref(), server.changes().version()))
+            let version = asked.first.unwrap_or_else(|| server.changes().version());
+            Ok(format.whole(rows, next.as_ref(), version))
         })
         .await?
     }

@@ -13,6 +13,7 @@ mod discovery;
 mod error;
 mod explain;
 mod front_proxy;
+mod head;
 mod list;
 mod member_targets;
 mod plan;
@@ -23,9 +24,11 @@ mod review;
 mod rule_sync;
 mod table;
 mod target;
+mod turns;
 mod watch;
 mod watch_limit;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -35,6 +38,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};
+use http_body::Body as _;
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -42,13 +46,14 @@ use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use runnel_api::{VIEW_GROUP, VIEW_VERSION};
+use runnel_proto::json_nodes;
 use runnel_proto::model::{ClusterName, RuleUid};
 use runnel_transport::tls::FrontProxyTls;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
-use self::changes::{Changes, digest};
-use self::delivery::{Reader, Scope};
+use self::changes::{Changes, ComparedClusters, ViewScope, digest};
+use self::delivery::{Reader, Row};
 use self::discovery::{View, document};
 use self::error::ViewError;
 use self::front_proxy::FrontProxy;
@@ -56,6 +61,7 @@ use self::request::{Query, Selection};
 use self::review::{ResourceAccess, Reviewer, name_of};
 use self::table::ViewObject;
 use self::target::{Form, Target};
+use self::turns::Turns;
 use self::watch_limit::WatchLimit;
 use crate::ca::HubCas;
 use crate::hub_state::HubState;
@@ -82,12 +88,20 @@ const PLAN_BODY_LIMIT: usize = 2 * 1024 * 1024;
 const BODY_TIME: Duration = Duration::from_secs(10);
 /// The limit of lists of copies at a time.
 const LISTINGS: usize = 3;
-/// The limit of plans at a time.
-const PLANS: usize = 4;
+/// The limit of plans at a time, of the least weight: KiB, as which a body counts twice.
+const PLANS: u32 = 4;
+const PLAN_WEIGHT: u32 = 2048;
+/// The limit of explanations at a time. Each asks an agent.
+const EXPLANATIONS: u32 = 8;
+/// The limits of JSON nodes of a request and of a plan. A node costs up to 350 bytes, whatever its text is.
+const NODES: usize = 1000;
+const PLAN_NODES: usize = 70_000;
 /// The limit of parts of lists and watches that are computed at a time.
 const READS: usize = 4;
 /// The limit of syncs at a time. Each lists sources at the API server.
-const SYNCS: usize = 4;
+const SYNCS: u32 = 4;
+/// The time limit for the answer to a request.
+const REQUEST_TIME: Duration = Duration::from_secs(40);
 
 /// The server of the view API.
 pub struct ViewServer {
@@ -108,13 +122,15 @@ pub struct ViewServer {
     /// Limits the lists of copies, which ask agents.
     listings: Semaphore,
     /// Limits the plans, which need more than the hub's memory.
-    plans: Semaphore,
+    plans: Turns,
+    /// Limits the explanations, which go through all rules.
+    explanations: Turns,
     /// Limits the parts of lists and watches that are computed at a time. A client that reads
     /// slowly has no turn meanwhile.
     reads: Semaphore,
     watches: Arc<WatchLimit>,
     /// Limits the syncs, which list sources at the API server.
-    syncs: Semaphore,
+    syncs: Turns,
 }
 
 impl ViewServer {
@@ -139,10 +155,11 @@ impl ViewServer {
             version: tokio::sync::watch::Sender::default(),
             front_proxy: ArcSwapOption::empty(),
             listings: Semaphore::new(LISTINGS),
-            plans: Semaphore::new(PLANS),
+            plans: Turns::new(PLANS, PLAN_WEIGHT),
+            explanations: Turns::new(EXPLANATIONS, 1),
             reads: Semaphore::new(READS),
             watches: Arc::default(),
-            syncs: Semaphore::new(SYNCS),
+            syncs: Turns::new(SYNCS, 1),
         })
     }
 
@@ -302,42 +319,60 @@ impl ViewServer {
                 .get(uid)
                 .map(|entry| entry.rule.terms.rule.clone())
         };
-        if !self.changes().is_read(uid, rule.as_ref()) {
+        let clusters = self.changes().clusters_read(uid, rule.as_ref());
+        if clusters.as_ref().is_some_and(BTreeSet::is_empty) {
             return;
         }
         match rule {
             Some(rule) => {
-                if let Some(digests) = self.digests(uid) {
-                    self.changes().set(uid, &rule, digests);
+                if let Some(digests) = self.digests(uid, &clusters) {
+                    self.changes().set(uid, &rule, digests, clusters);
                 }
             }
             None => _ = self.changes().remove(uid),
         }
     }
 
-    /// Returns the digest of each delivery of a rule; `None` while this replica does not serve.
-    fn digests(&self, uid: &RuleUid) -> Option<Vec<(ClusterName, u64)>> {
+    /// Returns the digests of the deliveries of a rule to these clusters; `None` while this replica does not serve.
+    fn digests(
+        &self,
+        uid: &RuleUid,
+        clusters: &ComparedClusters,
+    ) -> Option<Vec<(ClusterName, u64)>> {
         let mut digests = Vec::new();
-        let read = self
-            .reader()
-            .rows_of(uid, None, &Selection::default(), &mut |row| {
-                digests.push((row.cluster.clone(), digest(&row)));
+        let mut add = |row: Row| digests.push((row.cluster.clone(), digest(&row)));
+        if let Some(some) = clusters {
+            let some: Vec<_> = some.iter().cloned().collect();
+            self.reader()
+                .rows(uid, &some)
+                .ok()?
+                .into_iter()
+                .for_each(add);
+        } else {
+            let mut take = |row| {
+                add(row);
                 false
-            });
-        read.ok().map(|_| digests)
+            };
+            let read = self
+                .reader()
+                .rows_of(uid, None, &Selection::default(), &mut take);
+            read.ok()?;
+        }
+        Some(digests)
     }
 
-    /// Begins to compare the rules of a scope, for a watch that follows a list. Returns the version
-    /// at which that watch begins.
-    fn cover(&self, scope: &Scope) -> u64 {
-        let is_new = self.changes().read_by(scope, Instant::now());
-        for (rule, uid) in self.reader().rules(scope) {
-            if self.changes().is_compared(&uid) {
+    /// Begins to compare what a client reads, for a watch that follows a list. Returns the version at which that watch
+    /// begins.
+    fn cover(&self, shown: &ViewScope) -> u64 {
+        let own = self.changes().read_by(shown, Instant::now());
+        let read = own.as_ref().unwrap_or(shown);
+        for (rule, uid) in self.reader().rules(|rule| read.has(rule)) {
+            if !self.changes().lacks(&uid, read) {
                 continue;
             }
-            if let Some(digests) = self.digests(&uid) {
-                let own = Some(scope).filter(|_| is_new);
-                self.changes().begin(&uid, &rule, digests, own);
+            if let Some(digests) = self.digests(&uid, &read.clusters()) {
+                self.changes()
+                    .begin(&uid, &rule, digests, read, own.as_ref());
             }
         }
         self.changes().version()
@@ -370,21 +405,7 @@ impl ViewServer {
                 .authorize(accepted, headers, &target, "create", None)
                 .await?;
             check_media_type(headers)?;
-            let is_plan = target.resource.view == View::Plans;
-            // The turn also bounds the bodies of plans in memory.
-            let _turn = if is_plan {
-                Some(self.turn_to_plan().await?)
-            } else {
-                None
-            };
-            let limit = if is_plan { PLAN_BODY_LIMIT } else { BODY_LIMIT };
-            let body = tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, limit)).await;
-            let body = body
-                .map_err(|_| ViewError::BadRequest("the object did not arrive in time".to_owned()))?
-                .map_err(|_| {
-                    ViewError::BadRequest(format!("the object has more than {limit} bytes"))
-                })?;
-            return self.request(&target, &user, &body).await;
+            return self.create(&target, &user, body).await;
         }
         if request.method != Method::GET {
             return Err(ViewError::Method);
@@ -416,6 +437,52 @@ impl ViewServer {
                 Err(ViewError::Method)
             }
         }
+    }
+
+    /// Answers a request in a turn, which also bounds the bodies in memory.
+    async fn create(
+        &self,
+        target: &Target,
+        user: &UserInfo,
+        body: Body,
+    ) -> Result<Response, ViewError> {
+        let view = target.resource.view;
+        let (limit, nodes) = match view {
+            View::Plans => (PLAN_BODY_LIMIT, PLAN_NODES),
+            _ => (BODY_LIMIT, NODES),
+        };
+        let bytes = body.size_hint().upper();
+        let bytes = bytes.map_or(limit, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let large = || ViewError::BadRequest(format!("the object has more than {limit} bytes"));
+        if bytes > limit {
+            return Err(large());
+        }
+        let turn = match view {
+            View::Plans => {
+                let weight = u32::try_from(bytes.div_ceil(1024) * 2).unwrap_or(u32::MAX);
+                self.plans.enter(user, weight).await?
+            }
+            View::Syncs => self.syncs.enter(user, 1).await?,
+            _ => self.explanations.enter(user, 1).await?,
+        };
+        let answered = async {
+            let body = tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, limit)).await;
+            let body = body
+                .map_err(|_| ViewError::BadRequest("the object did not arrive in time".to_owned()))?
+                .map_err(|_| large())?;
+            if json_nodes::count(&body) > nodes {
+                return Err(ViewError::BadRequest(format!(
+                    "the object has more than {nodes} values: plan fewer or smaller objects at a time"
+                )));
+            }
+            self.request(target, user, &body, &turn).await
+        };
+        let answered = tokio::time::timeout(REQUEST_TIME, answered).await;
+        answered.map_err(|_| {
+            ViewError::Timeout(
+                "the hub could not answer in time: ask about fewer objects at a time".to_owned(),
+            )
+        })?
     }
 
     async fn deliveries(

@@ -14,18 +14,19 @@ use kube::{Api, ResourceExt};
 use runnel_api::{
     PlanOptions, PlannedCluster, PlannedCopy, PlannedRule, PlannedSource, RulePlanStatus,
 };
-use runnel_proto::model::{ClusterName, FieldsKey, RuleName, RuleUid, SourceRef};
-use serde_json::Value;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use runnel_proto::model::{ClusterName, FieldsKey, Kinds, RuleName, RuleUid, SourceRef};
+use serde_json::value::RawValue;
+use tokio::sync::Semaphore;
 use tokio::time::{Instant as Deadline, sleep_until, timeout_at};
 
+use super::ViewServer;
 use super::error::ViewError;
-use super::{ViewServer, run_blocking};
+use super::turns::Turn;
 use crate::hub_state::InquiryError;
 use crate::ordered_lock::LeafMutex;
-use crate::watch::{api_in, body_of, read_kinds};
+use crate::watch::{api_in, read_kinds, read_once};
 use change::PlannedChange;
-use runnel_hub_core::index::{ChangedObject, ReportedCopies};
+use runnel_hub_core::index::{ChangedObject, ReportedCopies, RuleEntry};
 use runnel_hub_core::now::Now;
 use runnel_hub_core::plan::{Rule, SourceState, WatchScope, is_never_a_source};
 use runnel_hub_core::preview::{
@@ -68,18 +69,18 @@ const RULE_KINDS: [(&str, &str); 2] = [
 ];
 
 /// What is planned.
-pub(super) struct PlanRequest {
+pub(super) struct PlanRequest<'b> {
     /// The kind, namespace and name of the object.
     pub(super) name: RuleName,
     /// Its manifest; `None`: it is saved.
-    pub(super) object: Option<Value>,
+    pub(super) object: Option<&'b RawValue>,
     /// The bundles that the plan of a rule assumes to be saved.
-    pub(super) bundles: Vec<Value>,
+    pub(super) bundles: Vec<&'b RawValue>,
     /// How it is planned.
     pub(super) options: PlanOptions,
 }
 
-impl PlanRequest {
+impl PlanRequest<'_> {
     /// Whether it is about the deletion of the saved object.
     fn deletes(&self) -> bool {
         self.options.delete && self.object.is_none()
@@ -132,12 +133,13 @@ enum ScopeListError {
 }
 
 /// The state of the requests to agents.
-struct AgentQueries {
+struct AgentQueries<'t> {
     preview: Arc<PreviewIndex>,
     asking: Arc<QuestionContext>,
     /// The number of copies and diffs that may still be returned.
     room: LeafMutex<AnswerBudget>,
     by: Deadline,
+    turn: &'t Turn,
 }
 
 /// What agents have reported about their copies of each rule, by cluster.
@@ -152,34 +154,27 @@ impl ReportedCopyCounts {
 }
 
 impl ViewServer {
-    /// Waits for a turn to plan, which bounds the memory of all plans.
-    ///
-    /// # Errors
-    /// [`ViewError::Busy`] after too long a wait.
-    pub(super) async fn turn_to_plan(&self) -> Result<SemaphorePermit<'_>, ViewError> {
-        let busy = || ViewError::Busy("the hub plans for others just now: try again".to_owned());
-        let turn = tokio::time::timeout(ANSWER, self.plans.acquire()).await;
-        turn.map_err(|_| busy())?.map_err(|_| busy())
-    }
-
-    /// Plans with the rights of the user, in a turn of [`ViewServer::turn_to_plan`].
+    /// Plans with the rights of the user. Nothing of a manifest but its name is decoded before the rights on it are
+    /// checked.
     ///
     /// # Errors
     /// [`ViewError::Forbidden`] if the user may not save the object, or not read what it selects.
     pub(super) async fn plan(
         &self,
         user: &UserInfo,
-        asked: &PlanRequest,
+        asked: &PlanRequest<'_>,
+        turn: &Turn,
     ) -> Result<RulePlanStatus, ViewError> {
         let by = Deadline::now() + QUESTION;
         self.reader().serving_since()?;
         if let Some(kind) = change::kind_of(&asked.name.kind) {
-            let change = self.change(user, kind, asked).await?;
-            return self.plan_change(change, asked.options, by).await;
+            let change = self.change(user, kind, asked, turn).await?;
+            return self.plan_change(change, asked.options, by, turn).await;
         }
-        let rule = match &asked.object {
+        self.may(user, "create", &asked.name).await?;
+        let rule = match asked.object {
             None => self.saved(user, asked).await?,
-            Some(object) => self.unsaved(user, object).await?,
+            Some(object) => self.unsaved(user, &asked.name, object).await?,
         };
         self.may_read_sources(user, &rule).await?;
         let mut assumed = Vec::new();
@@ -193,12 +188,23 @@ impl ViewServer {
             rule.enforced()
         };
         let uids = BTreeSet::from([rule.uid.clone()]);
-        let around = self.hub_state.index.read().around(&uids, Some(&rule));
-        let preview = run_blocking(move || PreviewIndex::new(around, rule)).await?;
+        let (reverted, around) = {
+            let index = self.hub_state.index.read();
+            let saved = index.rules().get(&rule.uid);
+            (
+                reverted_meanwhile(saved, &rule),
+                index.around(&uids, Some(&rule)),
+            )
+        };
+        let around = around.until(turn.stop());
+        let preview = turn.run(move || PreviewIndex::new(around, rule)).await?;
         let rules = vec![(preview.uid().clone(), asked.name.clone())];
-        let (exists, rules) = self
-            .planned_rules(preview, assumed, rules, (asked.options, by))
+        let (exists, mut rules) = self
+            .planned_rules(preview, assumed, rules, (asked.options, by), turn)
             .await?;
+        if let Some(planned) = rules.first_mut() {
+            planned.notes.extend(reverted);
+        }
         Ok(RulePlanStatus {
             exists,
             rules,
@@ -212,6 +218,7 @@ impl ViewServer {
         change: PlannedChange,
         options: PlanOptions,
         by: Deadline,
+        turn: &Turn,
     ) -> Result<RulePlanStatus, ViewError> {
         let PlannedChange {
             object,
@@ -227,14 +234,14 @@ impl ViewServer {
             rules: vec![],
             more_rules: i64::try_from(more).unwrap_or(i64::MAX),
         };
-        let state = self.hub_state.clone();
+        let (state, stop) = (self.hub_state.clone(), turn.stop());
         let tried = move || {
-            let around = state.index.read().around(&rules, None);
+            let around = state.index.read().around(&rules, None).until(stop);
             PreviewIndex::of_change(around, object, &rules)
         };
-        if let Some(preview) = run_blocking(tried).await? {
+        if let Some(preview) = turn.run(tried).await? {
             let planned = self
-                .planned_rules(preview, vec![], asked, (options, by))
+                .planned_rules(preview, vec![], asked, (options, by), turn)
                 .await?;
             status.rules = planned.1;
         }
@@ -249,8 +256,9 @@ impl ViewServer {
         assumed: Vec<ChangedObject>,
         rules: Vec<(RuleUid, RuleName)>,
         (options, by): (PlanOptions, Deadline),
+        turn: &Turn,
     ) -> Result<(bool, Vec<PlannedRule>), ViewError> {
-        let preview = self.list_and_read(preview, by - ANSWER).await?;
+        let preview = self.list_and_read(preview, by - ANSWER, turn).await?;
         let known = self.known(&preview);
         let judged = move || {
             let mut preview = preview;
@@ -260,7 +268,7 @@ impl ViewServer {
             preview.judge(&|rule, cluster| known.holding(rule, cluster), now());
             (preview, Arc::new(known))
         };
-        let (preview, known) = run_blocking(judged).await?;
+        let (preview, known) = turn.run(judged).await?;
         let room = LeafMutex::new(AnswerBudget {
             copies: COPIES,
             diffs: DIFFS,
@@ -270,6 +278,7 @@ impl ViewServer {
             asking: QuestionContext::new(random_key()?, options.dry_run, options.diff).into(),
             room,
             by,
+            turn,
         };
         let mut all = Vec::new();
         for (uid, name) in rules {
@@ -281,19 +290,21 @@ impl ViewServer {
                 let asks = preview.clusters(&|rule, cluster| known.holding(rule, cluster));
                 (preview, asks)
             };
-            let (preview, asks) = run_blocking(focused).await?;
+            let (preview, asks) = turn.run(focused).await?;
             agent_queries.preview = preview.into();
             let answers = self.receive_all(&agent_queries, asks).await;
             all.push(RuleAnswers { uid, name, answers });
         }
         let preview = Arc::into_inner(agent_queries.preview).ok_or_else(ViewError::broken)?;
         let diffs = if options.diff { DIFFS } else { 0 };
-        run_blocking(move || concluded(preview, all, &known, diffs)).await
+        let kinds = self.hub_state.kinds.borrow().clone();
+        turn.run(move || concluded(preview, all, &known, diffs, &kinds))
+            .await
     }
 
     async fn receive_all(
         &self,
-        agent_queries: &AgentQueries,
+        agent_queries: &AgentQueries<'_>,
         asks: Vec<ClusterQuestion>,
     ) -> Vec<ClusterAnswer> {
         stream::iter(asks.into_iter().enumerate())
@@ -326,6 +337,7 @@ impl ViewServer {
         &self,
         mut preview: PreviewIndex,
         by: Deadline,
+        turn: &Turn,
     ) -> Result<PreviewIndex, ViewError> {
         let mut listed = Vec::new();
         if let Some(rule) = preview.rule() {
@@ -345,9 +357,10 @@ impl ViewServer {
             }
             preview
         };
-        let mut preview = run_blocking(list).await?;
+        let mut preview = turn.run(list).await?;
         let unread: Vec<_> = preview.unread().iter().take(READS).cloned().collect();
-        let read = async |source: SourceRef| (self.read(&source).await, source);
+        let (client, state) = (&self.client, &self.hub_state);
+        let read = async |source: SourceRef| (read_once(client, state, &source).await, source);
         let reads = stream::iter(unread)
             .map(read)
             .buffer_unordered(READS_AT_A_TIME);
@@ -369,7 +382,7 @@ impl ViewServer {
             }
             preview
         };
-        run_blocking(judge).await
+        turn.run(judge).await
     }
 
     /// Reads the kinds that the API server serves, if the rule names one that no saved rule names. A kind that is not found
@@ -435,22 +448,10 @@ impl ViewServer {
         }
     }
 
-    async fn read(&self, source: &SourceRef) -> SourceState {
-        let Some(kind) = self.hub_state.kind(&source.resource) else {
-            return SourceState::Unreadable;
-        };
-        let client = self.client.clone();
-        let api: Api<DynamicObject> = api_in(client, source.optional_namespace(), &kind);
-        match tokio::time::timeout(READ_TIMEOUT, api.get_opt(&source.name)).await {
-            Ok(Ok(Some(object))) => body_of(&self.hub_state, &kind, source, &object),
-            _ => SourceState::Unreadable,
-        }
-    }
-
     /// Asks the agent of a cluster. Returns the reason in the answer if the agent is not asked.
     async fn receive(
         &self,
-        agent_queries: &AgentQueries,
+        agent_queries: &AgentQueries<'_>,
         ask: ClusterQuestion,
         within: bool,
     ) -> ClusterAnswer {
@@ -498,7 +499,7 @@ impl ViewServer {
             .divergences
             .lock()
             .of(&name)
-            .is_some();
+            .is_some_and(|divergence| !divergence.is_of_other_client());
         if !connected {
             return received("NotConnected", "not asked: it is not connected", 0, None);
         }
@@ -518,7 +519,8 @@ impl ViewServer {
             return received("NotAsked", "not asked: the question took too long", 0, None);
         }
         let (preview, asking) = (agent_queries.preview.clone(), agent_queries.asking.clone());
-        let question = match run_blocking(move || preview.question(&name, &asking)).await {
+        let question = move || preview.question(&name, &asking);
+        let question = match agent_queries.turn.run(question).await {
             Ok(Some(question)) => question,
             Ok(None) => return received("Idle", "", 0, None),
             Err(_) => {
@@ -588,12 +590,25 @@ fn random_key() -> Result<FieldsKey, ViewError> {
         .map_err(|_| ViewError::Unavailable("the system gives no random numbers".to_owned()))
 }
 
+/// A sentence about a plan that differs from what the hub sends until the revert of the saved rule ends.
+fn reverted_meanwhile(saved: Option<&RuleEntry>, planned: &Rule) -> Option<String> {
+    let revert = saved?.rule.revert.as_ref()?;
+    planned.revert.is_none().then(|| {
+        format!(
+            "the saved rule is reverted to revision {}: edits are not sent until the revert ends (kubectl runnel revert {} \
+             --end)",
+            revert.revision, planned.terms.rule
+        )
+    })
+}
+
 /// Returns whether the rules are saved, and what they would do by the answers of the agents.
 fn concluded(
     mut preview: PreviewIndex,
     all: Vec<RuleAnswers>,
     known: &ReportedCopyCounts,
     diffs: usize,
+    kinds: &Kinds,
 ) -> (bool, Vec<PlannedRule>) {
     let (mut heads, mut reply) = (BTreeMap::new(), Vec::new());
     for RuleAnswers { uid, name, answers } in all {
@@ -634,7 +649,7 @@ fn concluded(
                 .map(source_row)
                 .collect(),
             clusters,
-            copies: rows.into_iter().map(copy_row).collect(),
+            copies: rows.into_iter().map(|row| copy_row(row, kinds)).collect(),
         });
     }
     (exist, planned)
@@ -652,8 +667,10 @@ fn source_row(row: SourceRow) -> PlannedSource {
     }
 }
 
-fn copy_row(row: Row) -> PlannedCopy {
+fn copy_row(row: Row, kinds: &Kinds) -> PlannedCopy {
+    let kind = kinds.preferred(&row.copy.copy.resource);
     PlannedCopy {
+        kind: kind.map_or_else(String::new, |kind| kind.kind.to_string()),
         cluster: row.cluster.as_str().to_owned(),
         copy: row.copy.copy.to_string(),
         source: row.copy.source.plain().to_string(),
@@ -668,5 +685,40 @@ fn now() -> Now {
     Now {
         instant: Instant::now(),
         wall: jiff::Timestamp::now(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn plan_of_an_edit_says_that_the_rule_is_reverted() {
+        let rule = |annotations| {
+            let object = json!({
+                "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+                "metadata": {"name": "app", "namespace": "shop", "uid": "u", "annotations": annotations},
+                "spec": {"sources": [{"resources": ["configmaps"], "names": ["app"]}], "clusters": {"all": true}},
+            });
+            let object = serde_json::from_value(object).unwrap();
+            Rule::namespaced(&object, "runnel-system").unwrap()
+        };
+        let (plain, reverted) = (
+            rule(json!({})),
+            rule(json!({"runnel.dev/revert-to": "abc"})),
+        );
+        for (saved, planned, says) in [
+            (&reverted, &plain, true),
+            (&reverted, &reverted, false),
+            (&plain, &plain, false),
+        ] {
+            let mut index = runnel_hub_core::index::Index::default();
+            index.set_rule(saved.clone());
+            let sentence = reverted_meanwhile(index.rules().get(&planned.uid), planned);
+            assert_eq!(sentence.is_some(), says);
+            assert!(sentence.is_none_or(|it| it.contains("abc") && it.contains("shop/app")));
+        }
     }
 }

@@ -196,6 +196,8 @@ pub(super) struct Query {
     pub(super) selection: Selection,
     pub(super) limit: usize,
     pub(super) after: Option<Position>,
+    /// The version of the first page of the list; `None`: this is the first page.
+    pub(super) first: Option<u64>,
     pub(super) watch: bool,
     /// The version after which a watch begins; `None`: it begins with all objects.
     pub(super) version: Option<u64>,
@@ -218,23 +220,27 @@ pub(super) enum IncludeObject {
 #[derive(Serialize, Deserialize)]
 struct ContinueToken {
     after: Position,
+    /// The version of the first page.
+    #[serde(default)]
+    version: u64,
 }
 
-/// Returns the token for the page after an object.
-pub(super) fn token(after: &Position) -> String {
+/// Returns the token for the page after an object, in a list whose first page has this version.
+pub(super) fn token(after: &Position, version: u64) -> String {
     let token = ContinueToken {
         after: after.clone(),
+        version,
     };
     BASE64URL_NOPAD.encode(&serde_json::to_vec(&token).expect("a token has only text"))
 }
 
-fn position(token: &str) -> Option<Position> {
+fn position(token: &str) -> Option<(Position, u64)> {
     let bytes = BASE64URL_NOPAD.decode(token.as_bytes()).ok()?;
     let token: ContinueToken = serde_json::from_slice(&bytes).ok()?;
     if let Some([resource, namespace, name]) = &token.after.copy {
         SourceRef::checked(resource, namespace, name)?;
     }
-    Some(token.after)
+    Some((token.after, token.version))
 }
 
 /// Reads the query part of a request for a resource with these fields.
@@ -270,8 +276,9 @@ pub(super) fn query(text: &str, names: FieldNames) -> Result<Query, ViewError> {
                 }
             }
             "continue" if !value.is_empty() => {
-                let after = position(&value);
-                query.after = Some(after.ok_or_else(|| wrong("is no token of this API"))?);
+                let token = position(&value);
+                let (after, first) = token.ok_or_else(|| wrong("is no token of this API"))?;
+                (query.after, query.first) = (Some(after), Some(first));
             }
             "watch" => query.watch = is_true(&value),
             "resourceVersion" if !value.is_empty() && value != "0" => {
@@ -378,7 +385,7 @@ mod tests {
                 cluster: "eu-1".to_owned(),
                 copy: Some(copy.map(str::to_owned)),
             };
-            read(&format!("continue={}", token(&after)))
+            read(&format!("continue={}", token(&after, 7)))
         };
         assert!(with(["configmaps", "web", "settings"]).is_ok());
         assert!(with(["namespaces", "", "web"]).is_ok());
@@ -470,7 +477,7 @@ mod tests {
         #[test]
         fn token_names_its_position(namespace in "[a-z-]{0,9}", rule in "[a-z.]{1,9}", cluster in "[a-z]{1,9}") {
             let after = Position { namespace, rule, copy: Some([cluster.clone(), "web".to_owned(), cluster.clone()]), cluster };
-            prop_assert_eq!(position(&token(&after)), Some(after));
+            prop_assert_eq!(position(&token(&after, 7)), Some((after, 7)));
         }
     }
 }

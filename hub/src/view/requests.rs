@@ -5,20 +5,20 @@ use http::StatusCode;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::api::ObjectMeta;
 use runnel_api::{
-    ClusterRulePlan, ClusterRulePlanSpec, ClusterRuleSync, CopyExplanation, CopyTarget,
-    PLANNED_BUNDLES, PlanOptions, RemovalReview, RemovalReviewSpec, RulePlan, RulePlanSpec,
-    RuleSync,
+    ClusterRuleSync, CopyExplanation, CopyTarget, PLANNED_BUNDLES, PlanOptions, RemovalReview,
+    RemovalReviewSpec, RulePlanStatus, RuleSync, VIEW_GROUP, VIEW_VERSION,
 };
 use runnel_proto::model::{ClusterName, Kind, Kinds, RuleName, SourceRef, is_subdomain};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::ViewServer;
 use super::discovery::View;
 use super::error::ViewError;
+use super::head::{Head, decoded};
 use super::plan::PlanRequest;
 use super::target::Target;
+use super::turns::Turn;
 
 /// The kind of rules of a namespace.
 const NAMESPACED: &str = "DistributionRule";
@@ -27,6 +27,37 @@ const PLANNED_IN_NAMESPACES: [&str; 2] = [NAMESPACED, "ManifestBundle"];
 /// The kind of rules without a namespace.
 const CLUSTER_SCOPED: &str = "ClusterDistributionRule";
 
+/// A plan as it is sent and answered. What it plans stays text until the rights of the user are checked.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SentPlan<'b> {
+    #[serde(skip_deserializing)]
+    api_version: String,
+    #[serde(skip_deserializing)]
+    kind: String,
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(borrow)]
+    spec: &'b RawValue,
+    #[serde(skip_deserializing)]
+    status: Option<RulePlanStatus>,
+}
+
+/// The spec of a plan.
+#[derive(Deserialize)]
+struct SentPlanSpec<'b> {
+    #[serde(default, borrow)]
+    object: Option<&'b RawValue>,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    name: String,
+    #[serde(default, borrow)]
+    bundles: Vec<&'b RawValue>,
+    #[serde(flatten)]
+    options: PlanOptions,
+}
+
 impl ViewServer {
     /// Answers a request in its status.
     pub(super) async fn request(
@@ -34,6 +65,7 @@ impl ViewServer {
         target: &Target,
         user: &UserInfo,
         body: &[u8],
+        turn: &Turn,
     ) -> Result<Response, ViewError> {
         match target.resource.view {
             View::Explanations => {
@@ -41,7 +73,7 @@ impl ViewServer {
                 place(&mut asked.metadata, target)?;
                 let cluster = ClusterName::from(asked.spec.cluster.as_str());
                 let copy = self.explained(&asked.spec.target).await?;
-                asked.status = Some(self.explain(user, &cluster, &copy).await?);
+                asked.status = Some(self.explain(user, &cluster, &copy, turn).await?);
                 Ok(created(&asked))
             }
             View::Removals => {
@@ -55,54 +87,25 @@ impl ViewServer {
             View::Syncs if target.resource.namespaced => {
                 let mut asked: RuleSync = read(body, target)?;
                 place(&mut asked.metadata, target)?;
-                asked.status = Some(self.sync(&rule_name(target, &asked.spec.rule)?).await?);
+                let rule = rule_name(target, &asked.spec.rule)?;
+                asked.status = Some(self.sync(user, &rule, turn).await?);
                 Ok(created(&asked))
             }
             View::Syncs => {
                 let mut asked: ClusterRuleSync = read(body, target)?;
-                asked.status = Some(self.sync(&rule_name(target, &asked.spec.rule)?).await?);
-                Ok(created(&asked))
-            }
-            _ if target.resource.namespaced => {
-                let mut asked: RulePlan = read(body, target)?;
-                place(&mut asked.metadata, target)?;
-                let RulePlanSpec {
-                    object,
-                    kind,
-                    name,
-                    bundles,
-                    options,
-                } = asked.spec.clone();
-                let kind = if kind.is_empty() {
-                    NAMESPACED.to_owned()
-                } else {
-                    kind
-                };
-                let saved = RuleName {
-                    kind,
-                    namespace: target.namespace.clone(),
-                    name,
-                };
-                let request = planned(object, saved, bundles, options)?;
-                asked.status = Some(self.plan(user, &request).await?);
+                let rule = rule_name(target, &asked.spec.rule)?;
+                asked.status = Some(self.sync(user, &rule, turn).await?);
                 Ok(created(&asked))
             }
             _ => {
-                let mut asked: ClusterRulePlan = read(body, target)?;
-                let ClusterRulePlanSpec {
-                    object,
-                    kind,
-                    name,
-                    bundles,
-                    options,
-                } = asked.spec.clone();
-                let saved = RuleName {
-                    kind,
-                    namespace: String::new(),
-                    name,
-                };
-                let request = planned(object, saved, bundles, options)?;
-                asked.status = Some(self.plan(user, &request).await?);
+                let mut asked: SentPlan<'_> = read(body, target)?;
+                asked.api_version = format!("{VIEW_GROUP}/{VIEW_VERSION}");
+                asked.kind.clone_from(&target.resource.kind);
+                if target.resource.namespaced {
+                    place(&mut asked.metadata, target)?;
+                }
+                let request = planned(decoded(asked.spec.get())?, target)?;
+                asked.status = Some(self.plan(user, &request, turn).await?);
                 Ok(created(&asked))
             }
         }
@@ -110,23 +113,26 @@ impl ViewServer {
 }
 
 /// Reads a request. A field that its kind does not have is refused: it may be a typing error.
-fn read<T: DeserializeOwned>(body: &[u8], target: &Target) -> Result<T, ViewError> {
-    let unreadable = |error: &dyn std::fmt::Display| {
-        ViewError::BadRequest(format!("the object cannot be read: {error}"))
-    };
-    let object: Value = serde_json::from_slice(body).map_err(|error| unreadable(&error))?;
-    if let Some(field) = target.resource.unknown_field(&object) {
+fn read<'b, T: Deserialize<'b>>(body: &'b [u8], target: &Target) -> Result<T, ViewError> {
+    #[derive(Deserialize)]
+    struct Sent<'b> {
+        #[serde(default, borrow)]
+        spec: Option<&'b RawValue>,
+    }
+    let text = std::str::from_utf8(body)
+        .map_err(|_| ViewError::BadRequest("the object is not UTF-8".to_owned()))?;
+    let spec = decoded::<Sent<'_>>(text)?.spec;
+    if let Some(field) = spec.and_then(|spec| target.resource.unknown_field(spec)) {
         return Err(ViewError::BadRequest(format!(
             "{field} is no field of a {}: `kubectl explain {}.spec` lists them",
             target.resource.kind, target.resource.plural
         )));
     }
-    serde_json::from_value(object).map_err(|error| unreadable(&error))
+    decoded(text)
 }
 
 fn created(object: &impl Serialize) -> Response {
-    let value = serde_json::to_value(object).expect("a request is JSON");
-    (StatusCode::CREATED, Json(value)).into_response()
+    (StatusCode::CREATED, Json(object)).into_response()
 }
 
 /// Sets the namespace of a request to that of its path.
@@ -163,23 +169,27 @@ fn rule_name(target: &Target, name: &str) -> Result<RuleName, ViewError> {
 }
 
 /// Returns what is planned, which must fit the resource of the request.
-fn planned(
-    object: Option<Value>,
-    saved: RuleName,
-    bundles: Vec<Value>,
-    options: PlanOptions,
-) -> Result<PlanRequest, ViewError> {
-    let text = |path: &str| {
-        let value = object.as_ref().and_then(|object| object.pointer(path));
-        value.and_then(Value::as_str).unwrap_or_default().to_owned()
+fn planned<'b>(spec: SentPlanSpec<'b>, target: &Target) -> Result<PlanRequest<'b>, ViewError> {
+    let SentPlanSpec {
+        object,
+        kind,
+        name,
+        bundles,
+        options,
+    } = spec;
+    let is_default = target.resource.namespaced && kind.is_empty();
+    let saved = RuleName {
+        kind: if is_default {
+            NAMESPACED.to_owned()
+        } else {
+            kind
+        },
+        namespace: target.namespace.clone(),
+        name,
     };
     let planned = match object {
         None => saved.clone(),
-        Some(_) => RuleName {
-            kind: text("/kind"),
-            namespace: text("/metadata/namespace"),
-            name: text("/metadata/name"),
-        },
+        Some(object) => Head::read(object)?.into_name(),
     };
     let refused = |why: &str| Err(ViewError::BadRequest(why.to_owned()));
     if object.is_some() && !saved.name.is_empty() {
@@ -293,17 +303,9 @@ fn explained(target: &CopyTarget, kinds: &Kinds) -> Result<Option<SourceRef>, Vi
 #[cfg(test)]
 mod tests {
     use runnel_proto::model::Scope;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
-
-    fn saved(kind: &str, namespace: &str, name: &str) -> RuleName {
-        RuleName {
-            kind: kind.to_owned(),
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
-        }
-    }
 
     #[test]
     fn explained_kind_is_found_by_any_of_its_names() {
@@ -348,43 +350,63 @@ mod tests {
         assert!(find("widget").is_err());
     }
 
+    fn target(path: &str) -> Target {
+        Target::of(&format!("/apis/view.runnel.dev/v1alpha1/{path}")).unwrap()
+    }
+
+    /// Whether the spec of a plan is accepted, in the namespace `shop` or without one.
+    fn is_planned(is_namespaced: bool, spec: &Value) -> bool {
+        let target = if is_namespaced {
+            target("namespaces/shop/ruleplans")
+        } else {
+            target("clusterruleplans")
+        };
+        let text = json!({"metadata": {}, "spec": spec}).to_string();
+        let read = read::<SentPlan<'_>>(text.as_bytes(), &target);
+        read.and_then(|sent| planned(decoded(sent.spec.get())?, &target).map(drop))
+            .is_ok()
+    }
+
     #[test]
     fn plan_is_about_an_object_of_its_scope() {
-        let rule = |kind: &str, namespace: &str| json!({"kind": kind, "metadata": {"namespace": namespace, "name": "r"}});
-        let own = saved(NAMESPACED, "shop", "");
-        let options = PlanOptions::default();
-        let is = |object: &Value, saved: &RuleName| {
-            planned(Some(object.clone()), saved.clone(), vec![], options).is_ok()
+        let of = |kind: &str, namespace: &str| json!({"kind": kind, "metadata": {"namespace": namespace, "name": "r"}, "spec": {"x": [1]}});
+        let is = |own: bool, kind: &str, namespace: &str| {
+            is_planned(own, &json!({"object": of(kind, namespace), "dryRun": true}))
         };
-        assert!(is(&rule(NAMESPACED, "shop"), &own));
-        assert!(!is(&rule(NAMESPACED, "other"), &own));
-        assert!(is(&rule("ManifestBundle", "shop"), &own));
-        assert!(!is(&rule("ManifestBundle", "other"), &own));
-        assert!(!is(&rule("ClusterDistributionRule", ""), &own));
-        assert!(!is(
-            &rule(NAMESPACED, "shop"),
-            &saved(NAMESPACED, "shop", "r")
-        ));
-        let whole = saved("", "", "");
-        assert!(is(&rule("MemberCluster", ""), &whole));
-        assert!(!is(&rule(NAMESPACED, "shop"), &whole));
-        assert!(!is(&rule("ManifestBundle", "shop"), &whole));
-        let is_saved = |saved: RuleName| planned(None, saved, vec![], options).is_ok();
-        assert!(is_saved(saved(NAMESPACED, "shop", "r")));
-        assert!(is_saved(saved("ManifestBundle", "shop", "b")));
-        assert!(!is_saved(saved("MemberCluster", "shop", "m")));
-        assert!(!is_saved(own.clone()) && !is_saved(whole));
-        let with = |bundles| {
+        let saved = |own: bool, kind: &str, name: &str| {
+            is_planned(own, &json!({"kind": kind, "name": name}))
+        };
+        assert!(is(true, NAMESPACED, "shop") && is(true, "ManifestBundle", "shop"));
+        assert!(!is(true, NAMESPACED, "other") && !is(true, "ManifestBundle", "other"));
+        assert!(!is(true, CLUSTER_SCOPED, ""));
+        let both = json!({"object": of(NAMESPACED, "shop"), "name": "r"});
+        assert!(!is_planned(true, &both));
+        assert!(is(false, "MemberCluster", ""));
+        assert!(!is(false, NAMESPACED, "shop") && !is(false, "ManifestBundle", "shop"));
+        assert!(saved(true, NAMESPACED, "r") && saved(true, "", "r"));
+        assert!(saved(true, "ManifestBundle", "b") && !saved(true, "MemberCluster", "m"));
+        assert!(!saved(true, "", "") && !saved(false, "", "") && !saved(false, "", "r"));
+        let with = |bundles: usize| {
             let bundles = vec![json!({}); bundles];
-            planned(
-                Some(rule(NAMESPACED, "shop")),
-                own.clone(),
-                bundles,
-                options,
+            is_planned(
+                true,
+                &json!({"object": of(NAMESPACED, "shop"), "bundles": bundles}),
             )
-            .is_ok()
         };
         assert!(with(PLANNED_BUNDLES) && !with(PLANNED_BUNDLES + 1));
+        assert!(!is_planned(true, &json!({"name": "r", "dryrun": true})));
+    }
+
+    #[test]
+    fn planned_manifest_stays_text_and_is_echoed() {
+        let target = target("namespaces/shop/ruleplans");
+        let manifest = r#"{"kind":"DistributionRule","spec":{"x":[{"a":0},{"a":1.50}]}}"#;
+        let text = format!(r#"{{"metadata":{{}},"spec":{{"object":{manifest}}}}}"#);
+        let sent: SentPlan<'_> = read(text.as_bytes(), &target).unwrap();
+        let spec: SentPlanSpec<'_> = decoded(sent.spec.get()).unwrap();
+        assert_eq!(spec.object.map(RawValue::get), Some(manifest));
+        let echoed = serde_json::to_string(&sent).unwrap();
+        assert!(echoed.contains(manifest), "{echoed}");
     }
 
     #[test]

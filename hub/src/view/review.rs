@@ -7,6 +7,7 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
+use runnel_proto::model::split_resource;
 use tokio::sync::Semaphore;
 
 use super::error::ViewError;
@@ -24,6 +25,38 @@ pub(super) struct ResourceAccess<'a> {
     pub(super) resource: &'a str,
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
+}
+
+impl<'a> ResourceAccess<'a> {
+    /// The right to an object of Runnel, or to all of them in a namespace or the cluster.
+    pub(super) fn to_runnel(
+        verb: &'a str,
+        resource: &'a str,
+        namespace: &'a str,
+        name: &'a str,
+    ) -> Self {
+        Self {
+            verb,
+            group: runnel_api::GROUP,
+            version: runnel_api::VERSION,
+            resource,
+            namespace,
+            name,
+        }
+    }
+
+    /// The right to all objects of a kind, in a namespace or in the cluster.
+    pub(super) fn to_kind(verb: &'a str, kind: &'a str, namespace: &'a str) -> Self {
+        let (resource, group) = split_resource(kind);
+        Self {
+            verb,
+            group,
+            version: "*",
+            resource,
+            namespace,
+            name: "",
+        }
+    }
 }
 
 /// Asks the API server for the rights of users whom it has authenticated.
@@ -52,14 +85,7 @@ impl Reviewer {
         namespace: &str,
         name: &str,
     ) -> Result<bool, ViewError> {
-        let access = ResourceAccess {
-            verb: "get",
-            group: runnel_api::GROUP,
-            version: runnel_api::VERSION,
-            resource,
-            namespace,
-            name,
-        };
+        let access = ResourceAccess::to_runnel("get", resource, namespace, name);
         self.allows(user, &access).await
     }
 

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::authentication::v1::UserInfo;
 use kube::api::{ListParams, ObjectMeta};
 use kube::{Api, Resource};
 use runnel_api::{ClusterDistributionRule, DistributionRule, RuleSyncStatus, UnobservedObject};
@@ -15,8 +16,9 @@ use runnel_hub_core::plan::{Rule, Scope, WatchScope};
 use runnel_proto::model::{RuleName, RuleUid};
 use serde::de::DeserializeOwned;
 
+use super::ViewServer;
 use super::error::ViewError;
-use super::{ViewServer, run_blocking};
+use super::turns::Turn;
 use crate::call::with_timeout;
 use crate::watch::{ListError, list_metadata};
 
@@ -72,18 +74,21 @@ impl PendingObjects {
 }
 
 impl ViewServer {
-    /// Waits until the hub has observed a rule and its sources, for some seconds.
-    pub(super) async fn sync(&self, name: &RuleName) -> Result<RuleSyncStatus, ViewError> {
-        let deadline = Instant::now() + LIMIT;
-        let turn = tokio::time::timeout_at(deadline.into(), self.syncs.acquire()).await;
-        let Ok(Ok(_turn)) = turn else {
-            return Err(ViewError::Unavailable(
-                "the hub is busy with other syncs: try again".to_owned(),
-            ));
-        };
+    /// Waits until the hub has observed a rule and its sources, for some seconds. The answer names sources, so the user
+    /// must have the right to `get` them and the rule.
+    pub(super) async fn sync(
+        &self,
+        user: &UserInfo,
+        name: &RuleName,
+        turn: &Turn,
+    ) -> Result<RuleSyncStatus, ViewError> {
         self.reader().serving_since()?;
+        self.may(user, "get", name).await?;
+        let deadline = Instant::now() + LIMIT;
         let saved = self.saved_rule(name).await?;
-        let mut pending = self.compare_until(deadline, &saved, Vec::new()).await?;
+        let mut pending = self
+            .compare_until(deadline, &saved, Vec::new(), turn)
+            .await?;
         let mut sources = 0;
         // The index knows the newest selection of the rule now.
         if pending.count == 0 {
@@ -92,10 +97,11 @@ impl ViewServer {
                 index.planner().latest_rule(&saved.uid).cloned()
             };
             let rule = rule.ok_or_else(|| missing(name))?;
+            self.may_read_sources(user, &rule).await?;
             match tokio::time::timeout_at(deadline.into(), self.listed_scopes(rule)).await {
                 Ok(Ok(listed)) => {
                     sources = listed.iter().map(|scope| scope.sources.len()).sum();
-                    pending = self.compare_until(deadline, &saved, listed).await?;
+                    pending = self.compare_until(deadline, &saved, listed, turn).await?;
                 }
                 Ok(Err(ListRefusal::TooMany)) => {
                     return Err(ViewError::BadRequest(format!(
@@ -162,14 +168,14 @@ impl ViewServer {
         deadline: Instant,
         saved: &SavedRule,
         listed: Vec<ListedScope>,
+        turn: &Turn,
     ) -> Result<PendingObjects, ViewError> {
         let listed = Arc::new(listed);
         loop {
             let (hub_state, saved, listed) =
                 (self.hub_state.clone(), saved.clone(), listed.clone());
-            let pending =
-                run_blocking(move || PendingObjects::of(&hub_state.index.read(), &saved, &listed))
-                    .await?;
+            let compared = move || PendingObjects::of(&hub_state.index.read(), &saved, &listed);
+            let pending = turn.run(compared).await?;
             if pending.count == 0 || Instant::now() >= deadline {
                 return Ok(pending);
             }

@@ -13,7 +13,7 @@ use runnel_api::{VIEW_GROUP, VIEW_VERSION};
 use runnel_proto::model::{ClusterName, RuleUid};
 use serde_json::{Value, json};
 
-use super::changes::{Batch, DeliveryChange, Kind};
+use super::changes::{Batch, DeliveryChange, Kind, ViewScope};
 use super::delivery::{Row, Scope};
 use super::error::ViewError;
 use super::request::{Position, Query};
@@ -35,6 +35,7 @@ struct Watch {
     server: Arc<ViewServer>,
     target: Target,
     scope: Scope,
+    shown: ViewScope,
     query: Query,
     form: Form,
     /// The version after which changes are missing.
@@ -84,6 +85,7 @@ impl Watch {
             version: 0,
             existing: None,
             server: server.clone(),
+            shown: ViewScope::new(&target.scope(), &query.selection),
             scope: target.scope(),
             target,
             form,
@@ -105,7 +107,7 @@ impl Watch {
             ..Query::default()
         };
         let Some(version) = self.query.version else {
-            self.version = self.server.cover(&self.scope);
+            self.version = self.server.cover(&self.shown);
             self.existing = Some(all);
             return Ok(());
         };
@@ -219,15 +221,9 @@ impl Watch {
 
     /// Returns the first changes after a version; `None` if they are not known any more.
     fn batch(&self, version: u64) -> Option<Batch> {
-        let selection = &self.query.selection;
-        let is = |only: Option<&str>, value: &str| only.is_none_or(|only| only == value);
-        let concerns = |change: &DeliveryChange| {
-            is(selection.rule(), &change.rule.name)
-                && is(selection.cluster(), change.cluster.as_str())
-        };
         let mut changes = self.server.changes();
-        let batch = changes.after(version, &self.scope, PART, concerns)?;
-        changes.read_by(&self.scope, Instant::now());
+        let batch = changes.after(version, &self.shown, PART)?;
+        changes.read_by(&self.shown, Instant::now());
         Some(batch)
     }
 

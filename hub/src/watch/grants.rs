@@ -29,8 +29,8 @@ use runnel_hub_core::guard::FleetTerms;
 use runnel_hub_core::index::{Effect, HubNamespace, Index};
 use runnel_hub_core::plan::RuleGrant;
 
-/// Delay before a refused watch is retried.
-const AFTER_REFUSAL: Duration = Duration::from_secs(5);
+/// Delay before the first grant is made again after a failure.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
 
 /// Functions that store watched objects of one kind in the index.
 pub(super) struct WatchSink<T> {
@@ -68,12 +68,14 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
                 .requested
                 .borrow(),
         );
-        wait(&mut hub_state.leadership.relist_barrier.subscribe().requested).await;
+        let mut rounds = hub_state.leadership.relist_barrier.subscribe();
+        wait(&mut rounds.requested, AFTER_FAILURE).await;
     }
     let reader_client = client.clone();
     let defined = DeletedCrdFilter::by(move || {
         read_crd(reader_client.clone(), DistributionGrant::crd_name())
-    });
+    })
+    .trusting_the_first_list();
     let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), grants);
     into.follow(events, &hub_state, |grant| RuleGrant::read(&grant))
@@ -96,7 +98,8 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
         refused_effect: "The limits are unchanged",
     };
     let reader_client = client.clone();
-    let defined = DeletedCrdFilter::by(move || read_crd(reader_client.clone(), Fleet::crd_name()));
+    let defined = DeletedCrdFilter::by(move || read_crd(reader_client.clone(), Fleet::crd_name()))
+        .trusting_the_first_list();
     let fleets = move || defined.events(own_events::<Fleet>(client.clone()).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), fleets);
     let read = |fleet: Fleet| {
@@ -132,9 +135,9 @@ pub async fn watch_hub_namespaces(client: Client, hub_state: Arc<HubState>) {
     into.follow(events, &hub_state, read).await;
 }
 
-async fn wait(rounds: &mut watch::Receiver<u64>) {
+async fn wait(rounds: &mut watch::Receiver<u64>, delay: Duration) {
     tokio::select! {
-        () = tokio::time::sleep(AFTER_REFUSAL) => {}
+        () = tokio::time::sleep(delay) => {}
         _ = rounds.changed() => {}
     }
 }
@@ -147,10 +150,11 @@ impl<T: Clone + 'static> WatchSink<T> {
     }
 
     /// The cause of what a change of such an object changes.
-    fn cause(&self, name: &str) -> ChangeCause {
+    fn cause(&self, name: &str, is_deleted: bool) -> ChangeCause {
         let kind = match self.resource {
             "namespaces" => ChangeKind::HubNamespaceChanged,
             "fleets" => ChangeKind::FleetChanged,
+            _ if is_deleted => ChangeKind::GrantDeleted,
             _ => ChangeKind::GrantChanged,
         };
         ChangeCause::of(kind, name)
@@ -173,7 +177,13 @@ impl<T: Clone + 'static> WatchSink<T> {
     ) {
         let mut seen = Some(BTreeMap::new());
         let mut patience = WatchHealth::new(Instant::now());
+        let mut round = events.round;
         loop {
+            // A watch that ends by itself is still the same wait for a list.
+            if events.round != round {
+                round = events.round;
+                patience.begin(Instant::now());
+            }
             let event = tokio::select! {
                 event = events.next() => event,
                 () = until(patience.ends()) => {
@@ -186,7 +196,6 @@ impl<T: Clone + 'static> WatchSink<T> {
             };
             let Some(event) = event else {
                 seen = Some(BTreeMap::new());
-                patience.begin(Instant::now());
                 continue;
             };
             if self.observe(
@@ -196,13 +205,9 @@ impl<T: Clone + 'static> WatchSink<T> {
                 events.round,
                 &read,
             ) {
-                wait(&mut events.rounds.requested).await;
-                let round = events.round;
+                wait(&mut events.rounds.requested, patience.refusal_delay()).await;
                 events.relist();
                 seen = Some(BTreeMap::new());
-                if events.round != round {
-                    patience.begin(Instant::now());
-                }
             }
         }
     }
@@ -216,10 +221,7 @@ impl<T: Clone + 'static> WatchSink<T> {
     ) -> Option<T> {
         match object {
             DecodedObject::Read(object) => Some(read(*object)),
-            DecodedObject::Unreadable(meta) => (self.known)(
-                &hub_state.index.read(),
-                meta.name.as_deref().unwrap_or_default(),
-            ),
+            unread => (self.known)(&hub_state.index.read(), &unread.name()),
         }
     }
 
@@ -232,8 +234,12 @@ impl<T: Clone + 'static> WatchSink<T> {
         round: u64,
         read: &impl Fn(K) -> T,
     ) -> bool {
-        if !matches!(event, Ok(Event::Init) | Err(_)) {
-            patience.progress(Instant::now());
+        if patience.record(&event, Instant::now()) {
+            tracing::info!(
+                resource = self.resource,
+                "can watch {} again",
+                self.resource
+            );
         }
         match event {
             Ok(Event::Init) => *seen = Some(BTreeMap::new()),
@@ -250,22 +256,24 @@ impl<T: Clone + 'static> WatchSink<T> {
             Ok(Event::InitDone) => {
                 let all = seen.replace(BTreeMap::new());
                 patience.settle();
-                hub_state.change_because(|| self.cause(""), |index| (self.all)(index, all));
+                hub_state.change_because(|| self.cause("", false), |index| (self.all)(index, all));
                 self.done(hub_state, round);
             }
             Ok(Event::Apply(object)) => {
                 let name = object.name();
                 if let Some(one) = self.read(object, hub_state, read) {
                     hub_state.change_because(
-                        || self.cause(&name),
+                        || self.cause(&name, false),
                         |index| (self.one)(index, &name, Some(one)),
                     );
                 }
             }
             Ok(Event::Delete(object)) => {
                 let name = object.name();
-                hub_state
-                    .change_because(|| self.cause(&name), |index| (self.one)(index, &name, None))
+                hub_state.change_because(
+                    || self.cause(&name, true),
+                    |index| (self.one)(index, &name, None),
+                )
             }
             Err(error) => return self.log_watch_error(&error, patience, hub_state, round),
         }
@@ -284,21 +292,22 @@ impl<T: Clone + 'static> WatchSink<T> {
             error,
             "give the hub get, list and watch on it by a ClusterRole",
         ) else {
-            tracing::warn!(resource, %error, "watch of {resource} failed; retrying");
-            patience.failed(failure(error));
+            let why = failure(error);
+            if patience.is_news(&why) {
+                tracing::warn!(resource, %error, "watch of {resource} failed; retrying");
+            }
+            patience.failed(why);
             return false;
         };
         if !patience.refused(Instant::now()) {
-            tracing::warn!(
-                resource,
-                "cannot watch {resource}: {why}; trying again before that is believed"
-            );
             return true;
         }
-        tracing::error!(
-            resource,
-            "cannot watch {resource}: {why}; upgrade the chart with its CRDs and rights. {without}"
-        );
+        if patience.is_news(&why) {
+            tracing::error!(
+                resource,
+                "cannot watch {resource}: {why}; upgrade the chart with its CRDs and rights. {without}"
+            );
+        }
         patience.settle();
         self.unknown(hub_state, round);
         true
@@ -315,11 +324,14 @@ pub async fn watch_crd<K: CustomResourceExt>(client: Client, hub_state: Arc<HubS
             Effect::default()
         },
         all: |index, all| {
-            index.fleet_guard_mut().terminating.set_crds(all);
+            index
+                .fleet_guard_mut()
+                .terminating
+                .set_crds(K::crd_name(), all);
             Effect::default()
         },
         known: |_, _| None,
-        refused_effect: "The deletion of a few rules with their CRD counts as deliberate",
+        refused_effect: "Deletions of rules are under the limits of removals",
     };
     let api: Api<PartialObjectMeta<CustomResourceDefinition>> = Api::all(client);
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {

@@ -6,6 +6,7 @@
 mod crd_deletion;
 mod first_grant;
 mod grants;
+mod kind_places;
 mod kinds;
 mod list;
 mod members;
@@ -26,9 +27,14 @@ use kube::core::ObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource};
+use runnel_api::limits::RULE_NODES;
+use runnel_api::{DeletionPolicy, RemovalLimit};
+use runnel_proto::json_nodes;
 use runnel_transport::readable::Readable;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
+use serde::de::{DeserializeOwned, Error};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
 
 use crate::relist_barrier::RelistSubscription;
 
@@ -36,7 +42,7 @@ pub use grants::{watch_crd, watch_fleet, watch_grants, watch_hub_namespaces};
 pub use kinds::{DiscoveryError, read_kinds};
 pub use list::{ListError, list_metadata};
 pub use members::{observe_member, watch_members};
-pub use reader::{body_of, expire_deleted_sources, read_sources};
+pub use reader::{body_of, expire_deleted_sources, read_once, read_sources};
 pub use renderer::render_rules;
 pub(crate) use rules::forget;
 pub use rules::watch_rules;
@@ -182,12 +188,24 @@ impl<K> RelistingWatch<K> {
 enum DecodedObject<K> {
     /// The decoded object.
     Read(Box<K>),
+    /// A rule whose spec has this many JSON nodes, more than [`RULE_NODES`]. The object has another spec, of which only
+    /// the terms of its removal are right.
+    SpecDropped(Box<K>, usize),
     /// An object that this build cannot read, because a newer one wrote it. Only its existence is
     /// known.
     Unreadable(Box<ObjectMeta>),
 }
 
 impl<K: Resource> DecodedObject<K> {
+    /// Returns the object, and the JSON nodes of its spec if it was dropped; `None` for an unreadable one.
+    fn decoded(self) -> Option<(Box<K>, Option<usize>)> {
+        match self {
+            DecodedObject::Read(object) => Some((object, None)),
+            DecodedObject::SpecDropped(object, nodes) => Some((object, Some(nodes))),
+            DecodedObject::Unreadable(_) => None,
+        }
+    }
+
     fn name(&self) -> String {
         self.meta().name.clone().unwrap_or_default()
     }
@@ -201,9 +219,16 @@ impl<K> From<K> for DecodedObject<K> {
 
 impl<'de, K: DeserializeOwned> Deserialize<'de> for DecodedObject<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Readable::deserialize(deserializer).map(|object| match object {
+        let text = <Box<RawValue> as Deserialize>::deserialize(deserializer)?;
+        if let Some((text, nodes)) = without_large_spec(text.get())
+            && let Ok(Readable::Read(object)) = serde_json::from_str(&text)
+        {
+            return Ok(DecodedObject::SpecDropped(object, nodes));
+        }
+        let object = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
+        Ok(match object {
             Readable::Read(object) => DecodedObject::Read(object),
-            Readable::Unreadable(known) => {
+            Readable::Unreadable(known) | Readable::TooManyNodes(known) => {
                 let (name, namespace, uid, resource_version) = (
                     known.name,
                     known.namespace,
@@ -220,6 +245,41 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for DecodedObject<K> {
             }
         })
     }
+}
+
+/// Returns the text of a rule with another spec, and the JSON nodes of its own, if they are too many to decode.
+fn without_large_spec(object: &str) -> Option<(String, usize)> {
+    #[derive(Deserialize)]
+    struct RuleText<'a> {
+        #[serde(borrow)]
+        kind: Cow<'a, str>,
+        #[serde(borrow)]
+        spec: &'a RawValue,
+    }
+    #[derive(Default, Deserialize, Serialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct RemovalSpec {
+        deletion_policy: DeletionPolicy,
+        removal_limit: RemovalLimit,
+    }
+    if json_nodes::count(object.as_bytes()) <= RULE_NODES {
+        return None;
+    }
+    let rule: RuleText<'_> = serde_json::from_str(object).ok()?;
+    let spec = rule.spec.get();
+    let nodes = json_nodes::count(spec.as_bytes());
+    if nodes <= RULE_NODES
+        || !["DistributionRule", "ClusterDistributionRule"].contains(&&*rule.kind)
+    {
+        return None;
+    }
+    let kept: RemovalSpec = serde_json::from_str(spec).unwrap_or_default();
+    let mut kept = serde_json::to_value(kept).ok()?;
+    // It is at rest in every cluster, so that no copy is removed for not being selected.
+    kept["sources"] = json!([]);
+    kept["clusters"] = json!({"all": true});
+    let (before, after) = object.split_once(spec)?;
+    Some((format!("{before}{kept}{after}"), nodes))
 }
 
 impl<K: Resource> Resource for DecodedObject<K> {
@@ -248,14 +308,16 @@ impl<K: Resource> Resource for DecodedObject<K> {
 
     fn meta(&self) -> &ObjectMeta {
         match self {
-            DecodedObject::Read(object) => object.meta(),
+            DecodedObject::Read(object) | DecodedObject::SpecDropped(object, _) => object.meta(),
             DecodedObject::Unreadable(meta) => meta,
         }
     }
 
     fn meta_mut(&mut self) -> &mut ObjectMeta {
         match self {
-            DecodedObject::Read(object) => object.meta_mut(),
+            DecodedObject::Read(object) | DecodedObject::SpecDropped(object, _) => {
+                object.meta_mut()
+            }
             DecodedObject::Unreadable(meta) => meta,
         }
     }
@@ -306,6 +368,28 @@ pub(crate) fn failure(error: &watcher::Error) -> String {
     }
 }
 
+/// The reason of the error of a kind whose CRD the hub may not list.
+const CRD_UNREADABLE: &str = "CustomResourceDefinitionForbidden";
+
+/// Whether the hub may not list the CRD of a kind, so that it is unknown why its objects are deleted.
+fn is_crd_unreadable(error: &watcher::Error) -> bool {
+    matches!(
+        error,
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.reason == CRD_UNREADABLE
+    )
+}
+
+/// The reason of the error of a kind whose CRD was deleted with all objects, and is there again.
+const OBJECTS_LOST: &str = "ObjectsLost";
+
+/// Whether the CRD of a kind was deleted with all objects, and is there again.
+fn has_lost_objects(error: &watcher::Error) -> bool {
+    matches!(
+        error,
+        watcher::Error::InitialListFailed(kube::Error::Api(status)) if status.reason == OBJECTS_LOST
+    )
+}
+
 /// Whether the API server does not serve the kind of a watch.
 fn is_not_served(error: &watcher::Error) -> bool {
     matches!(
@@ -329,6 +413,9 @@ pub(crate) fn refusal(error: &watcher::Error, what: &str) -> Option<String> {
     };
     match status.code {
         401 => Some("the API server does not accept the hub's credentials".to_owned()),
+        403 if status.reason == CRD_UNREADABLE => Some(format!(
+            "forbidden: {what}, and list on its CustomResourceDefinition"
+        )),
         403 => Some(format!("forbidden: {what}")),
         404 => Some("the API server does not serve it".to_owned()),
         _ => None,
@@ -365,10 +452,40 @@ const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// Time without data after which a list is not waited for.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Delay before a refused watch is retried, at first.
+const MIN_REFUSAL_DELAY: Duration = Duration::from_secs(5);
+/// The longest delay.
+const MAX_REFUSAL_DELAY: Duration = Duration::from_secs(60);
+
+/// Finds the failures of a watch that are to be logged: the first, one for another reason, and the end.
+#[derive(Default)]
+pub(super) struct FailureLog(Option<String>);
+
+impl FailureLog {
+    /// Whether a failure was not logged yet.
+    pub(super) fn is_news(&mut self, why: &str) -> bool {
+        self.0.replace(why.to_owned()).as_deref() != Some(why)
+    }
+
+    /// Whether logged failures end with this event of the watch. A list may be refused at its end.
+    pub(super) fn ends<K>(&mut self, event: &WatchEvent<K>) -> bool {
+        is_accepted(event) && self.0.take().is_some()
+    }
+}
+
+/// Whether the API server has accepted the request of a watch, and the hub its answer.
+fn is_accepted<K>(event: &WatchEvent<K>) -> bool {
+    !matches!(event, Ok(Event::Init | Event::InitApply(_)) | Err(_))
+}
+
 /// The state of a watch.
 pub(super) struct WatchHealth {
     /// Since when it is refused repeatedly.
     refused: Option<Instant>,
+    /// The number of refusals since.
+    refusals: u32,
+    /// The failures that were logged.
+    log: FailureLog,
     /// The time of the last data or list request.
     progress: Instant,
     /// Whether this relist has its list, or continues without it.
@@ -384,6 +501,8 @@ impl WatchHealth {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             refused: None,
+            refusals: 0,
+            log: FailureLog::default(),
             progress: now,
             settled: false,
             is_abandoned: false,
@@ -400,9 +519,27 @@ impl WatchHealth {
         }
     }
 
-    /// Something came.
-    pub(super) fn progress(&mut self, now: Instant) {
-        (self.refused, self.progress, self.is_abandoned, self.error) = (None, now, false, None);
+    /// Records an event. Returns whether logged failures end with it.
+    pub(super) fn record<K>(&mut self, event: &WatchEvent<K>, now: Instant) -> bool {
+        if !matches!(event, Ok(Event::Init) | Err(_)) {
+            (self.progress, self.is_abandoned, self.error) = (now, false, None);
+        }
+        if is_accepted(event) {
+            (self.refused, self.refusals) = (None, 0);
+        }
+        self.log.ends(event)
+    }
+
+    /// Whether a failure was not logged yet.
+    pub(super) fn is_news(&mut self, why: &str) -> bool {
+        self.log.is_news(why)
+    }
+
+    /// Returns the delay until a refused watch is retried: until it is confirmed the shortest one, and then each time twice
+    /// as long.
+    pub(super) fn refusal_delay(&self) -> Duration {
+        let doublings = self.refusals.saturating_sub(2).min(4);
+        (MIN_REFUSAL_DELAY * 2_u32.pow(doublings)).min(MAX_REFUSAL_DELAY)
     }
 
     /// The list of this round is not waited for any longer.
@@ -417,6 +554,7 @@ impl WatchHealth {
 
     /// Records a refusal. Returns whether refusals have been repeated for [`REFUSED_FOR`].
     pub(super) fn refused(&mut self, now: Instant) -> bool {
+        self.refusals = self.refusals.saturating_add(1);
         match self.refused {
             Some(since) => now.saturating_duration_since(since) >= REFUSED_FOR,
             None => {
@@ -453,6 +591,43 @@ mod tests {
 
     use super::*;
     use crate::relist_barrier::RelistBarrier;
+
+    fn rule_with(values: usize) -> serde_json::Value {
+        let step = json!({"op": "add", "path": "/data/x", "value": vec![json!({"a": 0}); values]});
+        json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": "r", "namespace": "a", "uid": "u", "generation": 2},
+            "spec": {
+                "sources": [{"resources": ["configmaps"], "names": ["*"]}],
+                "clusters": {"names": ["one"]},
+                "overrides": [{"clusters": {"all": true}, "jsonPatch": [step]}],
+                "deletionPolicy": "Retain",
+            },
+        })
+    }
+
+    #[test]
+    fn rule_with_many_nodes_is_read_without_its_spec() {
+        let read = |object: &serde_json::Value| {
+            let object: DecodedObject<runnel_api::DistributionRule> =
+                serde_json::from_str(&object.to_string()).unwrap();
+            object.decoded().unwrap()
+        };
+        let (object, nodes) = read(&rule_with(RULE_NODES / 2 - 20));
+        assert_eq!((nodes, object.spec.sources.len()), (None, 1));
+        let (object, nodes) = read(&rule_with(150_000));
+        assert!(nodes.is_some_and(|nodes| nodes > 300_000));
+        assert!(object.spec.sources.is_empty() && object.spec.terms.overrides.is_empty());
+        assert!(object.spec.terms.clusters.all);
+        assert_eq!(object.spec.terms.deletion_policy, DeletionPolicy::Retain);
+        assert_eq!(object.metadata.generation, Some(2));
+        // Another kind keeps its spec, or is not decoded.
+        let mut other = rule_with(150_000);
+        other["kind"] = json!("Fleet");
+        let object: DecodedObject<runnel_api::DistributionRule> =
+            serde_json::from_str(&other.to_string()).unwrap();
+        assert!(matches!(object, DecodedObject::Unreadable(_)));
+    }
 
     #[test]
     fn unrequested_list_waits_for_a_renewal_of_the_lead() {
@@ -517,7 +692,7 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut patience = WatchHealth::new(start);
         assert!(!patience.refused(at(0)) && !patience.refused(at(5)) && patience.refused(at(10)));
-        patience.progress(at(11));
+        patience.record(&Ok(Event::Delete(())), at(11));
         assert!(!patience.refused(at(12)), "it was allowed meanwhile");
         patience.failed("answers 500".to_owned());
         assert!(
@@ -527,12 +702,31 @@ mod tests {
     }
 
     #[test]
+    fn refused_watch_is_retried_each_minute_and_logged_once() {
+        let start = Instant::now();
+        let (mut patience, mut delays, mut lines) = (WatchHealth::new(start), vec![], 0);
+        for _ in 0..8 {
+            // A list that is refused at its end is no success.
+            assert!(!patience.record(&Ok(Event::InitApply(())), start));
+            patience.refused(start);
+            lines += u32::from(patience.is_news("forbidden"));
+            delays.push(patience.refusal_delay().as_secs());
+        }
+        assert_eq!((lines, delays), (1, vec![5, 5, 10, 20, 40, 60, 60, 60]));
+        assert!(patience.is_news("not served"), "another reason");
+        assert!(patience.record(&Ok(Event::<()>::InitDone), start));
+        assert!(!patience.record(&Ok(Event::<()>::InitDone), start));
+        patience.refused(start);
+        assert_eq!(patience.refusal_delay(), MIN_REFUSAL_DELAY);
+    }
+
+    #[test]
     fn silent_list_is_abandoned_once_a_round() {
         let start = Instant::now();
         let mut patience = WatchHealth::new(start);
         assert_eq!(patience.ends(), Some(start + LIST_TIMEOUT));
         let later = start + Duration::from_secs(20);
-        patience.progress(later);
+        patience.record(&Ok(Event::InitApply(())), later);
         assert_eq!(
             patience.ends(),
             Some(later + LIST_TIMEOUT),
@@ -550,7 +744,7 @@ mod tests {
         let next = later + 10 * LIST_TIMEOUT;
         patience.begin(next);
         assert!(patience.ends().is_some_and(|ends| ends < next));
-        patience.progress(next);
+        patience.record(&Ok(Event::InitApply(())), next);
         patience.begin(next);
         assert_eq!(patience.ends(), Some(next + LIST_TIMEOUT));
     }

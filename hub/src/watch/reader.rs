@@ -8,19 +8,21 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use http::StatusCode;
 use kube::api::{DynamicObject, GetParams, Request};
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Client, Resource, ResourceExt};
+use runnel_proto::json_nodes::{self, OBJECT_NODES};
 use runnel_proto::model::{Kind, SourceRef};
 use runnel_transport::pages::{PageSize, parse_page};
 use runnel_transport::readable::Readable;
 
+use super::READ_LIMIT;
 use super::list::{ListError, describe, page, page_params};
-use super::sources::{api_in, api_resource};
-use super::{DecodedObject, READ_LIMIT};
+use super::sources::api_resource;
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{Index, version_number};
-use runnel_hub_core::plan::{SourceState, is_never_a_source, read_source};
+use runnel_hub_core::plan::{SourceState, UnsupportedSource, is_never_a_source, read_source};
+use tokio::sync::{AcquireError, Semaphore, SemaphorePermit};
 
 /// Reads at a time.
 const READS: usize = 8;
@@ -28,6 +30,10 @@ const READS: usize = 8;
 const LIST_LIMIT: Duration = Duration::from_secs(30);
 /// The code of the answer of an API server whose cache has not reached a version in time.
 const TOO_NEW: u16 = StatusCode::GATEWAY_TIMEOUT.as_u16();
+/// The JSON nodes that may be decoded at a time by reads of single objects, each of which costs about 1 KiB.
+static DECODING: Semaphore = Semaphore::const_new(OBJECT_NODES);
+/// Objects with at most this many nodes take none of it, so that large ones do not delay them.
+const SMALL: usize = 2_000;
 /// Delay before an unreadable source is read again.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
@@ -207,6 +213,7 @@ fn observe_page(
     let metadata = parse_page(bytes, |object| {
         page.count += 1;
         let Readable::<DynamicObject>::Read(object) = object else {
+            // It is read alone.
             page.readable = false;
             return;
         };
@@ -230,19 +237,31 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Re
     let Some(kind) = hub_state.kind(&source.resource) else {
         return ReadResult::One(source, true);
     };
-    let api: Api<DecodedObject<DynamicObject>> = api_in(client, source.optional_namespace(), &kind);
     let min_version = hub_state.index.read().sources().min_version(&source);
-    let answer = tokio::time::timeout(READ_LIMIT, get(&api, &source.name, min_version)).await;
-    let done = match answer {
-        Ok(Ok(Some(DecodedObject::Read(object)))) => {
-            observe(&hub_state, &kind, &source, *object);
-            true
+    let answer = get(&client, &kind, &source, min_version);
+    let done = match tokio::time::timeout(READ_LIMIT, answer).await {
+        Ok(Ok(Some(text))) => {
+            let _permit = room(&text).await;
+            match serde_json::from_str(&text) {
+                Ok(Readable::Read(object)) => {
+                    drop(text);
+                    observe(&hub_state, &kind, &source, *object);
+                    true
+                }
+                Ok(Readable::TooManyNodes(object)) => {
+                    let version = version_number(object.resource_version.as_deref());
+                    let refused = SourceState::Refused(UnsupportedSource::TooLarge);
+                    let labels = object.labels.unwrap_or_default();
+                    observe_body(&hub_state, &source, version, labels, refused);
+                    true
+                }
+                Ok(Readable::Unreadable(_)) | Err(_) => unreadable(
+                    &hub_state,
+                    &source,
+                    "it is not an object as Kubernetes has them",
+                ),
+            }
         }
-        Ok(Ok(Some(DecodedObject::Unreadable(_)))) => unreadable(
-            &hub_state,
-            &source,
-            "it is not an object as Kubernetes has them",
-        ),
         // The watch delivers the deletion.
         Ok(Ok(None)) => true,
         Ok(Err(error)) => unreadable(&hub_state, &source, &describe(&error)),
@@ -251,26 +270,77 @@ async fn read(client: Client, hub_state: Arc<HubState>, source: SourceRef) -> Re
     ReadResult::One(source, done)
 }
 
+/// Reads a source for a question: the index does not get to know it.
+pub async fn read_once(client: &Client, hub_state: &HubState, source: &SourceRef) -> SourceState {
+    let Some(kind) = hub_state.kind(&source.resource) else {
+        return SourceState::Unreadable;
+    };
+    let answer = get(client, &kind, source, None);
+    let Ok(Ok(Some(text))) = tokio::time::timeout(READ_LIMIT, answer).await else {
+        return SourceState::Unreadable;
+    };
+    let _permit = room(&text).await;
+    match serde_json::from_str::<Readable<DynamicObject>>(&text) {
+        Ok(Readable::Read(object)) => body_of(hub_state, &kind, source, &object),
+        Ok(Readable::TooManyNodes(_)) => SourceState::Refused(UnsupportedSource::TooLarge),
+        Ok(Readable::Unreadable(_)) | Err(_) => SourceState::Unreadable,
+    }
+}
+
 /// Reads an object in this version or a newer one. The API server answers from its cache, which had the version when its watch
 /// delivered it, and asks etcd only without a version.
 async fn get(
-    api: &Api<DecodedObject<DynamicObject>>,
-    name: &str,
+    client: &Client,
+    kind: &Kind,
+    source: &SourceRef,
     min_version: Option<u64>,
-) -> kube::Result<Option<DecodedObject<DynamicObject>>> {
+) -> kube::Result<Option<String>> {
+    let path = DynamicObject::url_path(&api_resource(kind), source.optional_namespace());
+    let path = Request::new(path);
     if let Some(version) = min_version {
-        match api
-            .get_with(name, &GetParams::at(&version.to_string()))
-            .await
+        match text(
+            client,
+            &path,
+            &source.name,
+            &GetParams::at(&version.to_string()),
+        )
+        .await
         {
-            Ok(object) => return Ok(Some(object)),
+            Ok(text) => return Ok(Some(text)),
             Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(None),
             // Another API server may be far behind the one that delivered the version.
             Err(kube::Error::Api(status)) if status.code == TOO_NEW => {}
             Err(error) => return Err(error),
         }
     }
-    api.get_opt(name).await
+    match text(client, &path, &source.name, &GetParams::default()).await {
+        Ok(text) => Ok(Some(text)),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn text(
+    client: &Client,
+    path: &Request,
+    name: &str,
+    params: &GetParams,
+) -> kube::Result<String> {
+    let request = path.get(name, params).map_err(kube::Error::BuildRequest)?;
+    client.request_text(request).await
+}
+
+/// Waits until an object may be decoded.
+async fn room(object: &str) -> Result<SemaphorePermit<'static>, AcquireError> {
+    let nodes = json_nodes::count(object.as_bytes());
+    let nodes = if nodes > SMALL {
+        nodes.min(OBJECT_NODES)
+    } else {
+        0
+    };
+    DECODING
+        .acquire_many(u32::try_from(nodes).unwrap_or_default())
+        .await
 }
 
 fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
@@ -279,7 +349,8 @@ fn unreadable(hub_state: &HubState, source: &SourceRef, why: &str) -> bool {
     false
 }
 
-fn observe(hub_state: &HubState, kind: &Kind, source: &SourceRef, object: DynamicObject) {
+fn observe(hub_state: &HubState, kind: &Kind, source: &SourceRef, mut object: DynamicObject) {
+    object.metadata.managed_fields = None;
     let labels = object.labels().clone();
     if object.metadata.deletion_timestamp.is_some()
         || is_never_a_source(kind, &source.name, &labels)
@@ -294,6 +365,16 @@ fn observe(hub_state: &HubState, kind: &Kind, source: &SourceRef, object: Dynami
         // The kind may be new on the hub.
         hub_state.kind_missing.notify_one();
     }
+    observe_body(hub_state, source, version, labels, body);
+}
+
+fn observe_body(
+    hub_state: &HubState,
+    source: &SourceRef,
+    version: u64,
+    labels: BTreeMap<String, String>,
+    body: SourceState,
+) {
     let is_edited = hub_state.edits.lock().contains_key(source);
     let read = |index: &mut Index| {
         let effect = index.read(source, version, labels, body);

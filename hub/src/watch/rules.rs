@@ -9,13 +9,14 @@ use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 
 use super::origins::Origins;
-use super::{DecodedObject, RelistingWatch, own_events, refusal};
+use super::{DecodedObject, FailureLog, RelistingWatch, failure, own_events, refusal};
 use crate::hub_state::HubState;
 use crate::object_cache::{ObjectCache, RuleKind, RuleObject};
 use crate::relist_barrier::Watched;
 use runnel_api::{self, FINALIZER};
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::guard::approves;
+use runnel_hub_core::index::Index;
 use runnel_hub_core::plan::Rule;
 
 /// The longest that an API server works on one request to delete an object.
@@ -38,19 +39,24 @@ pub async fn watch_rules<K: RuleKind>(
         });
     let mut seen = BTreeSet::new();
     let mut origins = Origins::new(client);
+    let mut failures = FailureLog::default();
     loop {
         let Some(event) = events.next().await else {
             continue;
         };
+        if failures.ends(&event) {
+            tracing::info!("can watch {} again", K::RESOURCE);
+        }
         match event {
             Ok(Event::Init) => {
                 seen.clear();
                 object_cache.mark_rules_stale::<K>();
+                hub_state.change_quietly(|index| index.rules_mut().forget_expected());
             }
             Ok(Event::InitApply(object)) => {
                 seen.extend(object.meta().uid.clone().map(RuleUid::from));
-                if let DecodedObject::Read(object) = object {
-                    observe(&*object, false, &hub_state, &object_cache);
+                if let Some((object, nodes)) = object.decoded() {
+                    observe(&*object, nodes, false, &hub_state, &object_cache);
                 }
             }
             Ok(Event::InitDone) => {
@@ -63,33 +69,36 @@ pub async fn watch_rules<K: RuleKind>(
                     .done(Watched::Own(K::RESOURCE), events.round);
                 listed();
             }
-            Ok(Event::Apply(DecodedObject::Read(object))) => {
-                let is_origin_known = is_newly_deleted(&*object, &hub_state)
-                    && origins.read(&*object, &hub_state).await;
-                observe(&*object, is_origin_known, &hub_state, &object_cache);
+            Ok(Event::Apply(object)) => {
+                // The former state of an unreadable one is kept.
+                if let Some((object, nodes)) = object.decoded() {
+                    let is_origin_known = is_newly_deleted(&*object, &hub_state)
+                        && origins.read(&*object, &hub_state).await;
+                    observe(&*object, nodes, is_origin_known, &hub_state, &object_cache);
+                }
             }
-            // Its former state is kept.
-            Ok(Event::Apply(DecodedObject::Unreadable(_))) => {}
-            Ok(Event::Delete(DecodedObject::Read(object))) => {
-                deleted(&*object, &hub_state, &object_cache)
-            }
+            Ok(Event::Delete(
+                DecodedObject::Read(object) | DecodedObject::SpecDropped(object, _),
+            )) => deleted(&*object, &hub_state, &object_cache),
             Ok(Event::Delete(DecodedObject::Unreadable(meta))) => {
                 if let Some(uid) = meta.uid {
                     forget(&uid.into(), &hub_state, &object_cache);
                 }
             }
-            Err(error) => log_watch_error::<K>(&error),
+            Err(error) => log_watch_error::<K>(&error, &mut failures),
         }
     }
 }
 
-fn log_watch_error<K: RuleKind>(error: &kube::runtime::watcher::Error) {
+fn log_watch_error<K: RuleKind>(error: &kube::runtime::watcher::Error, failures: &mut FailureLog) {
     let resource = K::plural(&());
     match refusal(error, "give the hub get, list and watch on it") {
+        Some(why) if !failures.is_news(&why) => {}
         Some(why) => tracing::error!(
             resource = %resource,
             "cannot watch {resource}: {why}; install the CRDs with `runnel-hub crds | kubectl apply --server-side -f -` and check the hub's rights. Trying again"
         ),
+        None if !failures.is_news(&failure(error)) => {}
         None => tracing::warn!(%resource, %error, "watch of rules failed; retrying"),
     }
 }
@@ -117,8 +126,10 @@ fn is_newly_deleted<K: RuleKind>(object: &K, hub_state: &HubState) -> bool {
     object.meta().deletion_timestamp.is_some() && was_alive()
 }
 
+/// Handles a rule. `nodes`: its spec has so many JSON nodes that it was not decoded.
 fn observe<K: RuleKind>(
     object: &K,
+    nodes: Option<usize>,
     is_origin_known: bool,
     hub_state: &HubState,
     object_cache: &ObjectCache,
@@ -128,6 +139,10 @@ fn observe<K: RuleKind>(
     };
     rule.is_origin_known = is_origin_known;
     let uid = rule.uid.clone();
+    if let Some(nodes) = nodes {
+        let index = hub_state.index.read();
+        rule = rule.undecoded(index.planner().latest_rule(&uid), nodes);
+    }
     let has_finalizer = has_finalizer(object);
     let known = object_cache.with_rule(&uid, |known| {
         known.map(|known| (known.has_finalizer, known.finalizer_seen))
@@ -139,8 +154,18 @@ fn observe<K: RuleKind>(
     };
     let mut seen = RuleObject::of(object, has_finalizer);
     seen.finalizer_seen = finalizer_seen;
+    let wave = seen.status.rollout.as_ref();
+    let wave = wave.and_then(|rollout| Some(rollout.pending_wave.as_ref()?.digest.clone()));
     let was_stale = object_cache.set_rule(uid.clone(), seen, hub_state.leadership.leads());
-    let message = |rule: &Rule| (rule.generation, rule.deleting, rule.removal.clone());
+    let revert = |rule: &Rule| rule.revert.as_ref().map(|revert| revert.revision.clone());
+    let message = |rule: &Rule| {
+        (
+            rule.generation,
+            rule.deleting,
+            rule.removal.clone(),
+            revert(rule),
+        )
+    };
     let known = hub_state
         .index
         .read()
@@ -149,8 +174,11 @@ fn observe<K: RuleKind>(
         .map(message);
     // Most events of a rule are the hub's own writes of its status, and change nothing else.
     let (news, is_known) = (was_stale || known != Some(message(&rule)), known.is_some());
-    let is_planned = known.is_some_and(|(generation, deleting, _)| {
-        (generation, deleting) == (rule.generation, rule.deleting)
+    let has_same_revert = known
+        .as_ref()
+        .is_none_or(|(.., former)| *former == revert(&rule));
+    let is_planned = known.is_some_and(|(generation, deleting, ..)| {
+        (generation, deleting) == (rule.generation, rule.deleting) && has_same_revert
     });
     if news && is_planned && !was_stale {
         let why = hub_state
@@ -160,29 +188,50 @@ fn observe<K: RuleKind>(
             .get(&uid)
             .and_then(|entry| entry.guard.pending().cloned());
         let approve = rule.removal.approve.as_deref();
+        // The hub's own writes of the status, and other annotations, change no copy.
         let cause = match why {
             Some(pending) if approves(approve, &pending.digest) => {
-                ChangeCause::of(ChangeKind::Approved, pending.cause)
+                Some(ChangeCause::of(ChangeKind::Approved, pending.cause))
             }
-            _ => ChangeCause::new(ChangeKind::RuleEdited),
+            _ if wave.is_some_and(|digest| approves(approve, &digest)) => {
+                Some(ChangeCause::new(ChangeKind::WaveApproved))
+            }
+            _ => None,
         };
-        hub_state.change_because(
-            || cause,
-            |index| index.planner_mut().set_removal(&uid, rule.removal),
-        );
+        let set = |index: &mut Index| index.planner_mut().set_removal(&uid, rule.removal);
+        match cause {
+            Some(cause) => hub_state.change_because(|| cause, set),
+            None => hub_state.change(set),
+        }
     } else if (has_finalizer || is_known) && news {
+        let is_reverted = rule.revert.is_some();
         let places = rule.places(hub_state.index.read().scopes().watched());
         let cause = ChangeCause::new(match (rule.deleting, is_known) {
             (true, _) => ChangeKind::RuleDeleted,
+            (false, true) if !has_same_revert => ChangeKind::RuleReverted,
             (false, true) => ChangeKind::RuleEdited,
             (false, false) => ChangeKind::RuleCreated,
         });
-        hub_state.change_because(|| cause, |index| index.set_rule(rule));
+        hub_state.change_because(
+            || cause,
+            |index| {
+                if !rule.deleting {
+                    index.rules_mut().expect(uid.clone(), Instant::now());
+                }
+                index.set_rule(rule)
+            },
+        );
+        if is_reverted {
+            hub_state.queues.completed_rules.add([uid.clone()]);
+        }
         // Only now: a scope that no rule in the index needs may be released at any time.
         hub_state.need(places);
         if is_known {
             hub_state.needs_changed.notify_one();
         }
+    }
+    if !has_finalizer && !is_known && object.meta().deletion_timestamp.is_none() {
+        hub_state.change_quietly(|index| index.rules_mut().expect(uid.clone(), Instant::now()));
     }
     if !has_finalizer || object_cache.is_replaced(&uid) {
         hub_state.queues.dirty_rules.add([uid]);
@@ -258,7 +307,7 @@ mod tests {
             (HubState::new(Settings::for_tests()), ObjectCache::default());
         shown
             .iter()
-            .for_each(|object| observe(object, false, &hub_state, &object_cache));
+            .for_each(|object| observe(object, None, false, &hub_state, &object_cache));
         deleted(last, &hub_state, &object_cache);
         let uid = RuleUid::from("r");
         let is_deleting = hub_state
@@ -280,6 +329,29 @@ mod tests {
                 .is_empty()
         );
         is_deleting
+    }
+
+    #[test]
+    fn rule_whose_spec_was_not_decoded_stays_as_it_was() {
+        let (hub_state, object_cache) =
+            (HubState::new(Settings::for_tests()), ObjectCache::default());
+        let rule = |check: &dyn Fn(&Rule)| {
+            let index = hub_state.index.read();
+            check(index.planner().latest_rule(&RuleUid::from("r")).unwrap());
+        };
+        observe(&object(true, false), None, false, &hub_state, &object_cache);
+        let mut large = object(true, false);
+        large.metadata.generation = Some(2);
+        large.spec.sources.clear();
+        observe(&large, Some(20_000), false, &hub_state, &object_cache);
+        rule(&|rule| {
+            assert_eq!((rule.generation, rule.too_many_nodes), (2, Some(20_000)));
+            assert!(rule.sources.len() == 1 && rule.terms.suspend);
+        });
+        let mut mended = object(true, false);
+        mended.metadata.generation = Some(3);
+        observe(&mended, None, false, &hub_state, &object_cache);
+        rule(&|rule| assert!(rule.too_many_nodes.is_none() && !rule.terms.suspend));
     }
 
     #[test]

@@ -22,13 +22,12 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::crd_deletion::CrdMemory;
+use super::kind_places::{KindPlaces, Namespaces};
 use super::kinds::{DiscoveryError, read_kinds};
 use super::sources::watch_sources;
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 
-/// Maximum number of watched kinds.
-pub const KINDS_LIMIT: usize = 200;
 /// The time after which a watch stops that no rule needs.
 const UNNEEDED_LIMIT: Duration = Duration::from_secs(300);
 /// Minimum interval between two comparisons of the watches with the rules.
@@ -179,23 +178,34 @@ impl SourceWatches {
         Ok(())
     }
 
-    /// Returns the kind of each scope, or why it is not watched. The kinds that are always served come first.
+    /// Returns the kind of each scope, or why it is not watched.
     fn all_wanted(
         &self,
         needed: BTreeSet<WatchScope>,
     ) -> Vec<(WatchScope, Result<Kind, Unwatched>)> {
         let kinds = self.hub_state.kinds.borrow();
-        let mut watched = BTreeSet::new();
-        let (first, others): (Vec<_>, Vec<_>) = needed
+        let running: BTreeSet<_> = self
+            .scopes
+            .iter()
+            .filter(|(_, known)| known.watch.is_some())
+            .map(|(scope, _)| scope.resource.clone())
+            .collect();
+        let is_new = |scope: &WatchScope| !running.contains(&scope.resource);
+        let namespaces = if needed.iter().any(is_new) {
+            self.hub_state.index.read().namespaces_by_kind()
+        } else {
+            Namespaces::new()
+        };
+        let needs_place = |kind: &Arc<str>| Kind::by_resource(kind).is_none();
+        let mut places = KindPlaces::of(running.into_iter().filter(needs_place), namespaces);
+        needed
             .into_iter()
             .filter(|scope| self.is_in_reach(scope))
-            .partition(|scope| Kind::by_resource(&scope.resource).is_some());
-        let all = first.into_iter().chain(others);
-        all.map(|scope| {
-            let wanted = self.wanted(&scope, &kinds, &mut watched);
-            (scope, wanted)
-        })
-        .collect()
+            .map(|scope| {
+                let wanted = self.wanted(&scope, &kinds, &mut places);
+                (scope, wanted)
+            })
+            .collect()
     }
 
     /// Whether the hub may watch a scope. A namespace outside its source namespaces has no watch.
@@ -209,7 +219,7 @@ impl SourceWatches {
         &self,
         scope: &WatchScope,
         kinds: &Kinds,
-        watched: &mut BTreeSet<Arc<str>>,
+        places: &mut KindPlaces,
     ) -> Result<Kind, Unwatched> {
         let unreadable = |why: String| Err(Unwatched::State(ScopeState::Unreadable(why)));
         let resource = &scope.resource;
@@ -225,12 +235,15 @@ impl SourceWatches {
         if !scope.fits(kind) {
             return Err(Unwatched::State(ScopeState::Mismatched));
         }
-        if !watched.contains(resource) && watched.len() >= KINDS_LIMIT {
-            return unreadable(format!(
-                "the hub watches at most {KINDS_LIMIT} kinds: remove kinds from the rules of this hub"
-            ));
+        if Kind::by_resource(resource).is_none()
+            && let Err(why) = places.take(resource)
+        {
+            let state = ScopeState::Unreadable(why);
+            if self.hub_state.index.read().scopes().state(scope) != state {
+                tracing::error!(%scope, count = places.users(), "a kind is not watched: too many are");
+            }
+            return Err(Unwatched::State(state));
         }
-        watched.insert(resource.clone());
         Ok(kind.clone())
     }
 
@@ -362,6 +375,7 @@ mod tests {
     use runnel_proto::model::{RuleUid, Scope};
     use serde_json::json;
 
+    use super::super::kind_places::NAMESPACE_LIMIT;
     use super::*;
     use crate::hub_state::Settings;
 
@@ -433,25 +447,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn number_of_watched_kinds_is_bounded() {
+    async fn kind_above_the_limit_ends_no_running_watch() {
         let mut watches = watches();
-        let kinds: Vec<_> = (0..KINDS_LIMIT).map(kind).collect();
+        let kinds: Vec<_> = (0..=NAMESPACE_LIMIT).map(kind).collect();
         let named: Vec<_> = kinds.iter().map(ToString::to_string).collect();
         watches.hub_state.set_kinds(served(kinds.clone()));
-        add_rule(&watches, "many", &named);
+        add_rule(&watches, "many", &named[1..]);
         update(&mut watches).await;
-        assert!(named.iter().all(|resource| is_watched(&watches, resource)));
-        // Secrets come first, whatever else rules name.
-        add_rule(&watches, "one", &["secrets".to_owned()]);
+        assert!(
+            named[1..]
+                .iter()
+                .all(|resource| is_watched(&watches, resource))
+        );
+        // It comes first by its name. Secrets need no place.
+        add_rule(&watches, "one", &["secrets".to_owned(), named[0].clone()]);
         update(&mut watches).await;
         assert!(is_watched(&watches, "secrets"));
-        let last = named.last().unwrap();
-        let ScopeState::Unreadable(why) = state(&watches, last) else {
-            panic!("{last} is watched");
+        assert!(
+            named[1..]
+                .iter()
+                .all(|resource| is_watched(&watches, resource))
+        );
+        let ScopeState::Unreadable(why) = state(&watches, &named[0]) else {
+            panic!("{} is watched", named[0]);
         };
-        assert!(why.contains("at most 200 kinds"), "{why}");
-        assert!(!is_watched(&watches, last) && is_watched(&watches, &named[0]));
-        assert_eq!(watches.tasks.len(), KINDS_LIMIT);
+        assert!(why.contains("50 of the 200 kinds"), "{why}");
+        // For a rule of another kind there is room.
+        add_cluster_rule(&watches, "cluster", &named[0]);
+        update(&mut watches).await;
+        assert!(is_watched(&watches, &named[0]));
     }
 
     #[tokio::test]

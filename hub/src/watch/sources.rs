@@ -15,15 +15,14 @@ use serde::{Deserialize, Deserializer};
 use tracing::Instrument;
 
 use super::crd_deletion::{CrdMemory, DeletedCrdFilter};
-use super::{RelistingWatch, WatchHealth, events, failure, is_not_served, refusal};
+use super::{
+    RelistingWatch, WatchHealth, events, failure, is_crd_unreadable, is_not_served, refusal,
+};
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{Index, ScopeState, version_number};
 use runnel_hub_core::plan::{WatchScope, is_never_a_source};
-
-/// Delay before a refused watch is retried.
-const AFTER_REFUSAL: Duration = Duration::from_secs(5);
 
 /// Minimum interval between lists of a kind that only new rules need.
 const MIN_LIST_INTERVAL: Duration = Duration::from_secs(10);
@@ -126,7 +125,7 @@ async fn follow(
         // event that it is back.
         if watch.observe(event) == WatchActivity::Refusal {
             tokio::select! {
-                () = tokio::time::sleep(AFTER_REFUSAL) => {}
+                () = tokio::time::sleep(watch.patience.refusal_delay()) => {}
                 _ = events.rounds.requested.changed() => {}
             }
             events.relist();
@@ -218,8 +217,8 @@ impl SourceWatch {
         &mut self,
         event: Result<Event<SourceMeta>, kube::runtime::watcher::Error>,
     ) -> WatchActivity {
-        if !matches!(event, Ok(Event::Init) | Err(_)) {
-            self.patience.progress(Instant::now());
+        if self.patience.record(&event, Instant::now()) {
+            tracing::info!("can watch {} again", self.place);
         }
         match event {
             Ok(Event::Init) => {
@@ -321,24 +320,22 @@ impl SourceWatch {
     }
 
     fn log_watch_error(&mut self, error: &kube::runtime::watcher::Error) -> WatchActivity {
-        if is_not_served(error) {
+        if is_not_served(error) || is_crd_unreadable(error) {
             self.hub_state
                 .change_quietly(|index| index.sources_mut().mark_lost(&self.place));
+        }
+        if is_not_served(error) {
             self.hub_state.kind_missing.notify_one();
         }
         match refusal(error, &missing_right(&self.place)) {
-            Some(why) if !self.is_refusal_confirmed() => {
-                tracing::warn!(
-                    "cannot watch {}: {why}; trying again before that is believed",
-                    self.place
-                );
-                WatchActivity::Refusal
-            }
+            Some(_) if !self.is_refusal_confirmed() => WatchActivity::Refusal,
             Some(why) => {
-                tracing::error!(
-                    "cannot watch {}: {why}; the rules that need it are stalled, and their copies are left unchanged",
-                    self.place
-                );
+                if self.patience.is_news(&why) {
+                    tracing::error!(
+                        "cannot watch {}: {why}; the rules that need it are stalled, and their copies are left unchanged",
+                        self.place
+                    );
+                }
                 self.cannot_read(if is_not_served(error) {
                     ScopeState::NotServed
                 } else {
@@ -347,8 +344,11 @@ impl SourceWatch {
                 WatchActivity::Refusal
             }
             None => {
-                self.patience.failed(failure(error));
-                tracing::warn!(%error, "watch of sources failed; retrying");
+                let why = failure(error);
+                if self.patience.is_news(&why) {
+                    tracing::warn!(%error, "watch of sources failed; retrying");
+                }
+                self.patience.failed(why);
                 WatchActivity::Something
             }
         }

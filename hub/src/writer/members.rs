@@ -1,15 +1,17 @@
-//! Writes the status of one member.
+//! Writes the status of one member, and retires its keys.
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource};
 use runnel_proto::model::{ClusterName, RuleName};
 use serde_json::json;
 
 use super::{WriteError, Writer};
-use crate::membership::decide::{keys, renewable_until};
+use crate::member_records::write_record;
+use crate::membership::Member;
+use crate::membership::decide::renewable_until;
 use crate::membership::keys::used;
 use crate::watch::observe_member;
 use runnel_api::conditions::{ConditionType, condition};
-use runnel_api::{MemberCluster, MemberClusterStatus};
+use runnel_api::{MemberCluster, MemberClusterStatus, MemberRecordSpec};
 use runnel_hub_core::status::{MemberView, Notice, Now, SETTLING, connection_notice, fold_member};
 
 /// The conditions of a member that report a problem.
@@ -34,8 +36,9 @@ impl Writer {
         let Some(status) = self.member_status(name, &member, now) else {
             return Ok(());
         };
+        let metadata = &member.cluster.metadata;
         let patch = Patch::Merge(json!({
-            "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
+            "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
             "status": {
                 "observedGeneration": status.observed_generation,
                 "conditions": status.conditions,
@@ -50,7 +53,7 @@ impl Writer {
             .ignoring_missing(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
             .await?;
         if let Some(written) = written {
-            self.publish_alarms(name, &member, &written);
+            self.publish_alarms(name, &member.cluster, &written);
             self.object_cache.set_member(name.clone(), written);
         }
         Ok(())
@@ -68,24 +71,18 @@ impl Writer {
             .lock()
             .session(name, now.instant)
             .map(|session| session.key.clone());
-        let identity = member
-            .status
-            .as_ref()
-            .and_then(|status| status.identity.as_ref());
+        let record = member.record();
         let limit = self.hub_state.settings.expired_renewal_limit;
-        let Some(kept) = key
-            .zip(identity)
-            .and_then(|(key, known)| used(known, &key, limit, now.wall))
+        let Some(identity) = key.and_then(|key| used(&record.identity, &key, limit, now.wall))
         else {
             return Ok(());
         };
-        let patch = Patch::Merge(json!({
-            "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
-            "status": {"identity": {"keys": kept.keys, "retired": kept.retired}},
-        }));
-        let api: Api<MemberCluster> = Api::all(self.client.clone());
+        let record = MemberRecordSpec {
+            identity,
+            ..record.clone()
+        };
         let written = self
-            .ignoring_missing(api.patch_status(name.as_str(), &PatchParams::default(), &patch))
+            .ignoring_missing(write_record(&self.client, &member, record))
             .await?;
         if let Some(written) = written {
             tracing::info!(cluster = %name, "the agent uses its new key: the older ones are retired");
@@ -115,11 +112,11 @@ impl Writer {
     fn member_status(
         &self,
         name: &ClusterName,
-        member: &MemberCluster,
+        member: &Member,
         now: Now,
     ) -> Option<MemberClusterStatus> {
         let unknown = MemberClusterStatus::default();
-        let previous = member.status.as_ref().unwrap_or(&unknown);
+        let previous = member.cluster.status.as_ref().unwrap_or(&unknown);
         let index = self.hub_state.index.read();
         let cluster = index.clusters().get(name)?;
         let report_store = self.hub_state.report_store.lock();
@@ -129,10 +126,14 @@ impl Writer {
             .filter(|(uid, _)| !known(*uid))
             .map(|(_, rule)| rule)
             .collect();
+        let in_use = report_store
+            .acked_rules(name)
+            .filter_map(|(uid, _)| index.rules().get(uid))
+            .flat_map(|entry| entry.rule.resources());
         let divergences = self.hub_state.leadership.divergences.lock();
         let just_started = self.uptime(now) < SETTLING;
         let view = MemberView {
-            generation: member.metadata.generation.unwrap_or_default(),
+            generation: member.cluster.metadata.generation.unwrap_or_default(),
             accepted: cluster.accepted,
             cordoned: cluster.cordoned,
             leaving: cluster.leaving,
@@ -149,15 +150,16 @@ impl Writer {
             orphaned,
             awaited: just_started && !report_store.has_connected(name),
             renewable_until: renewable_until(
-                keys(member),
+                &member.record().identity.keys,
                 self.hub_state.settings.expired_renewal_limit,
             ),
             divergence: divergences.of(name).map(|divergence| (name, divergence)),
             lost_watch: report_store
-                .first_lost_watch(name)
+                .first_lost_watch(name, in_use)
                 .filter(|_| report_store.session(name, now.instant).is_some()),
             windows_error: cluster.windows.error(),
             key_shared: report_store.is_key_shared(name, now.instant),
+            identity: &member.record().identity,
             previous,
         };
         fold_member(&view, now)

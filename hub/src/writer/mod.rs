@@ -29,12 +29,12 @@ pub use events::{WAITING, publish_events};
 pub use fleet::FleetWriter;
 pub use removals::RemovalRecorder;
 pub use rollback_store::RollbackStore;
-pub(crate) use rules::view;
 
 use crate::hub_state::{HubState, until};
 use crate::object_cache::{ObjectCache, RuleObject};
 use runnel_api::{GROUP, VERSION};
-use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, is_settled};
+use runnel_hub_core::now::is_ahead;
+use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, View, is_settled};
 
 /// The limit of concurrent writes.
 const WRITES: usize = 8;
@@ -69,6 +69,8 @@ pub struct Writer {
     settled: Option<Instant>,
     /// When every member was last checked.
     checked_at: Instant,
+    /// When it last looked for work that depends on time, to notice a clock that is set back.
+    ticked_at: jiff::Timestamp,
 }
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,6 +145,7 @@ impl Writer {
             conflicts: Conflicts::default(),
             settled: None,
             checked_at: Instant::now(),
+            ticked_at: jiff::Timestamp::MIN,
         }
     }
 
@@ -208,7 +211,15 @@ impl Writer {
             .expire(now, is_member);
         self.hub_state.queues.dirty_members.add(expired);
         let wall = jiff::Timestamp::now();
-        let rolling = self.hub_state.index.read().rules().rolling(wall);
+        // Rollouts that wait for a moment find another one if the clock was set back.
+        let is_set_back = is_ahead(self.ticked_at, wall);
+        self.ticked_at = wall;
+        let until = if is_set_back {
+            jiff::Timestamp::MAX
+        } else {
+            wall
+        };
+        let rolling = self.hub_state.index.read().rules().rolling(until);
         self.hub_state.queues.dirty_rules.add(rolling);
         let deleting = self.object_cache.deleting();
         self.hub_state.queues.dirty_rules.add(deleting);
@@ -309,7 +320,7 @@ impl Writer {
             if object.deleting {
                 return index.rules().is_blocked(uid);
             }
-            let view = rules::view(&index, &report_store, uid, &object.status, started, false);
+            let view = View::of(&index, &report_store, uid, &object.status, started, false);
             view.is_none_or(|view| is_settled(&view, &report_store, now))
         })
     }

@@ -7,7 +7,7 @@ use runnel_api::{PendingRemoval, limits};
 
 /// The pending removals of one member.
 pub(super) struct PendingList {
-    /// The removals for the status of the member.
+    /// The removals for the record of the member.
     pub(super) removals: Vec<PendingRemoval>,
     /// The removals above the limit. The finalizers of their rules stay.
     pub(super) overflow: Vec<PendingRemoval>,

@@ -1,5 +1,5 @@
 //! Releases deleted rules. The connected clusters must have removed or retained their copies, and
-//! the `MemberCluster`s of the others must contain the order. A dead cluster never blocks the
+//! the `MemberRecord`s of the others must contain the order. A dead cluster never blocks the
 //! release.
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{RuleObject, WriteError, Writer};
 use crate::watch::forget;
-use runnel_hub_core::index::{Cluster, Index};
+use runnel_hub_core::index::{Cluster, Directive, Index};
 use runnel_hub_core::status::{Now, SETTLING};
 
 /// The time for connected clusters to answer before the order is stored for them too.
@@ -19,6 +19,8 @@ enum ReleaseState {
     Free,
     /// The cluster may still answer.
     Awaited,
+    /// The cluster keeps copies until other rules send them, however long that takes.
+    KeepsCopies,
     /// The cluster cannot answer now.
     Disconnected,
 }
@@ -82,6 +84,7 @@ impl Writer {
         let mut orders = Vec::new();
         for (name, cluster) in index.clusters().iter() {
             match self.answer((uid, &index), (name, cluster), now) {
+                ReleaseState::KeepsCopies => return None,
                 ReleaseState::Awaited if waits => return None,
                 ReleaseState::Awaited | ReleaseState::Disconnected
                     if !overflow.contains(&Some(name.clone())) =>
@@ -128,6 +131,8 @@ impl Writer {
             // It receives no removal before an administrator has confirmed the divergence.
             return if report_store.is_unconfirmed(name) {
                 ReleaseState::Disconnected
+            } else if matches!(index.directive(uid, name), Directive::AwaitingHandover(..)) {
+                ReleaseState::KeepsCopies
             } else {
                 ReleaseState::Awaited
             };
@@ -151,15 +156,15 @@ impl Writer {
 mod tests {
     use super::*;
     use crate::hub_state::{HubState, Settings};
-    use runnel_api::{DistributionRule, MemberCluster};
+    use runnel_api::{DistributionRule, MemberCluster, MemberRecordSpec};
     use runnel_hub_core::plan::Rule;
     use serde_json::{Value, json};
     use std::sync::Arc;
     use std::time::Instant;
 
     /// Returns the clusters for which a new process of the hub stores an order if a member has this
-    /// status.
-    fn orders(status: &Value) -> Vec<ClusterName> {
+    /// status and record.
+    fn orders(status: &Value, record: Value) -> Vec<ClusterName> {
         let hub_state = HubState::new(Settings::for_tests());
         let member: MemberCluster = serde_json::from_value(json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "MemberCluster", "metadata": {"name": "eu-1", "uid": "m"},
@@ -172,7 +177,9 @@ mod tests {
             "spec": {"sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true}},
         }))
         .unwrap();
-        hub_state.change(|index| index.set_cluster("eu-1".into(), Cluster::read(&member)));
+        let record: MemberRecordSpec = serde_json::from_value(record).unwrap();
+        let cluster = Cluster::read(&member, &record);
+        hub_state.change(|index| index.set_cluster("eu-1".into(), cluster));
         hub_state.change(|index| index.set_rule(Rule::namespaced(&rule, "runnel-system").unwrap()));
         let client =
             kube::Client::try_from(kube::Config::new("http://127.0.0.1:1".parse().unwrap()))
@@ -194,13 +201,13 @@ mod tests {
     async fn rejoined_cluster_gets_the_order_of_a_deleted_rule() {
         let key = json!({"fingerprint": "sha256:1", "issuedAt": "2026-01-01T00:00:00Z", "expiresAt": "2027-01-01T00:00:00Z"});
         let eu = [ClusterName::from("eu-1")];
-        assert_eq!(
-            orders(&json!({"clusterUid": "c", "identity": {"keys": [key]}})),
-            eu
-        );
-        // The cluster has joined again and not connected since: its copies are those of the
-        // previous membership.
-        assert_eq!(orders(&json!({"identity": {"keys": [key]}})), eu);
-        assert_eq!(orders(&json!({})), [], "it has never joined");
+        let record = json!({"memberUid": "m", "identity": {"keys": [key]}});
+        let none = json!({"memberUid": "m"});
+        assert_eq!(orders(&json!({"clusterUid": "c"}), record.clone()), eu);
+        // The cluster has joined again and not connected since, or a restore has lost its status: its copies are those of
+        // before.
+        assert_eq!(orders(&json!({}), record), eu);
+        assert_eq!(orders(&json!({"clusterUid": "c"}), none.clone()), eu);
+        assert_eq!(orders(&json!({}), none), [], "it has never joined");
     }
 }

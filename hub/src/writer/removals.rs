@@ -5,22 +5,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::Client;
 use runnel_proto::model::{ClusterName, RuleUid};
-use serde_json::json;
 
 use super::pending::PendingList;
 use super::{GATHER, ObjectCache, WRITES, WriteError, describe, ignoring_missing, serves};
 use crate::hub_state::HubState;
+use crate::member_records::write_record;
+use crate::membership::Member;
 use crate::watch::observe_member;
-use runnel_api::{MemberCluster, PendingRemoval};
+use runnel_api::{MemberRecordSpec, PendingRemoval};
 
 /// The delay before a failed write is retried. After a conflict the newer object arrives within a
 /// moment.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Updates `status.pendingRemovals` of all members: adds the removal orders of deleted rules, and
+/// Updates the pending removals in the records of all members: adds the removal orders of deleted rules, and
 /// drops those that were carried out.
 pub struct RemovalRecorder {
     client: Client,
@@ -124,14 +124,10 @@ impl RemovalRecorder {
             drop_released();
             return Ok(());
         };
-        let known = member
-            .status
-            .as_ref()
-            .map(|status| status.pending_removals.clone())
-            .unwrap_or_default();
-        let list = PendingList::new(&known, &done, self.removals(rules));
-        if list.removals != known {
-            self.write(name, &member, &list.removals).await?;
+        let known = &member.record().pending_removals;
+        let list = PendingList::new(known, &done, self.removals(rules));
+        if list.removals != *known {
+            self.write(&member, list.removals).await?;
             self.settle_carried_out(name, rules);
             for uid in rules {
                 tracing::info!(cluster = %name, rule = %self.object_cache.name_of(uid), "the copies of a deleted rule are removed when the cluster is back");
@@ -187,17 +183,14 @@ impl RemovalRecorder {
 
     async fn write(
         &self,
-        name: &ClusterName,
-        member: &MemberCluster,
-        removals: &[PendingRemoval],
+        member: &Member,
+        pending_removals: Vec<PendingRemoval>,
     ) -> Result<(), WriteError> {
-        let patch = Patch::Merge(json!({
-            "metadata": {"uid": member.metadata.uid, "resourceVersion": member.metadata.resource_version},
-            "status": {"pendingRemovals": removals},
-        }));
-        let api: Api<MemberCluster> = Api::all(self.client.clone());
-        let params = PatchParams::default();
-        let write = api.patch_status(name.as_str(), &params, &patch);
+        let record = MemberRecordSpec {
+            pending_removals,
+            ..member.record().clone()
+        };
+        let write = write_record(&self.client, member, record);
         if let Some(written) = ignoring_missing(&self.hub_state, write).await? {
             // The stored state must include the order before the rule is released. After that only
             // the order contains the decision about its copies.

@@ -1,7 +1,9 @@
 //! The Secrets in which the hub stores the states of completed rollouts. They are read when this
 //! process takes the lead, before it serves. They are written after each completed rollout of a
-//! rule with `onFailure: Revert`. Their content is never logged.
-use std::collections::{BTreeMap, VecDeque};
+//! rule that keeps states. Their content is never logged.
+//!
+//! The index has the newest state of each rule, those that reverts use, and the revisions of the others.
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,9 +15,11 @@ use runnel_proto::model::RuleUid;
 
 use crate::call::{ApiError, FIELD_MANAGER, with_timeout};
 use crate::hub_state::{COMPLETED_STATES, HubState};
-use runnel_hub_core::index::StoredState;
-use runnel_hub_core::plan::{CompletedState, ROLLBACK_SECRETS, RollbackBlocker};
-use runnel_hub_core::rollout::{Archive, Slot};
+use runnel_api::KeptRevision;
+use runnel_hub_core::audit::{ChangeCause, ChangeKind};
+use runnel_hub_core::index::{Index, StoredState};
+use runnel_hub_core::plan::{CompletedState, ROLLBACK_SECRETS, RollbackBlocker, kept_revision};
+use runnel_hub_core::rollout::{Archive, Slot, StateId};
 
 /// The type of the Secrets.
 const SECRET_TYPE: &str = "runnel.dev/rollback";
@@ -31,6 +35,8 @@ pub struct RollbackStore {
     /// The limit of Secrets.
     slots: usize,
     archive: Archive,
+    /// What is stored of each state that can be decoded.
+    kept: BTreeMap<StateId, KeptRevision>,
     /// The version of each Secret; `None` if it does not exist.
     versions: Vec<Option<String>>,
     /// The pending writes, in this order.
@@ -46,6 +52,7 @@ impl RollbackStore {
             hub_state,
             slots,
             archive: Archive::default(),
+            kept: BTreeMap::new(),
             versions: Vec::new(),
             unwritten: VecDeque::new(),
             is_readable: false,
@@ -61,6 +68,7 @@ impl RollbackStore {
             if loaded != round {
                 match self.load().await {
                     Ok(()) => {
+                        self.load_reverted().await;
                         loaded = round;
                         self.hub_state
                             .leadership
@@ -126,87 +134,259 @@ impl RollbackStore {
         }
         if !self.is_readable {
             let states = BTreeMap::new();
-            self.hub_state.change(|index| {
-                index
-                    .rules_mut()
-                    .set_completed_states(states, RollbackBlocker::Unreadable)
-            });
+            self.hub_state
+                .change(|index| index.set_completed_states(states, RollbackBlocker::Unreadable));
             return Ok(());
         }
         (self.archive, self.versions) = (Archive::new(slots), versions);
+        self.kept.clear();
         let mut states = BTreeMap::new();
-        for uid in self.archive.rules() {
-            let state = decoded(&uid, self.archive.state(&uid)).await;
-            if state.is_none() {
-                tracing::error!(rule = %self.hub_state.rule_name(&uid), "the stored state of the rule's last completed rollout is damaged");
+        for (uid, numbers) in self.archive.states() {
+            for number in &numbers {
+                let id = (uid.clone(), *number);
+                let kept = kept_revision(&uid, &self.archive.state(&id));
+                self.kept.extend(kept.map(|kept| (id, kept)));
             }
-            let revision = state
-                .as_ref()
-                .map(|state| state.revision.clone())
-                .unwrap_or_default();
-            let state = state.map(Arc::new).ok_or(RollbackBlocker::Damaged);
+            let newest = numbers.first().map(|number| (uid.clone(), *number));
+            let state = match &newest {
+                Some(id) => self.decoded(id).await,
+                None => Err(RollbackBlocker::Damaged),
+            };
+            if state.is_err() {
+                tracing::error!(rule = %self.hub_state.rule_name(&uid), "the stored state of the rule's last completed rollout is damaged");
+                newest.and_then(|id| self.kept.remove(&id));
+            }
+            let revision = state.as_ref().map(|state| state.revision.clone());
+            let revision = revision.unwrap_or_default();
             states.insert(uid, StoredState { revision, state });
         }
-        self.hub_state.change(|index| {
-            index
-                .rules_mut()
-                .set_completed_states(states, RollbackBlocker::NoneCompleted)
-        });
+        self.hub_state
+            .change(|index| index.set_completed_states(states, RollbackBlocker::NoneCompleted));
+        self.publish_kept();
         Ok(())
     }
 
     /// Queues the writes of states that are new, and of Secrets from which a state is removed.
     async fn take_changes(&mut self) {
         for uid in self.hub_state.queues.completed_rules.take() {
-            let stored = self
-                .hub_state
-                .index
-                .read()
-                .rules()
-                .completed()
-                .get(&uid)
-                .cloned();
-            match stored {
-                Some(StoredState {
-                    state: Ok(state), ..
-                }) => self.put(&uid, &state).await,
-                Some(_) | None => self.unwritten.extend(self.archive.remove(&uid)),
+            let stored = {
+                let index = self.hub_state.index.read();
+                index.rules().completed().get(&uid).cloned()
+            };
+            match stored.map(|stored| stored.state) {
+                Some(Ok(state)) => self.put(&uid, &state).await,
+                Some(Err(_)) => {}
+                None => self.unwritten.extend(self.archive.remove(&uid, None)),
             }
         }
-        let gone: Vec<_> = {
+        let (mut gone, mut surplus) = (Vec::new(), Vec::new());
+        {
             let index = self.hub_state.index.read();
-            self.archive
-                .rules()
-                .into_iter()
-                .filter(|uid| index.planner().latest_rule(uid).is_none())
-                .collect()
-        };
-        for uid in gone {
-            self.unwritten.extend(self.archive.remove(&uid));
-            self.hub_state
-                .change(|index| index.rules_mut().set_completed_state(&uid, None));
+            let in_use = self.in_use(&index);
+            for (uid, numbers) in self.archive.states() {
+                if index.planner().latest_rule(&uid).is_none() {
+                    gone.push(uid);
+                } else if self.has_stored_newest(&uid, &index) {
+                    let unwanted = self.unwanted(&uid, &numbers, &in_use, &index);
+                    surplus.extend((!unwanted.is_empty()).then_some((uid, unwanted)));
+                }
+            }
         }
+        for uid in gone {
+            self.unwritten.extend(self.archive.remove(&uid, None));
+            self.hub_state
+                .change(|index| index.set_completed_state(&uid, None));
+        }
+        for (uid, unwanted) in surplus {
+            let writes = self.archive.remove(&uid, Some(&unwanted));
+            self.unwritten.extend(writes);
+        }
+        self.publish_kept();
+        self.load_reverted().await;
     }
 
     async fn put(&mut self, uid: &RuleUid, state: &Arc<CompletedState>) {
-        let (rule, encoded, limit) = (uid.clone(), state.clone(), self.archive.room_for(uid));
+        if self
+            .newest(uid)
+            .is_some_and(|kept| kept.revision == state.revision)
+        {
+            return;
+        }
+        let numbers = self.archive.states().remove(uid).unwrap_or_default();
+        let (in_use, unwanted) = {
+            let index = self.hub_state.index.read();
+            let in_use = self.in_use(&index);
+            let unwanted = self.unwanted(uid, &numbers, &in_use, &index);
+            (in_use, unwanted)
+        };
+        let (rule, encoded, limit) = (
+            uid.clone(),
+            state.clone(),
+            self.archive.room_for(uid, &in_use),
+        );
         let bytes = tokio::task::spawn_blocking(move || encoded.encode(&rule, limit))
             .await
             .ok()
             .flatten();
-        let put = bytes.and_then(|bytes| self.archive.put(uid, &bytes).ok());
-        if let Some(writes) = put {
+        if let Some(bytes) = bytes
+            && let Ok(writes) = self.archive.put(uid, &bytes, &unwanted, &in_use)
+        {
             self.unwritten.extend(writes);
+            let number = self
+                .archive
+                .states()
+                .get(uid)
+                .and_then(|all| all.first().copied());
+            let number = number.map(|number| (uid.clone(), number));
+            let kept = kept_revision(uid, &bytes);
+            self.kept.extend(number.zip(kept));
             return;
         }
         tracing::warn!(rule = %self.hub_state.rule_name(uid), "the state of a completed rollout does not fit: the rule's next one stops if it fails");
-        self.unwritten.extend(self.archive.remove(uid));
         let too_large = StoredState {
             revision: state.revision.clone(),
             state: Err(RollbackBlocker::TooLarge),
         };
         self.hub_state
-            .change(|index| index.rules_mut().set_completed_state(uid, Some(too_large)));
+            .change(|index| index.set_completed_state(uid, Some(too_large)));
+    }
+
+    /// What is stored of the newest state of a rule.
+    fn newest(&self, uid: &RuleUid) -> Option<&KeptRevision> {
+        let mut of_rule = self.kept.range((uid.clone(), 0)..=(uid.clone(), u64::MAX));
+        of_rule.next_back().map(|(_, kept)| kept)
+    }
+
+    /// Whether nothing newer of a rule waits to be stored.
+    fn has_stored_newest(&self, uid: &RuleUid, index: &Index) -> bool {
+        match index.rules().completed().get(uid) {
+            Some(StoredState {
+                revision,
+                state: Ok(_),
+            }) => self
+                .newest(uid)
+                .is_some_and(|kept| kept.revision == *revision),
+            _ => true,
+        }
+    }
+
+    /// The states that reverts use.
+    fn in_use(&self, index: &Index) -> BTreeSet<StateId> {
+        let reverted = index.planner().reverted();
+        let newest = reverted.filter_map(|(rule, revert)| self.stored(&rule.uid, &revert.revision));
+        newest.cloned().collect()
+    }
+
+    /// The newest stored state of a rule with this revision.
+    fn stored(&self, uid: &RuleUid, revision: &str) -> Option<&StateId> {
+        let of_rule = self
+            .kept
+            .range((uid.clone(), 0)..=(uid.clone(), u64::MAX))
+            .rev();
+        let mut of_revision = of_rule.filter(|(_, kept)| kept.revision == revision);
+        of_revision.next().map(|(id, _)| id)
+    }
+
+    /// The stored states of a rule that it does not keep: of each revision only the newest, and as many revisions as its
+    /// `history` has.
+    fn unwanted(
+        &self,
+        uid: &RuleUid,
+        numbers: &[u64],
+        in_use: &BTreeSet<StateId>,
+        index: &Index,
+    ) -> BTreeSet<u64> {
+        let rollout = index
+            .planner()
+            .latest_rule(uid)
+            .and_then(|rule| rule.rollout.as_ref());
+        // Without a rollout, as in a dry run, all are kept until the writer deletes all.
+        let history = rollout
+            .map(|rollout| rollout.history)
+            .filter(|history| *history > 0);
+        let newest = index
+            .rules()
+            .completed()
+            .get(uid)
+            .map(|newest| newest.revision.as_str());
+        // The newest state takes a place even if it is not stored.
+        let is_stored = self.newest(uid).map(|kept| kept.revision.as_str()) == newest;
+        let newest = newest.filter(|revision| !is_stored && !revision.is_empty());
+        let mut known: Vec<_> = newest.into_iter().collect();
+        let is_unwanted = |number: &u64| {
+            let id = (uid.clone(), *number);
+            let Some(kept) = self.kept.get(&id) else {
+                return true;
+            };
+            let is_kept = !known.contains(&kept.revision.as_str())
+                && (in_use.contains(&id) || history.is_none_or(|most| known.len() < most));
+            if is_kept {
+                known.push(&kept.revision);
+            }
+            !is_kept
+        };
+        numbers.iter().copied().filter(is_unwanted).collect()
+    }
+
+    /// Tells the index which states are stored.
+    fn publish_kept(&mut self) {
+        let states = self.archive.states();
+        self.kept
+            .retain(|(uid, number), _| states.get(uid).is_some_and(|all| all.contains(number)));
+        let changed: Vec<_> = {
+            let index = self.hub_state.index.read();
+            let completed = index.rules().completed();
+            let rules: BTreeSet<_> = states.keys().chain(completed.rules()).collect();
+            let of_rule = |uid: &RuleUid| {
+                let numbers = states.get(uid).into_iter().flatten();
+                let kept = numbers.filter_map(|number| self.kept.get(&(uid.clone(), *number)));
+                kept.cloned().collect::<Vec<_>>()
+            };
+            let rules = rules
+                .into_iter()
+                .filter(|uid| self.has_stored_newest(uid, &index));
+            let lists = rules.map(|uid| (uid.clone(), of_rule(uid)));
+            lists
+                .filter(|(uid, kept)| completed.kept(uid) != kept)
+                .collect()
+        };
+        for (uid, kept) in changed {
+            self.hub_state
+                .change(|index| index.set_kept_states(&uid, kept));
+        }
+    }
+
+    /// Reads the states that reverts wait for.
+    async fn load_reverted(&mut self) {
+        let awaited: Vec<_> = {
+            let index = self.hub_state.index.read();
+            let reverted = index.planner().reverted();
+            let awaited = reverted.filter_map(|(rule, revert)| {
+                let known = revert.state.as_ref().err()?.clone();
+                Some((rule.uid.clone(), revert.revision.clone(), known))
+            });
+            awaited.collect()
+        };
+        for (uid, revision, known) in awaited {
+            let state = match self.stored(&uid, &revision).cloned() {
+                Some(_) if known == RollbackBlocker::Damaged => continue,
+                Some(id) => self.decoded(&id).await,
+                None => Err(RollbackBlocker::NoneCompleted),
+            };
+            if state.as_ref().err() != Some(&known) {
+                self.hub_state.change_because(
+                    || ChangeCause::new(ChangeKind::RuleReverted),
+                    |index| index.set_reverted_state(&uid, &revision, state),
+                );
+            }
+        }
+    }
+
+    async fn decoded(&self, id: &StateId) -> Result<Arc<CompletedState>, RollbackBlocker> {
+        let (uid, bytes) = (id.0.clone(), self.archive.state(id));
+        let decoded = tokio::task::spawn_blocking(move || CompletedState::decode(&uid, &bytes));
+        let state = decoded.await.ok().flatten().map(Arc::new);
+        state.ok_or(RollbackBlocker::Damaged)
     }
 
     async fn write(&mut self) -> Result<(), ApiError> {
@@ -230,14 +410,6 @@ impl RollbackStore {
         }
         Ok(())
     }
-}
-
-async fn decoded(uid: &RuleUid, bytes: Option<Vec<u8>>) -> Option<CompletedState> {
-    let (uid, bytes) = (uid.clone(), bytes?);
-    tokio::task::spawn_blocking(move || CompletedState::decode(&uid, &bytes))
-        .await
-        .ok()
-        .flatten()
 }
 
 fn name(number: usize) -> String {

@@ -1,5 +1,4 @@
 //! Writes the finalizers and the status of one rule.
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
@@ -15,82 +14,8 @@ use super::{RuleObject, RuleWork, RuleWorkResult, WriteError, Writer, is_to_be_r
 use runnel_api::{FINALIZER, RuleStatus};
 use runnel_hub_core::audit::{ChangeCause, ChangeKind};
 use runnel_hub_core::index::{Cluster, Index, StoredState};
-use runnel_hub_core::rollout::{Gate, Phase, Progress};
-use runnel_hub_core::status::{Now, ReportStore, Rolling, SETTLING, View, fold, notices};
-
-/// Returns the state of a rule in the hub; `None` if it is not in the index.
-pub(crate) fn view<'a>(
-    index: &'a Index,
-    report_store: &ReportStore,
-    uid: &RuleUid,
-    previous: &'a RuleStatus,
-    hub_started: Instant,
-    overdue: bool,
-) -> Option<View<'a>> {
-    let entry = index.rules().get(uid)?;
-    let (cluster_plans, target_clusters) = entry.sent();
-    Some(View {
-        pending: entry.guard.pending().cloned(),
-        blocks_removals: entry.guard.blocks_removals(),
-        blocks_prunes: entry.guard.blocks_prunes(),
-        planned_removals: index.planned_removals(uid, &|rule, cluster| {
-            report_store.reported_copies(rule, cluster)
-        }),
-        rule: &entry.rule,
-        plan: &entry.plan,
-        cluster_plans,
-        target_clusters,
-        members: index.clusters().by_name(),
-        unreadable: index.scopes().unreadable(&entry.plan),
-        not_served: index.scopes().not_served(&entry.plan),
-        mismatched: index.scopes().mismatched(&entry.plan),
-        rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
-            rollout,
-            target: entry.target(),
-            gate: entry.gate.as_ref().map(Cow::Borrowed),
-            newest: (&entry.cluster_plans, &entry.target_clusters),
-            former: entry.former_state(),
-            check: index.rules().check(uid),
-            refused_url: index.rules().refused_url(rollout),
-            progress: previous.rollout.as_ref().map(Into::into),
-        }),
-        previous,
-        hub_started,
-        overdue,
-    })
-}
-
-/// Returns the state of the last completed rollout to store, or `Some(None)` to delete it; `None`
-/// if it stays unchanged.
-fn completed_state(
-    index: &Index,
-    uid: &RuleUid,
-    view: &mut View<'_>,
-) -> Option<Option<StoredState>> {
-    let entry = index.rules().get(uid)?;
-    let reverts = entry
-        .rule
-        .rollout
-        .as_ref()
-        .is_some_and(|rollout| rollout.reverts);
-    let progress = view.progress();
-    if !reverts && !progress.is_some_and(|progress| progress.phase.is_rollback()) {
-        return index.rules().completed().get(uid).map(|_| None);
-    }
-    let is_completed = |progress: &&Progress| {
-        progress.phase == Phase::Completed && progress.revision == entry.target()
-    };
-    let revision = progress.filter(is_completed)?.revision.clone();
-    if entry.former_state().is_decided(&revision) || index.rules().completed().blocker().is_some() {
-        return None;
-    }
-    let state = entry.completed_state();
-    view.record_state_stored(state.as_ref().map(drop));
-    Some(Some(StoredState {
-        revision,
-        state: Ok(state.ok()?),
-    }))
-}
+use runnel_hub_core::rollout::Gate;
+use runnel_hub_core::status::{Now, SETTLING, View, fold, notices};
 
 impl Writer {
     /// Does the work that is due for a rule.
@@ -117,6 +42,7 @@ impl Writer {
             return Ok(RuleWorkResult::Nothing);
         }
         self.settle_guard(uid, now);
+        self.forget_removed(uid);
         let written = self.write_status(uid, &object, overdue, now).await?;
         Ok(if written {
             RuleWorkResult::Written
@@ -146,6 +72,21 @@ impl Writer {
         };
         self.hub_state
             .change(|index| index.rules_mut().settle_guard(uid, &away));
+    }
+
+    /// Forgets the removals of a rule that every agent has carried out, once they are many.
+    fn forget_removed(&self, uid: &RuleUid) {
+        let is_due = {
+            let index = self.hub_state.index.read();
+            let report_store = self.hub_state.report_store.lock();
+            let entry = index.rules().get(uid);
+            let entry = entry.filter(|entry| entry.guard.is_worth_forgetting());
+            entry.is_some_and(|entry| report_store.has_only_selected(entry, index.clusters()))
+        };
+        if is_due {
+            let forget = |index: &mut Index| index.rules_mut().forget_removed(uid);
+            self.hub_state.change_quietly(forget);
+        }
     }
 
     fn api_of(&self, object: &RuleObject) -> Api<DynamicObject> {
@@ -215,7 +156,8 @@ impl Writer {
                 .unwrap_or(now.instant);
             let index = self.hub_state.index.read();
             let report_store = self.hub_state.report_store.lock();
-            let Some(mut view) = view(&index, &report_store, uid, &object.status, started, overdue)
+            let Some(mut view) =
+                View::of(&index, &report_store, uid, &object.status, started, overdue)
             else {
                 return Ok(false);
             };
@@ -224,7 +166,7 @@ impl Writer {
                 .map(|entry| entry.rollout_order(index.clusters(), view.progress()))
                 .unwrap_or_default();
             let gate = view.take_step(order, &report_store, now);
-            let completed = completed_state(&index, uid, &mut view);
+            let completed = view.state_to_store(&index);
             (fold(&view, &report_store, now), gate, completed)
         };
         // The status of another writer is overwritten.
@@ -270,7 +212,7 @@ impl Writer {
     fn record_state_stored(&self, uid: &RuleUid, completed: Option<Option<StoredState>>) {
         if let Some(state) = completed {
             self.hub_state
-                .change(|index| index.rules_mut().set_completed_state(uid, state));
+                .change(|index| index.set_completed_state(uid, state));
             self.hub_state.queues.completed_rules.add([uid.clone()]);
         }
     }
@@ -284,7 +226,7 @@ impl Writer {
         let back_to = |index: &Index| index.rules().back_to(uid);
         let is_rollback =
             gate.back_to.is_some() && back_to(&self.hub_state.index.read()) != gate.back_to;
-        let set = |index: &mut Index| index.rules_mut().set_gate(uid, gate);
+        let set = |index: &mut Index| index.set_gate(uid, gate);
         if is_rollback {
             let cause = || ChangeCause::new(ChangeKind::RolledBack);
             self.hub_state.change_because(cause, set);

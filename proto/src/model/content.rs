@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zstd::bulk::Decompressor;
 
+use crate::json_nodes::{self, CONTENT_NODES};
+
 use super::{
     ContentRules, FieldMap, FieldPath, HUB_LABEL, MANAGED_BY_LABEL, RESERVED_PREFIX, RuleUid,
     SourceRef,
@@ -62,6 +64,9 @@ pub enum ContentError {
         /// The bound that was passed.
         limit: usize,
     },
+    /// Has more nodes than [`CONTENT_NODES`].
+    #[error("the payload has more than {} JSON values", CONTENT_NODES)]
+    TooManyNodes,
     /// The payload was not written by an encoder of this protocol.
     #[error("the payload cannot be decoded")]
     Malformed,
@@ -79,8 +84,11 @@ impl Content {
     /// Reads canonical bytes.
     ///
     /// # Errors
-    /// [`ContentError::Malformed`] for anything else.
+    /// [`ContentError::TooManyNodes`] before anything is decoded, [`ContentError::Malformed`] for anything else.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ContentError> {
+        if json_nodes::count(bytes) > CONTENT_NODES {
+            return Err(ContentError::TooManyNodes);
+        }
         serde_json::from_slice(bytes).map_err(|_| ContentError::Malformed)
     }
 }
@@ -102,6 +110,24 @@ impl Content {
                 }
             }
         }
+    }
+
+    /// The number of its JSON nodes, as [`json_nodes::count`] counts them in [`Content::to_bytes`].
+    pub fn nodes(&self) -> usize {
+        fn below(value: &Value) -> usize {
+            1 + match value {
+                Value::Array(elements) => elements.iter().map(below).sum(),
+                Value::Object(members) => members.values().map(below).sum(),
+                _ => 0,
+            }
+        }
+        let map = |len: usize| len + usize::from(len > 0);
+        let fields: usize = self.fields.values().map(below).sum();
+        1 + map(self.labels.len())
+            + map(self.annotations.len())
+            + usize::from(self.version.is_some())
+            + usize::from(!self.fields.is_empty())
+            + fields
     }
 
     /// Bytes of the values, as Kubernetes counts them; the bytes of the fields as JSON for kinds without listed fields.
@@ -647,6 +673,29 @@ mod tests {
             assert!(bad.decode().is_err());
             assert!(whole.decode().is_ok());
         }
+    }
+
+    #[test]
+    fn payload_with_many_nodes_is_refused_before_it_is_decoded() {
+        let list = |elements: usize| {
+            let elements = vec![serde_json::json!({"a": 0}); elements];
+            Content {
+                version: Some("v1".into()),
+                fields: BTreeMap::from([("x".to_owned(), elements.into())]),
+                ..Content::default()
+            }
+        };
+        let most = list((CONTENT_NODES - 4) / 2);
+        assert_eq!(most.nodes(), CONTENT_NODES);
+        assert_eq!(json_nodes::count(&most.to_bytes()), CONTENT_NODES);
+        assert!(
+            Payload::encode(most.to_bytes())
+                .decode()
+                .is_ok_and(|read| read == most)
+        );
+        let more = Payload::encode(list(CONTENT_NODES / 2).to_bytes());
+        assert!(more.size() < 1 << 20 && more.bytes().len() < 1000);
+        assert_eq!(more.decode().err(), Some(ContentError::TooManyNodes));
     }
 
     #[test]

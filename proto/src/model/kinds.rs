@@ -274,6 +274,16 @@ const PRIVILEGED_GROUPS: &[&str] = &[
     "certificates.k8s.io",
     "flowcontrol.apiserver.k8s.io",
     "rbac.authorization.k8s.io",
+    // Of OpenShift, and of controllers that apply or change objects with the rights of the cluster's administrator.
+    "apps.openshift.io",
+    "argoproj.io",
+    "authorization.openshift.io",
+    "helm.toolkit.fluxcd.io",
+    "kustomize.toolkit.fluxcd.io",
+    "kyverno.io",
+    "oauth.openshift.io",
+    "security.openshift.io",
+    "user.openshift.io",
 ];
 
 /// Kinds of the core group that run programs, carry rights or belong to the cluster.
@@ -452,6 +462,12 @@ mod tests {
             "deployments.apps",
             "rolebindings.rbac.authorization.k8s.io",
             "customresourcedefinitions.apiextensions.k8s.io",
+            "rolebindings.authorization.openshift.io",
+            "securitycontextconstraints.security.openshift.io",
+            "deploymentconfigs.apps.openshift.io",
+            "applications.argoproj.io",
+            "kustomizations.kustomize.toolkit.fluxcd.io",
+            "clusterpolicies.kyverno.io",
         ] {
             assert!(is_privileged(privileged), "{privileged}");
         }
@@ -461,6 +477,31 @@ mod tests {
             "networkpolicies.networking.k8s.io",
         ] {
             assert!(!is_privileged(plain), "{plain}");
+        }
+    }
+
+    #[test]
+    fn charts_have_the_same_privileged_kinds() {
+        let sorted = |list: &[&str]| {
+            let mut list: Vec<String> = list.iter().map(|&one| one.to_owned()).collect();
+            list.sort();
+            list
+        };
+        for chart in ["runnel-agent", "runnel-hub"] {
+            let root = env!("CARGO_MANIFEST_DIR");
+            let path = format!("{root}/../deploy/charts/{chart}/templates/_helpers.tpl");
+            let helpers = std::fs::read_to_string(&path).unwrap();
+            let define = format!("{{{{- define \"{chart}.privileged\" -}}}}\n");
+            let (_, rest) = helpers.split_once(&define).unwrap();
+            let (list, _) = rest.split_once("{{- end -}}").unwrap();
+            let list: serde_json::Value = serde_json::from_str(list).unwrap();
+            let of = |field: &str| {
+                let all = list[field].as_array().unwrap().iter();
+                let all: Vec<_> = all.map(|one| one.as_str().unwrap()).collect();
+                sorted(&all)
+            };
+            assert_eq!(of("groups"), sorted(PRIVILEGED_GROUPS), "{path}");
+            assert_eq!(of("resources"), sorted(PRIVILEGED_RESOURCES), "{path}");
         }
     }
 }

@@ -72,6 +72,8 @@ pub const RULE_ANNOTATION: &str = "runnel.dev/rule";
 pub const SOURCE_ANNOTATION: &str = "runnel.dev/source";
 /// The annotation by which an agent identifies its own copy and the content that it wrote.
 pub const SEAL_ANNOTATION: &str = "runnel.dev/seal";
+/// Annotation on a copy: the name of the `MemberCluster` whose agent wrote it.
+pub const MEMBER_ANNOTATION: &str = "runnel.dev/member";
 /// The annotation on an object that was once a copy and was left on purpose.
 pub const RETAINED_ANNOTATION: &str = "runnel.dev/retained-from";
 /// The annotation by which an agent proves to itself that Runnel created an object that was left on purpose.

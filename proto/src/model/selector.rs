@@ -120,7 +120,7 @@ pub fn matches_any(patterns: &[Pattern], name: &str) -> bool {
 
 /// Namespaces of the system and of controllers, as globs: the creation of an object there can be
 /// worth as much as a right. No glob and no selector matches them, and members open them by name.
-const CLOSED_NAMESPACES: [&str; 15] = [
+const CLOSED_NAMESPACES: [&str; 24] = [
     "kube-*",
     "*-system",
     "openshift",
@@ -136,6 +136,15 @@ const CLOSED_NAMESPACES: [&str; 15] = [
     "external-secrets",
     "open-cluster-management*",
     "velero",
+    "argo",
+    "azure-arc",
+    "external-dns",
+    "gke-*",
+    "ingress-nginx",
+    "rook-ceph",
+    "tekton-*",
+    "traefik",
+    "vault",
 ];
 
 /// Whether a namespace belongs to the system or to a controller: it is a target only by its exact
@@ -372,7 +381,7 @@ mod tests {
         for open in [
             "systems",
             "my-openshift",
-            "argo",
+            "argo-test",
             "cert-manager-test",
             "system",
         ] {

@@ -2,6 +2,9 @@
 //! watch.
 //! Any writer of an object can set times in `managedFields` that `jiff::Timestamp` does not support
 //! (after 9999-12-30). Such a time is skipped.
+use runnel_proto::json_nodes::{self, MANAGED_FIELDS_NODES, OBJECT_NODES};
+use std::collections::BTreeMap;
+
 use serde::de::{DeserializeOwned, Deserializer, Error};
 use serde::{Deserialize, de};
 use serde_json::Value;
@@ -15,6 +18,8 @@ pub enum Readable<T> {
     Read(Box<T>),
     /// It exists; its content is unknown.
     Unreadable(Box<Identity>),
+    /// It was not decoded: see [`has_many_nodes`].
+    TooManyNodes(Box<Identity>),
 }
 
 /// The metadata of every object.
@@ -29,6 +34,16 @@ pub struct Identity {
     pub uid: Option<String>,
     /// Its version.
     pub resource_version: Option<String>,
+    /// Its labels, if they can be read: they may be what makes the object unreadable.
+    #[serde(deserialize_with = "labels")]
+    pub labels: Option<BTreeMap<String, String>>,
+}
+
+fn labels<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<BTreeMap<String, String>>, D::Error> {
+    let text = <Box<RawValue> as de::Deserialize>::deserialize(deserializer)?;
+    Ok(serde_json::from_str(text.get()).unwrap_or_default())
 }
 
 impl<'de, T: DeserializeOwned> Deserialize<'de> for Readable<T> {
@@ -40,16 +55,47 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Readable<T> {
         }
         let text = <Box<RawValue> as de::Deserialize>::deserialize(deserializer)?;
         let text = text.get();
+        let identity = || {
+            serde_json::from_str(text)
+                .map(|object: RawObject| Box::new(object.metadata))
+                .map_err(|_| D::Error::custom("an object has no metadata"))
+        };
+        if has_many_nodes(text) {
+            return identity().map(Self::TooManyNodes);
+        }
         if let Some(object) = serde_json::from_str(text)
             .ok()
             .or_else(|| without_times(text))
         {
             return Ok(Self::Read(Box::new(object)));
         }
-        let unread: RawObject = serde_json::from_str(text)
-            .map_err(|_| D::Error::custom("an object has no metadata"))?;
-        Ok(Self::Unreadable(Box::new(unread.metadata)))
+        identity().map(Self::Unreadable)
     }
+}
+
+/// Whether an object has more nodes than [`OBJECT_NODES`], or its `managedFields` more than [`MANAGED_FIELDS_NODES`], so
+/// that it must not be decoded.
+pub fn has_many_nodes(object: &str) -> bool {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Metadata<'a> {
+        #[serde(borrow)]
+        managed_fields: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Object<'a> {
+        #[serde(borrow, default)]
+        metadata: Metadata<'a>,
+    }
+    let nodes = json_nodes::count(object.as_bytes());
+    if nodes <= OBJECT_NODES {
+        return false;
+    }
+    let managed = serde_json::from_str(object)
+        .ok()
+        .and_then(|object: Object<'_>| object.metadata.managed_fields)
+        .map_or(0, |fields| json_nodes::count(fields.get().as_bytes()));
+    managed > MANAGED_FIELDS_NODES || nodes - managed > OBJECT_NODES
 }
 
 /// The object without the times of its `managedFields`.
@@ -102,6 +148,27 @@ mod tests {
                 (Some("m"), is_kept)
             );
         }
+    }
+
+    #[test]
+    fn object_with_many_nodes_is_not_decoded() {
+        let mut large = object("2026-01-01T00:00:00Z");
+        large["x"] = vec![json!({"a": 0}); OBJECT_NODES / 2].into();
+        assert!(large.to_string().len() < 1_500_000);
+        let Readable::TooManyNodes(identity) = read(&large) else {
+            panic!("it is decoded")
+        };
+        assert_eq!(identity.uid.as_deref(), Some("u"));
+        // The names of managed fields are no content.
+        let mut managed = object("2026-01-01T00:00:00Z");
+        let fields = |count: usize| -> Value {
+            let fields = (0..count).map(|number| (format!("f:{number}"), json!({})));
+            Value::Object(fields.collect())
+        };
+        managed["metadata"]["managedFields"][0]["fieldsV1"] = fields(OBJECT_NODES);
+        assert!(matches!(read(&managed), Readable::Read(_)));
+        managed["metadata"]["managedFields"][0]["fieldsV1"] = fields(MANAGED_FIELDS_NODES);
+        assert!(matches!(read(&managed), Readable::TooManyNodes(_)));
     }
 
     #[test]

@@ -28,8 +28,9 @@ use credentials::ControlPlaneCredentials;
 pub(crate) use credentials::{front_proxy, write_private};
 use parts::{Parts, Ports};
 
-const READY: Duration = Duration::from_secs(60);
-const ANSWER: Duration = Duration::from_secs(30);
+const READY: Duration = Duration::from_secs(180);
+/// An API server that shares two cores needs half a minute for an object of 150,000 values.
+const ANSWER: Duration = Duration::from_secs(120);
 const KUBECTL: Duration = Duration::from_secs(120);
 const GRACE: Duration = Duration::from_secs(5);
 const ATTEMPTS: usize = 3;

@@ -48,6 +48,7 @@ pub fn options(local: bool) -> FleetOptions {
     FleetOptions {
         log: "runnel=info,warn".to_owned(),
         views: local,
+        written_limits: false,
         hub_values: json!({"nodeSelector": nowhere}),
         agent_values: json!({"nodeSelector": nowhere}),
         ..FleetOptions::default()

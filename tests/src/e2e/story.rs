@@ -23,13 +23,14 @@ const SETTINGS: &str = "app-settings";
 pub(super) const TARGETS: [&str; 2] = ["default", "another-test"];
 /// The copies in each of them.
 pub(super) const COPIES: [&str; 2] = ["configmap/app-settings", "secret/app-login"];
-pub(super) const CRDS: [&str; 6] = [
+pub(super) const CRDS: [&str; 7] = [
     "clusterdistributionrules.runnel.dev",
     "distributiongrants.runnel.dev",
     "distributionrules.runnel.dev",
     "fleets.runnel.dev",
     "manifestbundles.runnel.dev",
     "memberclusters.runnel.dev",
+    "memberrecords.runnel.dev",
 ];
 
 pub(super) struct E2eStory<'a> {

@@ -29,7 +29,7 @@ pub use release::{AGENT, HUB, Release, account, rendered};
 /// The namespace of hub and agents.
 pub const NAMESPACE: &str = "runnel-system";
 
-const CONNECTS: Duration = Duration::from_secs(60);
+const CONNECTS: Duration = Duration::from_secs(120);
 const GRACE: Duration = Duration::from_secs(15);
 
 /// A running hub with connected members; ended on drop.
@@ -305,7 +305,7 @@ impl Fleet {
     /// Waits until the condition `kind` of a member, from 1, is `status`.
     ///
     /// # Errors
-    /// When it is not within 60 s, or the agent has ended by itself.
+    /// When it is not within two minutes, or the agent has ended by itself.
     pub async fn condition(&self, number: usize, kind: &str, status: &str) -> Result<()> {
         let agent = self.agent(number);
         let members = member_clusters(self.cluster.client().await?);

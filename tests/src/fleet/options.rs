@@ -35,6 +35,8 @@ pub struct FleetOptions {
     /// Namespaces that exist in each member before the chart is installed, such as those of
     /// `policy.namespaces`.
     pub member_namespaces: Vec<String>,
+    /// Whether the `Fleet` has the limits of a large one in writing: half of the few copies of a test is no limit then.
+    pub written_limits: bool,
     /// How the memory limits of the charts are enforced for hub and agents.
     pub memory_limits: Enforcement,
     /// How each control plane differs from the usual one; a folder here is ignored.
@@ -57,6 +59,7 @@ impl Default for FleetOptions {
             agent_values: Value::Null,
             hub_namespaces: Vec::new(),
             member_namespaces: Vec::new(),
+            written_limits: true,
             memory_limits: Enforcement::default(),
             control_plane: Options::default(),
         }

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::release::{
     AGENT, HUB, Release, agent_values, hand_over, hub_pod_address, hub_values, kinds_are_served,
+    write_limits,
 };
 use super::{FleetOptions, GRACE, NAMESPACE, output};
 use crate::binaries::Binaries;
@@ -46,6 +47,9 @@ impl Hub {
     ) -> Result<Self> {
         let release = Release::install(helm, site, HUB, hub_values(options)?).await?;
         kinds_are_served(site).await?;
+        if options.written_limits {
+            write_limits(site).await?;
+        }
         let advertised = release.values()["advertise"]
             .as_array()
             .cloned()

@@ -279,6 +279,24 @@ pub(crate) async fn kinds_are_served(site: &Site) -> Result<()> {
     Ok(())
 }
 
+/// Makes the `Fleet` with limits in writing, before the hub makes it without any.
+pub(crate) async fn write_limits(site: &Site) -> Result<()> {
+    let fleets: Api<runnel_api::Fleet> = Api::all(site.client().await?);
+    let limits =
+        json!({"fleet": {"count": 50, "percent": 11}, "member": {"count": 25, "percent": 21}});
+    let fleet = json!({
+        "apiVersion": "runnel.dev/v1alpha1",
+        "kind": "Fleet",
+        "metadata": {"name": "default"},
+        "spec": {"removalLimit": limits},
+    });
+    let person = PatchParams::apply("person").force();
+    fleets
+        .patch("default", &person, &Patch::Apply(fleet))
+        .await?;
+    Ok(())
+}
+
 /// Lays values over others, as helm does: maps are merged, anything else is replaced.
 pub(crate) fn merge(values: &mut Value, over: &Value) {
     match (values, over) {

@@ -97,6 +97,12 @@ impl Id {
         Self::new("runnel.dev/v1alpha1", "MemberCluster", None, name)
     }
 
+    /// The record of a member.
+    #[must_use]
+    pub fn member_record(name: &str) -> Self {
+        Self::new("runnel.dev/v1alpha1", "MemberRecord", None, name)
+    }
+
     /// The object of the same kind and name in another namespace.
     #[must_use]
     pub fn within(&self, namespace: &str) -> Self {

@@ -17,18 +17,21 @@ pub const RULE_LABEL: &str = "runnel.dev/rule-uid";
 pub const RULE: &str = "runnel.dev/rule";
 /// The annotation that names the source.
 pub const SOURCE: &str = "runnel.dev/source";
+/// The annotation that names the MemberCluster.
+pub const MEMBER: &str = "runnel.dev/member";
 /// The annotation by which an agent identifies its copy.
 pub const SEAL: &str = "runnel.dev/seal";
 /// The annotation of retained objects.
 pub const RETAINED: &str = "runnel.dev/retained-from";
 
 /// Every mark of a copy: where in the metadata, and its key.
-pub const MARKS: [(&str, &str); 6] = [
+pub const MARKS: [(&str, &str); 7] = [
     ("labels", MANAGED_BY),
     ("labels", HUB_LABEL),
     ("labels", RULE_LABEL),
     ("annotations", RULE),
     ("annotations", SOURCE),
+    ("annotations", MEMBER),
     ("annotations", SEAL),
 ];
 
@@ -90,6 +93,11 @@ pub fn is_copy_of(source: &Value, object: &Value, rule: &Id) -> Result<()> {
     ensure!(
         rule_uid.is_some_and(|uid| !uid.is_empty()),
         "it does not name its rule"
+    );
+    let member = found.1.remove(MEMBER);
+    ensure!(
+        member.is_some_and(|member| !member.is_empty()),
+        "it does not name its MemberCluster"
     );
     let seal = found.1.remove(SEAL);
     ensure!(

@@ -116,7 +116,9 @@ impl RuleDraft {
     }
 
     fn of(kind: &str, metadata: Value) -> Self {
-        let spec = json!({"sources": [], "clusters": {}});
+        // In writing: half of the few copies of a test is no limit then.
+        let limit = json!({"count": 10, "percent": 21});
+        let spec = json!({"sources": [], "clusters": {}, "removalLimit": limit});
         Self(
             json!({"apiVersion": "runnel.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}),
         )

@@ -56,6 +56,7 @@ impl Credentials {
                 .certificate_request()
                 .map_err(|error| internal(&error))?
                 .into(),
+            cluster_uid: String::new(),
         };
         let response = RunnelClient::new(channel).join(request).await?.into_inner();
         Ok(Self::received(

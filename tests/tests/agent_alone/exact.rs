@@ -77,7 +77,7 @@ async fn annotations_that_leave_no_room_for_the_seal_are_removed() -> Result<()>
     alone.hub.wait_applied("r", 1).await?;
     let id = alone.id("a", "one");
     let strip = json!({"metadata": {"annotations": {
-        "runnel.dev/seal": null, "runnel.dev/rule": null, "runnel.dev/source": null,
+        "runnel.dev/seal": null, "runnel.dev/rule": null, "runnel.dev/source": null, "runnel.dev/member": null,
         "example.com/small": "stays", "example.com/large": "z".repeat(262_144 - 60),
     }}});
     alone.place.change(&id, strip).await?;

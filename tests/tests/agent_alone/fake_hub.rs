@@ -279,14 +279,16 @@ impl FakeHub {
             .map(drop)
     }
 
-    /// Waits until one copy of a rule has failed, which must be for this reason. Returns the message.
+    /// Waits until one copy of a rule has failed for this reason; a report about its former state may come first. Returns
+    /// the message.
     pub async fn wait_failed(&self, uid: &str, reason: Reason) -> Result<String> {
-        let what = format!("a failed copy of {uid}");
-        let state = self
-            .wait_for_report(&what, uid, |state| state.counts.failed == 1)
-            .await?;
+        let what = format!("a copy of {uid} that failed with {}", reason.as_str());
+        let is_it = |state: &RuleState| {
+            let first = state.failures.first();
+            state.counts.failed == 1 && first.is_some_and(|first| first.reason == reason)
+        };
+        let state = self.wait_for_report(&what, uid, is_it).await?;
         let first = state.failures.first().context("no failure is named")?;
-        anyhow::ensure!(first.reason == reason, "{:?}", state.failures);
         Ok(first.message.to_string())
     }
 }
@@ -374,6 +376,7 @@ impl Service {
         Ok(Response::new(wire::CertificateResponse {
             certificate: signed.der.to_vec().into(),
             ca_certificates: vec![ca.certificate().to_vec().into()],
+            replaced_cluster: String::new(),
         }))
     }
 

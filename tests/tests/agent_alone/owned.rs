@@ -508,6 +508,125 @@ async fn equal_objects_of_others_are_adopted_and_unequal_ones_are_not() -> Resul
     one.is_idle().await
 }
 
+/// An object without marks, and without what the API server changes with each write.
+fn unmarked(object: &Value) -> Value {
+    let mut object = object.clone();
+    for part in ["labels", "annotations"] {
+        if let Some(keys) = object["metadata"][part].as_object_mut() {
+            keys.retain(|key, _| !is_mark(key));
+        }
+    }
+    if let Some(metadata) = object["metadata"].as_object_mut() {
+        metadata.retain(|field, _| !["managedFields", "resourceVersion"].contains(&&**field));
+    }
+    object
+}
+
+/// Whatever a hub sends, an object of others gets marks and nothing else, and is as before when they are gone.
+#[tokio::test]
+async fn adoption_of_any_kind_adds_marks_and_nothing_else() -> Result<()> {
+    let kind = "ingresses.networking.k8s.io";
+    let one = Kept::start("marks-only", kind, "networking.k8s.io/v1", "Ingress").await?;
+    let host = |name: &str| {
+        let backend = json!({"service": {"name": "web", "port": {"number": 80}}});
+        let paths = json!([{"path": "/", "pathType": "Prefix", "backend": backend}]);
+        json!([{"host": name, "http": {"paths": paths}}])
+    };
+    let theirs = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "Ingress",
+        "metadata": {"name": "one", "namespace": one.alone.ns("a"), "labels": {"theirs": "x"}, "annotations": {"note": "y"}},
+        "spec": {"ingressClassName": "public", "rules": host("shop.example.com")},
+    });
+    let mut theirs = one.alone.place.make(&theirs).await?;
+    let wanted = |conflict_policy, ignored: &[&str], fields: &Value, revision: u8| {
+        let mut wanted = one.rule(fields.clone());
+        wanted.terms.conflict_policy = conflict_policy;
+        let ignored = ignored.iter().filter_map(|path| FieldPath::parse(path));
+        wanted.terms.ignore_fields = ignored.collect();
+        for content in wanted.intents.values_mut() {
+            let evil = [
+                ("nginx.ingress.kubernetes.io/mirror-target", "evil"),
+                ("round", &*revision.to_string()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()));
+            content.annotations = evil.into();
+            content.labels = [("owned-by".to_owned(), "mallory".to_owned())].into();
+        }
+        wanted
+    };
+    use ConflictPolicy::{AdoptIfEqual, Fail, Overwrite};
+    let equal = json!({"spec": {"rules": host("shop.example.com")}});
+    let other = json!({"spec": {"rules": host("evil.example.com")}});
+    let steps = [
+        (AdoptIfEqual, &[][..], json!({}), Some(Reason::Conflict)),
+        (
+            AdoptIfEqual,
+            &[],
+            json!({"spec": {}}),
+            Some(Reason::Conflict),
+        ),
+        (
+            AdoptIfEqual,
+            &["/spec/rules"],
+            other.clone(),
+            Some(Reason::Conflict),
+        ),
+        (AdoptIfEqual, &[], equal.clone(), None),
+        (AdoptIfEqual, &[], equal.clone(), None),
+        (
+            AdoptIfEqual,
+            &["/spec/rules"],
+            other.clone(),
+            Some(Reason::Conflict),
+        ),
+        (Overwrite, &[], other.clone(), Some(Reason::Denied)),
+        (Fail, &[], other, Some(Reason::Conflict)),
+        (AdoptIfEqual, &[], equal, None),
+    ];
+    for (round, (policy, ignored, fields, refusal)) in (0..).zip(steps) {
+        let wanted = wanted(policy, ignored, &fields, round);
+        one.alone.hub.want("r", wanted);
+        match refusal {
+            Some(reason) => drop(one.alone.hub.wait_failed("r", reason).await?),
+            None => {
+                let adopted = one.applied().await?;
+                let seal = adopted["metadata"]["annotations"]["runnel.dev/seal"].as_str();
+                ensure!(
+                    seal.is_some_and(|seal| seal.starts_with("v1a.")),
+                    "{adopted}"
+                );
+            }
+        }
+        let now = one.get().await?;
+        ensure!(unmarked(&now) == unmarked(&theirs), "round {round}: {now}");
+    }
+    // Its owner changes a field that the source lacks, and then one that it has.
+    let path = json!([{"op": "replace", "path": "/spec/ingressClassName", "value": "private"}]);
+    theirs = one.alone.place.json_patch(&one.id, path).await?;
+    // It is compared again and sealed as it is now.
+    eventually("no more writes", SOON, async || {
+        Ok(one.is_idle().await.ok())
+    })
+    .await?;
+    let now = one.get().await?;
+    ensure!(unmarked(&now) == unmarked(&theirs), "{now}");
+    one.alone.hub.wait_applied("r", 1).await?;
+    let path = json!([{"op": "replace", "path": "/spec/rules/0/host", "value": "new.example.com"}]);
+    theirs["spec"] = one.alone.place.json_patch(&one.id, path).await?["spec"].clone();
+    one.alone.hub.wait_failed("r", Reason::Conflict).await?;
+
+    one.alone.hub.remove("r", DeletionPolicy::Delete);
+    one.alone.hub.wait_gone("r").await?;
+    let left = one.get().await?;
+    theirs["metadata"]["generation"] = left["metadata"]["generation"].clone();
+    ensure!(
+        unmarked(&left) == unmarked(&theirs),
+        "{left} instead of {theirs}"
+    );
+    ensure!(!left.to_string().contains("runnel"), "{left}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn contention_for_a_field_names_its_managers() -> Result<()> {
     let resource = "networkpolicies.networking.k8s.io";

@@ -317,7 +317,10 @@ async fn objects_without_namespaces(attacker: &Attacker<'_>) -> Result<()> {
         ("default", "no namespace of Kubernetes itself"),
         ("kube-system", "only in the namespaces of its policy"),
         (HOME, "only in the namespaces of its policy"),
-        (TARGET, "seals what it did not create as adopted"),
+        (
+            TARGET,
+            "no label and no annotation of what it did not create",
+        ),
     ] {
         attacker
             .refused("a label of a namespace", &label(name), "", words)
@@ -585,6 +588,33 @@ async fn foreign_objects(attacker: &Attacker<'_>) -> Result<()> {
             labels,
         ),
         (
+            "a new label",
+            with(
+                marks("v1a."),
+                "metadata",
+                json!({"labels": {"runnel.dev/hub": "h", "new": "x"}, "annotations": {"runnel.dev/seal": "v1a.x"}}),
+            ),
+            labels,
+        ),
+        (
+            "a new annotation",
+            with(
+                marks("v1a."),
+                "metadata",
+                json!({"labels": {"runnel.dev/hub": "h"}, "annotations": {"runnel.dev/seal": "v1a.x", "reflector.example.org/allowed": "true"}}),
+            ),
+            labels,
+        ),
+        (
+            "another manager",
+            with(
+                marks("v1a."),
+                "metadata",
+                json!({"labels": {"runnel.dev/hub": "h", "app.kubernetes.io/managed-by": "Helm"}, "annotations": {"runnel.dev/seal": "v1a.x"}}),
+            ),
+            labels,
+        ),
+        (
             "what it was",
             json!({"metadata": {"annotations": {"runnel.dev/retained-from": "a/b"}}}),
             sealed,
@@ -605,6 +635,10 @@ async fn foreign_objects(attacker: &Attacker<'_>) -> Result<()> {
         .await?;
     attacker
         .patches("another seal", id, &marks("v1."), sealed)
+        .await?;
+    let added = unmarks(json!({"reflector.example.org/allowed": "true"}));
+    attacker
+        .patches("letting it go with an annotation", id, &added, labels)
         .await?;
     let forged = unmarks(json!({"runnel.dev/retained-from": "a/b"}));
     attacker

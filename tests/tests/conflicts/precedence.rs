@@ -75,16 +75,25 @@ async fn older_rule_wins_until_it_is_deleted() -> Result<()> {
         json!({"spec": {"clusters": {"names": ["member-1"]}}}),
     )
     .await?;
-    member.has_copy(&source, home, &older).await?;
-    gives_way(hub, &younger, &older, "it is older").await?;
-    let sources = json!([{"resources": ["configmaps"], "names": ["other"]}]);
-    hub.change(&older, json!({"spec": {"sources": sources}}))
-        .await?;
+    // The rule that has the copy keeps it, also from an older one that comes back.
+    gives_way(hub, &older, &younger, "it has this copy already").await?;
     member.has_copy(&source, home, &younger).await?;
-    let sources = json!([{"resources": ["configmaps"], "names": ["settings"]}]);
-    hub.change(&older, json!({"spec": {"sources": sources}}))
+    hub.all_applied(&younger, 1).await?;
+    let edited = hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "w"}}))
         .await?;
-    member.has_copy(&source, home, &older).await?;
+    member.has_copy(&edited, home, &younger).await?;
+    let sources = json!([{"resources": ["configmaps"], "names": ["other"]}]);
+    hub.change(&younger, json!({"spec": {"sources": sources}}))
+        .await?;
+    let source = member
+        .has_copy(&edited, home, &older)
+        .await
+        .map(|_| edited)?;
+    let sources = json!([{"resources": ["configmaps"], "names": ["settings"]}]);
+    hub.change(&younger, json!({"spec": {"sources": sources}}))
+        .await?;
+    gives_way(hub, &younger, &older, "it is older").await?;
     hub.delete(&older).await?;
     hub.lacks(&older).await?;
     member.has_copy(&source, home, &younger).await?;
@@ -163,7 +172,7 @@ async fn cluster_rule_comes_first_and_reads_named_namespaces() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_sources_with_one_copy_are_both_refused() -> Result<()> {
+async fn sources_with_one_copy_are_refused_or_the_first_wins() -> Result<()> {
     let scene = scene().await?;
     scene.hub_namespaces(&["twice-a", "twice-b"]).await?;
     let (hub, member) = (&scene.hub, scene.member(1));
@@ -212,9 +221,24 @@ async fn two_sources_with_one_copy_are_both_refused() -> Result<()> {
     )
     .await?;
 
+    // The namespace that is named first has it. The copy changes hands in place.
+    let recorder = Recorder::start(member, &Id::config_map("twice", "")).await?;
+    let named = |namespaces: [&str; 2]| {
+        let sources =
+            json!([{"namespaces": namespaces, "resources": ["configmaps"], "names": ["*"]}]);
+        json!({"spec": {"sources": sources}})
+    };
+    hub.change(&rule, named(["twice-b", "twice-*"])).await?;
+    member.has_copy(&second, "twice", &rule).await?;
+    hub.all_applied(&rule, 2).await?;
+    hub.change(&rule, named(["twice-a", "twice-*"])).await?;
+    let first = hub.get(&Id::of(&first)?).await?;
+    member.has_copy(&first, "twice", &rule).await?;
+    hub.all_applied(&rule, 2).await?;
     hub.delete(&Id::of(&first)?).await?;
     member.has_copy(&second, "twice", &rule).await?;
     hub.all_applied(&rule, 2).await?;
+    recorder.was_never_missing("twice", "settings")?;
     hub.delete(&rule).await?;
     hub.lacks(&rule).await
 }

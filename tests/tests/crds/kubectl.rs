@@ -7,9 +7,9 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use runnel_api::conditions::{ConditionStatus, ConditionType, Reason, set_condition};
 use runnel_api::{
-    Certificate, ClusterState, ClusterStatus, Clusters, ConflictPolicy, DeletionPolicy, Display,
-    DistributionRule, DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterStatus,
-    PendingRemoval, RolloutStatus, RuleStatus, RuleTerms, Source, Summary,
+    Certificate, ClusterState, ClusterStatus, Clusters, ConflictPolicy, Display, DistributionRule,
+    DistributionRuleSpec, DriftPolicy, MemberCluster, MemberClusterStatus, RolloutStatus,
+    RuleStatus, RuleTerms, Source, Summary,
 };
 use serde_json::{Value, json};
 
@@ -210,11 +210,6 @@ async fn kubectl_shows_the_columns_of_a_cluster_rule_and_of_a_member() -> Result
         certificate: Some(Certificate {
             expires_at: Time(now),
         }),
-        pending_removals: vec![PendingRemoval {
-            rule_uid: "u-1".to_owned(),
-            deletion_policy: DeletionPolicy::Retain,
-            rule: "ns/name".to_owned(),
-        }],
         ..MemberClusterStatus::default()
     };
     set_condition(

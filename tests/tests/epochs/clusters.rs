@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use runnel_hub_core::epoch::REPLACES;
 use runnel_tests::fleet::{Fleet, FleetOptions, NAMESPACE};
 use runnel_tests::scene::{Draft, Id, RuleDraft, SOON, Scene};
 use runnel_tests::wait::eventually;
@@ -110,7 +111,9 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
     let uids = [kube_system(&scene, 1).await?, kube_system(&scene, 2).await?];
     is_known_as(&scene, "member-1", &uids[0]).await?;
     fleet.stop_agent(2).await?;
-    let kept = scene.member(2).get(&Id::of(&stays)?).await?;
+    // A cluster has one MemberCluster, and an agent takes no copies of another one.
+    hub.delete(&Id::member("member-2")).await?;
+    scene.member(2).delete(&Id::of(&stays)?).await?;
     clone_identity(&scene).await?;
     fleet.start_agent(2).await?;
     let message = wait_for_condition(hub, "member-1", "Duplicate", "SecondCluster").await?;
@@ -124,7 +127,7 @@ async fn rejoined_cluster_keeps_copies_and_cloned_one_is_fenced() -> Result<()> 
         .change(&Id::of(&stays)?, json!({"data": {"k": "third"}}))
         .await?;
     scene.member(1).has_copy(&third, HOME, &rule).await?;
-    scene.member(2).is_untouched(&kept).await?;
+    scene.member(2).lacks(&Id::of(&stays)?).await?;
     is_known_as(&scene, "member-1", &uids[0]).await?;
 
     // It has replaced the first one, which is now refused.
@@ -158,4 +161,54 @@ async fn clone_identity(scene: &Scene) -> Result<()> {
         .patch("runnel-agent-identity", &PatchParams::default(), &patch)
         .await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn renamed_cluster_keeps_its_copies() -> Result<()> {
+    let options = FleetOptions {
+        members: 1,
+        ..FleetOptions::default()
+    };
+    let fleet = Fleet::start(options.clone()).await?;
+    let scene = Scene::of(&fleet).await?;
+    let (hub, rule) = (&scene.hub, Id::rule(HOME, "rule"));
+    scene.hub_namespaces(&[HOME]).await?;
+    scene.member_namespaces(&[HOME]).await?;
+    let draft = RuleDraft::new(HOME, "rule").everywhere().named(&["app-*"]);
+    hub.make(&draft.json()).await?;
+    let source = Draft::config_map(HOME, "app-stays").data("k", "first");
+    let source = hub.make(&source.json()).await?;
+    scene.arrives(&source, &rule, &[HOME]).await?;
+    hub.all_applied(&rule, 1).await?;
+    let former = scene.member(1).get(&Id::of(&source)?).await?;
+
+    fleet.stop_agent(1).await?;
+    let join_string = fleet
+        .hub_release()
+        .join_string("renamed", fleet.binaries(), &options)
+        .await?;
+    let replaces = json!({"metadata": {"annotations": {REPLACES: fleet.member_name(1)}}});
+    hub.change(&Id::member("renamed"), replaces).await?;
+    fleet.agent(1).hand_over(&join_string).await?;
+    let secrets: Api<Secret> = Api::namespaced(scene.member(1).client(), NAMESPACE);
+    let without = Patch::Merge(json!({"data": {"tls.crt": null}}));
+    secrets
+        .patch("runnel-agent-identity", &PatchParams::default(), &without)
+        .await?;
+    fleet.start_agent(1).await?;
+    is_known_as(&scene, "renamed", &kube_system(&scene, 1).await?).await?;
+    hub.delete(&Id::member(fleet.member_name(1))).await?;
+
+    let edited = hub
+        .change(&Id::of(&source)?, json!({"data": {"k": "second"}}))
+        .await?;
+    scene.member(1).has_copy(&edited, HOME, &rule).await?;
+    let copy = scene.member(1).get(&Id::of(&source)?).await?;
+    ensure!(
+        copy["metadata"]["uid"] == former["metadata"]["uid"],
+        "it was created again"
+    );
+    let member = &copy["metadata"]["annotations"]["runnel.dev/member"];
+    ensure!(member == "renamed", "{member}");
+    hub.all_applied(&rule, 1).await.map(drop)
 }

@@ -172,13 +172,10 @@ async fn rule_deleted_while_a_member_is_away_is_settled_on_return() -> Result<()
         stage.scene.hub.lacks(rule).await?;
     }
     let pending = async |number: usize| {
-        let member = stage
-            .scene
-            .hub
-            .get(&Id::member(stage.fleet.member_name(number)))
-            .await?;
-        let list = member
-            .pointer("/status/pendingRemovals")
+        let record = Id::member_record(stage.fleet.member_name(number));
+        let record = stage.scene.hub.get(&record).await?;
+        let list = record
+            .pointer("/spec/pendingRemovals")
             .and_then(Value::as_array)
             .cloned();
         anyhow::Ok(list.unwrap_or_default().len())

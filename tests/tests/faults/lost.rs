@@ -230,19 +230,14 @@ async fn hub_with_the_same_identity_and_no_rules_is_not_obeyed() -> Result<()> {
         let made = json!({
             "apiVersion": member["apiVersion"], "kind": "MemberCluster", "metadata": metadata, "spec": {},
         });
-        let id = Id::of(&place.make(&made).await?)?;
-        let status = json!({"status": {"identity": member["status"]["identity"]}});
-        other
-            .kubectl(&[
-                "patch",
-                "member",
-                id.name(),
-                "--subresource=status",
-                "--type=merge",
-                "-p",
-                &status.to_string(),
-            ])
-            .await?;
+        let made = place.make(&made).await?;
+        let record = Id::member_record(stage.fleet.member_name(number));
+        let identity = &stage.scene.hub.get(&record).await?["spec"]["identity"];
+        let spec = json!({"memberUid": made["metadata"]["uid"], "identity": identity});
+        let record = json!({
+            "apiVersion": member["apiVersion"], "kind": "MemberRecord", "metadata": metadata, "spec": spec,
+        });
+        place.make(&record).await?;
     }
     stage.fleet.kill_hub()?;
     impostor.start().await?;

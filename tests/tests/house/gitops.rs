@@ -108,6 +108,8 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::DigestMismatch
         | Reason::SourceUnreadable
         | Reason::ScopeMismatch
+        | Reason::SpecTooLarge
+        | Reason::RevisionUnavailable
         | Reason::RemovalLimit
         | Reason::RuleLimit
         | Reason::TooManyFailures
@@ -144,6 +146,7 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::HubStateBehind
         | Reason::SecondHub
         | Reason::SecondCluster
+        | Reason::SecondMembership
         | Reason::CopiesFromPreviousMembership => return None,
     })
 }

@@ -168,9 +168,13 @@ fn reference_of_grants_and_members_equals_the_crds() -> Result<()> {
     let rows = crd("memberclusters")?;
     let about = "`MemberCluster`, short name `member`, cluster-scoped, for administrators. Its labels are what rules select by.";
     let text = heading("Member clusters", about) + "\n## Spec\n\n" + &part(&rows, "spec");
+    let about = "`MemberRecord`, cluster-scoped, has the name of its `MemberCluster`. The hub alone writes it. See \
+                 [Backup and restore](../backup.md).";
+    let record =
+        format!("\n## MemberRecord\n\n{about}\n\n") + &part(&crd("memberrecords")?, "spec");
     check(
         "members.md",
-        &(text + "\n## Status\n\n" + &part(&rows, "status")),
+        &(text + "\n## Status\n\n" + &part(&rows, "status") + &record),
     )?;
     let about = "`ManifestBundle`, short name `mbundle`, namespaced. See [Bundles](../bundles.md).";
     let bundle = heading("Bundles", about) + "\n" + &part(&crd("manifestbundles")?, "spec");
@@ -572,5 +576,5 @@ fn reference_of_conditions_equals_the_closed_lists() -> Result<()> {
 }
 
 const EVENTS: &str = "A rule gets an Event when the reason of `Ready` changes: a warning if somebody has to act. `Progressing` and the \
-end of an ordinary edit cause none. It gets one when `ApprovalRequired`, `RolloutStopped` or `RolloutReverted` appears. A \
+end of an ordinary edit cause none. It gets one when `ApprovalRequired`, `RolloutStopped`, `RolloutReverted` or `Reverted` appears. A \
 `MemberCluster` gets one when a condition appears that needs a person, such as `KeyShared`. [Audit](../audit.md) has the limits. The other Events are:\n\n";

@@ -295,7 +295,7 @@ async fn foreign_deployment_is_adopted_only_when_it_is_equal() -> Result<()> {
         .await?;
     scene
         .hub
-        .wait_for_cluster(&rule, "member-2", "Progressing", "AwaitingHealth")
+        .wait_for_cluster(&rule, "member-2", "Ready", "AllApplied")
         .await?;
     scene.member(1).is_untouched(&other).await?;
     let adopted = scene.member(2).get(&id).await?;

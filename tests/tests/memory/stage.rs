@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::apps::v1::Deployment;
 use kube::Api;
 use runnel_tests::fleet::{Fleet, FleetOptions, HUB, NAMESPACE};
@@ -12,8 +11,6 @@ use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, is_copy_of};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
-/// Requests at a time.
-const AT_ONCE: usize = 4;
 const HONEST: &str = "honest";
 /// How long anything may take in a debug build, on a machine with much else to do.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -28,9 +25,16 @@ pub struct Stage {
 impl Stage {
     /// A fleet of one member with an honest rule, with these namespaces everywhere.
     pub async fn start(namespaces: &[&str]) -> Result<Self> {
+        Self::start_with(namespaces, Value::Null).await
+    }
+
+    /// As [`Stage::start`], with these values of the agent's chart.
+    pub async fn start_with(namespaces: &[&str], agent_values: Value) -> Result<Self> {
         let options = FleetOptions {
+            agent_values,
             log: "runnel=info".to_owned(),
             memory_limits: Enforcement::Always,
+            views: true,
             ..FleetOptions::default()
         };
         let fleet = Fleet::start(options).await?;
@@ -82,12 +86,22 @@ impl Stage {
         .await
     }
 
-    /// Creates objects on the hub.
+    /// Creates objects on the hub, one after the other: a large one costs the API server much time.
     pub async fn make_all(&self, objects: impl Iterator<Item = Value>) -> Result<()> {
-        let hub = &self.scene.hub;
-        let made =
-            stream::iter(objects).map(|object| async move { hub.make(&object).await.map(drop) });
-        made.buffer_unordered(AT_ONCE).try_collect().await
+        for object in objects {
+            self.scene.hub.make(&object).await?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the agent is still the process `pid`.
+    pub fn agent_is_alive(&self, pid: u32) -> Result<()> {
+        let process = self.fleet.agent_process(1);
+        process.check()?;
+        let peak = process.peak_memory()?;
+        println!("the agent had {} MiB at most", peak >> 20);
+        ensure!(process.pid()? == pid, "the agent is another process");
+        Ok(())
     }
 
     /// Checks that the hub is still the process `pid`, and its peak of memory is below the limit of its chart.

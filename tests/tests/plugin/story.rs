@@ -304,7 +304,7 @@ async fn a_rule_is_shown(all: &Clusters) -> Result<()> {
         "{output:?}"
     );
     for fine in [
-        "ok    the CRDs of 6 kinds are installed and served",
+        "ok    the CRDs of 7 kinds are installed and served",
         "ok    you have the permissions that this plugin needs",
         "ok    1 of 1 members are connected and well",
         "ok    one hub leads: ",

@@ -487,7 +487,8 @@ fn contests() -> Vec<Case> {
         ..case.saved(|rule, _| named(rule, &["s0"]))
     };
 
-    let case = Case::new("two-sources-want-one", json!({})).sources(1);
+    // The namespace that is named first wins.
+    let case = Case::new("two-sources-want-one", json!({"create": 2})).sources(1);
     let twin = Draft::config_map("default", "s0").data("k", "other").json();
     let sources = json!({"resources": ["configmaps"], "namespaces": [case.home(), "default"], "names": ["s0"]});
     let whole = RuleDraft::cluster_scoped("if-two-want-one")
@@ -495,10 +496,10 @@ fn contests() -> Vec<Case> {
         .source(sources)
         .into(&[&case.home()])
         .json();
-    let ambiguous = Case {
+    let first = Case {
         rule: whole,
         on_hub: [case.on_hub.clone(), vec![twin]].concat(),
         ..case
     };
-    vec![loses, wins, ambiguous]
+    vec![loses, wins, first]
 }

@@ -191,9 +191,14 @@ async fn deletion_of_a_definition_waits_for_approval() -> Result<()> {
             .await?,
     )?;
     let rights = role["rules"].as_array_mut().context("no rules")?;
-    let before = rights.len();
-    rights.retain(|right| right["apiGroups"] != json!(["apiextensions.k8s.io"]));
-    ensure!(rights.len() + 1 == before, "{rights:?}");
+    let mut of_crds = rights
+        .iter_mut()
+        .filter(|right| right["apiGroups"] == json!(["apiextensions.k8s.io"]));
+    let names = of_crds.find_map(|right| right["resourceNames"].as_array_mut());
+    let names = names.context("no right on CRDs")?;
+    let before = names.len();
+    names.retain(|name| name != DEFINITION);
+    ensure!(names.len() + 1 == before, "{names:?}");
     cluster
         .kubectl_stdin(&["replace", "-f", "-"], &role.to_string())
         .await?;

@@ -49,7 +49,7 @@ async fn certificates_renew_under_edits_without_repetition() -> Result<()> {
         .await?;
     scene.arrives(&source, &rule, &[home]).await?;
     scene.arrives(&constant, &rule, &[home]).await?;
-    let id = Id::member("member-1");
+    let (id, record) = (Id::member("member-1"), Id::member_record("member-1"));
     let connected = condition(&hub.get(&id).await?, "Connected")?.clone();
     let log = || std::fs::read_to_string(fleet.hub_log()).context("the hub's log");
     let before = (
@@ -85,7 +85,8 @@ async fn certificates_renew_under_edits_without_repetition() -> Result<()> {
             now["status"] == "True" && now["lastTransitionTime"] == connected["lastTransitionTime"],
             "{now}"
         );
-        for key in observed["status"]["identity"]["keys"]
+        let record = hub.get(&record).await?;
+        for key in record["spec"]["identity"]["keys"]
             .as_array()
             .into_iter()
             .flatten()
@@ -112,7 +113,8 @@ async fn certificates_renew_under_edits_without_repetition() -> Result<()> {
         Duration::from_secs(30),
         async || {
             let observed = hub.get(&id).await?;
-            let identity = &observed["status"]["identity"];
+            let record = hub.get(&record).await?;
+            let identity = &record["spec"]["identity"];
             let (kept, retired) = (identity["keys"].as_array(), identity["retired"].as_array());
             let (kept, retired) = (kept.map_or(0, Vec::len), retired.map_or(0, Vec::len));
             ensure!(

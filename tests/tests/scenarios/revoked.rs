@@ -195,8 +195,8 @@ async fn namespace_refuses_and_policy_decides_copies_on_revoke() -> Result<()> {
 
 /// When the newest certificate of a member expires, and what the agent has stored.
 async fn expiry(hub: &TestCluster, name: &str) -> Result<Timestamp> {
-    let member = hub.get(&Id::member(name)).await?;
-    let keys = member["status"]["identity"]["keys"]
+    let record = hub.get(&Id::member_record(name)).await?;
+    let keys = record["spec"]["identity"]["keys"]
         .as_array()
         .context("no keys")?
         .clone();

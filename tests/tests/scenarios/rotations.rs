@@ -114,12 +114,9 @@ impl Hub<'_> {
     async fn followed(&self, ca: &str) -> Result<()> {
         eventually("every member to follow the CA", SOON, async || {
             for number in 1..=self.fleet.size() {
-                let member = self
-                    .scene
-                    .hub
-                    .get(&Id::member(self.fleet.member_name(number)))
-                    .await?;
-                let keys = member["status"]["identity"]["keys"]
+                let record = Id::member_record(self.fleet.member_name(number));
+                let record = self.scene.hub.get(&record).await?;
+                let keys = record["spec"]["identity"]["keys"]
                     .as_array()
                     .cloned()
                     .unwrap_or_default();
@@ -447,8 +444,8 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
     fleet.start_hub().await?;
     fleet.connected(1).await?;
     eventually("member 1 to follow", SOON, async || {
-        let member = scene.hub.get(&Id::member(fleet.member_name(1))).await?;
-        Ok(member["status"]["identity"]
+        let record = Id::member_record(fleet.member_name(1));
+        Ok(scene.hub.get(&record).await?["spec"]["identity"]
             .to_string()
             .contains(&second.print()?)
             .then_some(()))
@@ -464,8 +461,8 @@ async fn member_away_during_ca_change_returns_by_itself() -> Result<()> {
                 .await?
                 .sum("runnel_hub_trusted_cas")?;
             ensure!(shown >= 2.0, "{shown}");
-            let member = scene.hub.get(&Id::member(fleet.member_name(1))).await?;
-            Ok(member["status"]["identity"]
+            let record = Id::member_record(fleet.member_name(1));
+            Ok(scene.hub.get(&record).await?["spec"]["identity"]
                 .to_string()
                 .contains(&third.print()?)
                 .then_some(()))

@@ -173,6 +173,63 @@ async fn tenant_plans_what_it_may_save_and_read() -> Result<()> {
 }
 
 #[tokio::test]
+async fn sync_needs_the_rule_and_its_sources() -> Result<()> {
+    let scene = Scene::of(fleet().await?).await?;
+    let eve = tenant(&scene, "synced").await?;
+    let colors = json!({"resources": ["configmaps"], "names": ["colors"]});
+    let colors = RuleDraft::new("synced", "colors").source(colors);
+    scene.hub.make(&colors.everywhere().json()).await?;
+    let login = Draft::secret("synced", "login").data("password", CANARY);
+    scene.hub.make(&login.json()).await?;
+    let draft = RuleDraft::new("synced", "secretive")
+        .named(&["login"])
+        .everywhere();
+    scene.hub.make(&draft.json()).await?;
+    let path = "namespaces/synced/rulesyncs";
+    let sync = async |client: &Client, rule: &str| {
+        create(client, path, "RuleSync", json!({"rule": rule})).await
+    };
+    let answer = eventually("the right to sync", SOON, async || {
+        sync(&eve, "colors").await.map(Some)
+    })
+    .await?;
+    ensure!(answer["status"]["synced"] == true, "{answer}");
+    let refused = sync(&eve, "secretive").await;
+    let refused = refused.err().context("a sync of Secrets")?.to_string();
+    ensure!(refused.contains("may not get"), "{refused}");
+
+    // Without a right on the rule not even its existence is answered.
+    let hub = fleet().await?.hub();
+    hub.kubectl(&["create", "serviceaccount", "mallory", "-n", "synced"])
+        .await?;
+    let role = ["--verb=create", "--resource=rulesyncs.view.runnel.dev"];
+    let create_role = ["create", "role", "syncer", "-n", "synced"];
+    hub.kubectl(&[&create_role[..], &role].concat()).await?;
+    let binding = [
+        "create",
+        "rolebinding",
+        "syncer",
+        "--role=syncer",
+        "--serviceaccount=synced:mallory",
+        "-n",
+        "synced",
+    ];
+    hub.kubectl(&binding).await?;
+    let mallory = client_of(&hub.token_kubeconfig("synced", "mallory").await?).await?;
+    for rule in ["colors", "none"] {
+        eventually("the refusal of a sync", SOON, async || {
+            let refused = sync(&mallory, rule).await;
+            let refused = refused.err().context("a sync without rights")?.to_string();
+            let may_not = "may not get distributionrules.runnel.dev in namespace synced";
+            ensure!(refused.contains(may_not), "{refused}");
+            Ok(Some(()))
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn administrator_plans_a_member_by_kubectl() -> Result<()> {
     let fleet = fleet().await?;
     let scene = Scene::of(fleet).await?;

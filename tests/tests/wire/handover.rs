@@ -29,13 +29,7 @@ fn fingerprint(credentials: &Credentials) -> Result<String> {
 
 /// Returns the valid and the retired keys of a member.
 async fn keys(stage: &Stage, cluster: &str) -> Result<(Vec<String>, Vec<String>)> {
-    let identity = stage
-        .members()
-        .get(cluster)
-        .await?
-        .status
-        .and_then(|status| status.identity);
-    let identity = identity.context("no identity")?;
+    let identity = stage.record(cluster).await?.identity;
     let names = identity
         .keys
         .into_iter()

@@ -132,7 +132,7 @@ impl Scene {
             agent_version: "foreign".to_owned(),
             kubernetes_version: format!("{}-theirs", self.stage.namespace),
             boot_id: format!("boot of {}-theirs", self.stage.namespace),
-            cluster_uid: format!("uid-of-{}-theirs", self.stage.namespace),
+            cluster_uid: format!("uid-of-{}", self.mine.cluster),
         }));
         line.send(&AgentFrame::AckedRules(copies_there, true));
         line.must().await?;

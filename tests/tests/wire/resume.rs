@@ -206,15 +206,7 @@ async fn removals_wait_for_an_absent_member_through_a_restart() -> Result<()> {
         Ok((left == 1).then_some(()))
     })
     .await?;
-    let pending = async || {
-        let status = stage
-            .members()
-            .get("away-a")
-            .await?
-            .status
-            .context("a status")?;
-        anyhow::Ok(status.pending_removals)
-    };
+    let pending = async || anyhow::Ok(stage.record("away-a").await?.pending_removals);
     let written = pending().await?;
     ensure!(written.len() == 2, "{written:?}");
     let names: Vec<_> = written

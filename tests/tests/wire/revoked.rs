@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use kube::api::DeleteParams;
 use runnel_proto::model::{AgentFrame, HubFrame};
+use runnel_tests::scene::Scene;
 use runnel_tests::simulated::{AgentStream, Credentials, Holdings, SimulatedAgent, sketch};
 use runnel_tests::wait::eventually;
 use serde_json::json;
@@ -227,6 +228,9 @@ async fn last_success(
 async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
     let stage = alone("timed").await?;
     big_rule(&stage).await?;
+    // Ten members are deleted within a minute: more than the fleet's limit are no revocation.
+    let scene = Scene::of(stage.fleet).await?;
+    scene.lift_fleet_limits().await?;
     let mut times = Vec::new();
     for round in 0..20 {
         let path = [
@@ -241,7 +245,10 @@ async fn twenty_revocations_on_all_paths_are_timed() -> Result<()> {
             _ => stage.join(&cluster).await?,
         };
         let line = match path {
-            Path::Renewing | Path::Reconnecting => None,
+            Path::Renewing | Path::Reconnecting => {
+                drop(AgentStream::greeted(&credentials, Vec::new()).await?);
+                None
+            }
             Path::Live | Path::MidSnapshot => {
                 let mut line = AgentStream::greeted(&credentials, Vec::new()).await?;
                 first_batch(&mut line).await?;

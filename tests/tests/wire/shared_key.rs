@@ -1,32 +1,42 @@
 //! Two agents with one key, which take the session from one another.
 
 use anyhow::{Result, ensure};
+use kube::api::{Patch, PatchParams};
 use runnel_api::MemberCluster;
+use runnel_hub_core::epoch::REPLACES;
 use runnel_proto::model::{AgentFrame, Hello, HubFrame};
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use runnel_tests::scene::{Id, TestCluster};
 use runnel_tests::simulated::{AgentStream, Credentials};
 use runnel_tests::wait::eventually;
 
+use serde_json::json;
+
 use super::stage::{SOON, Stage, shared};
 
 /// A session of the agent's process with this boot id.
 async fn connects(credentials: &Credentials, boot_id: &str) -> Result<AgentStream> {
-    let mut line = AgentStream::open(credentials).await?;
+    let mut line = opens(credentials, boot_id, &credentials.cluster).await?;
+    ensure!(
+        matches!(line.must().await?, HubFrame::SnapshotBegin(_)),
+        "{}",
+        line.record().sketch()
+    );
+    Ok(line)
+}
+
+/// The first frames of an agent in the cluster `of`.
+async fn opens(credentials: &Credentials, boot_id: &str, of: &str) -> Result<AgentStream> {
+    let line = AgentStream::open(credentials).await?;
     line.send(&AgentFrame::Hello(Hello {
         protocol_min: PROTOCOL_MIN,
         protocol_max: PROTOCOL_MAX,
         agent_version: "simulated".to_owned(),
         kubernetes_version: "v1.36.0".to_owned(),
         boot_id: boot_id.to_owned(),
-        cluster_uid: format!("uid-of-{}", credentials.cluster),
+        cluster_uid: format!("uid-of-{of}"),
     }));
     line.send(&AgentFrame::AckedRules(Vec::new(), true));
-    ensure!(
-        matches!(line.must().await?, HubFrame::SnapshotBegin(_)),
-        "{}",
-        line.record().sketch()
-    );
     Ok(line)
 }
 
@@ -119,4 +129,46 @@ async fn shared_key_is_a_condition_and_an_event() -> Result<()> {
         Ok(output.is_none().then_some(()))
     })
     .await
+}
+
+#[tokio::test]
+async fn second_member_of_a_cluster_is_refused_and_shown_on_both() -> Result<()> {
+    let stage = shared("second-member").await?;
+    let (first, second) = ("second-member-a", "second-member-b");
+    let _line = connects(&stage.join(first).await?, "first").await?;
+    let credentials = stage.join(second).await?;
+    let mut line = opens(&credentials, "second", first).await?;
+    let status = line.end(SOON).await?;
+    ensure!(status.message().contains(first), "{status}");
+    ensure!(
+        line.record().frames.is_empty(),
+        "{}",
+        line.record().sketch()
+    );
+    for (member, ready) in [(first, "MemberReady"), (second, "NeverConnected")] {
+        let object = wait_for_condition(&stage, member, "Duplicate", "SecondMembership").await?;
+        let (_, _, message) = condition_of(&object, "Duplicate").unwrap_or_default();
+        ensure!(
+            message.contains(first)
+                && message.contains(&format!("join {second} --replace {first}")),
+            "{message}"
+        );
+        let (_, reason, _) = condition_of(&object, "Ready").unwrap_or_default();
+        ensure!(reason == ready, "{reason}");
+    }
+    // An administrator moves the cluster.
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {REPLACES: first}}}));
+    stage
+        .members()
+        .patch(second, &PatchParams::default(), &patch)
+        .await?;
+    eventually("the second member to be let in", SOON, async || {
+        let mut line = opens(&credentials, "third", first).await?;
+        Ok(matches!(line.must().await, Ok(HubFrame::SnapshotBegin(_))).then_some(line))
+    })
+    .await?;
+    let mut former = opens(&stage.join(first).await?, "fourth", first).await?;
+    let status = former.end(SOON).await?;
+    ensure!(status.message().contains("--replace"), "{status}");
+    Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
 use kube::api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use runnel_api::{DistributionRule, MemberCluster};
+use runnel_api::{DistributionRule, MemberCluster, MemberRecord, MemberRecordSpec};
 use runnel_hub::ca::IDENTITY_SECRET;
 use runnel_hub::token::{self, TokenRequest};
 use runnel_proto::model::{RuleUid, SourceRef};
@@ -98,6 +98,13 @@ impl Stage {
 
     pub fn members(&self) -> Api<MemberCluster> {
         Api::all(self.client.clone())
+    }
+
+    /// Returns the record of a member.
+    pub async fn record(&self, cluster: &str) -> Result<MemberRecordSpec> {
+        let records: Api<MemberRecord> = Api::all(self.client.clone());
+        let record = records.get_opt(cluster).await?;
+        Ok(record.map(|record| record.spec).unwrap_or_default())
     }
 
     pub fn rules(&self) -> Api<DistributionRule> {

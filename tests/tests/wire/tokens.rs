@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use futures::future::{join_all, try_join_all};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use runnel_api::{Join, MemberCluster};
+use runnel_api::{Join, MemberCluster, MemberRecord};
 use runnel_hub::token::{self, DeclaredJoin, TokenRequest};
 use runnel_proto::wire::JoinRequest;
 use runnel_tests::fleet::NAMESPACE;
@@ -71,13 +71,16 @@ async fn one_of_a_thousand_parallel_redemptions_wins_and_may_repeat() -> Result<
                     cluster: join.cluster.clone(),
                     token: join.token.expose().to_owned(),
                     certificate_request: key.certificate_request()?.into(),
+                    cluster_uid: String::new(),
                 };
-                match RunnelClient::new(channel).join(request).await {
+                match RunnelClient::new(channel.clone()).join(request).await {
                     // On a busy machine a connection without a certificate may have had its time before all on it were
                     // answered. Who loses it asks again, as an agent does.
                     Err(status) if is_lost(&status) => {
                         channel = self::channel(&join.addresses[0], config.clone()).await?
                     }
+                    // The API server of a busy machine did not answer the hub in time: an agent asks again, too.
+                    Err(status) if status.code() == Code::Unavailable => {}
                     answer => return anyhow::Ok(answer.map(drop)),
                 }
             }
@@ -103,14 +106,14 @@ async fn one_of_a_thousand_parallel_redemptions_wins_and_may_repeat() -> Result<
         );
     }
     let winner = keys[won[0]].clone();
-    let known = member(&stage, "race").await?.status.context("a status")?;
+    let known = stage.record("race").await?;
     let fingerprint = Some(winner.fingerprint().to_string());
     ensure!(
         known.tokens.len() == 1 && known.tokens[0].key_fingerprint == fingerprint,
         "{:?}",
         known.tokens
     );
-    let identity = known.identity.context("an identity")?;
+    let identity = known.identity;
     ensure!(
         identity.keys.len() == 1 && Some(&identity.keys[0].fingerprint) == fingerprint.as_ref()
     );
@@ -159,14 +162,7 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
         codes[0] == Code::Unauthenticated && (10..=20).contains(&limited),
         "{codes:?}"
     );
-    ensure!(
-        member(&stage, "burnt")
-            .await?
-            .status
-            .unwrap_or_default()
-            .tokens
-            .is_empty()
-    );
+    ensure!(stage.record("burnt").await?.tokens.is_empty());
     // And does not exclude the holder of the right one at the same address.
     drop(AgentStream::greeted(&Credentials::join(&join).await?, Vec::new()).await?);
 
@@ -204,11 +200,7 @@ async fn five_wrong_secrets_burn_a_token_and_strangers_burn_none() -> Result<()>
         anyhow::Ok(())
     };
     is_burnt().await?;
-    let tokens = member(&stage, "burnt")
-        .await?
-        .status
-        .context("a status")?
-        .tokens;
+    let tokens = stage.record("burnt").await?.tokens;
     ensure!(
         tokens
             .iter()
@@ -245,25 +237,16 @@ async fn no_more_tokens_are_taken_than_can_be_remembered() -> Result<()> {
         "{status:?}"
     );
     // Simulates an hour.
-    let mut tokens = member(&stage, "full")
-        .await?
-        .status
-        .context("a status")?
-        .tokens;
+    let mut tokens = stage.record("full").await?.tokens;
     let past = jiff::Timestamp::now() - Duration::from_secs(60);
     tokens[3].expires_at = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(past));
     let forgotten = tokens[3].token_hash.clone();
-    let patch = Patch::Merge(json!({"status": {"tokens": tokens}}));
-    stage
-        .members()
-        .patch_status("full", &PatchParams::default(), &patch)
+    let patch = Patch::Merge(json!({"spec": {"tokens": tokens}}));
+    Api::<MemberRecord>::all(stage.client.clone())
+        .patch("full", &PatchParams::default(), &patch)
         .await?;
     Credentials::join(&join).await?;
-    let tokens = member(&stage, "full")
-        .await?
-        .status
-        .context("a status")?
-        .tokens;
+    let tokens = stage.record("full").await?.tokens;
     ensure!(tokens.len() == 16 && tokens.iter().all(|used| used.token_hash != forgotten));
     Ok(())
 }

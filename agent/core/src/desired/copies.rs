@@ -48,6 +48,8 @@ impl OrderSource {
 pub struct Copies {
     claims: BTreeMap<SourceRef, SmallSet<IntentKey>>,
     orders: BTreeMap<SourceRef, BTreeMap<IntentKey, OrderSource>>,
+    /// The rules whose accounts may not write a copy that other rules claim, too.
+    forbidden: BTreeMap<SourceRef, BTreeSet<RuleUid>>,
 }
 
 impl Copies {
@@ -137,6 +139,37 @@ impl Copies {
                 self.claims.remove(copy);
             }
         }
+        if self.source_of(&key.rule, copy).is_none() {
+            self.permit(copy, &key.rule);
+        }
+    }
+
+    /// Records that the account of a rule may not write a copy. Where other rules claim it, they come first. A failure `again`
+    /// lets each of them try once more, because their rights may have changed.
+    pub fn forbid(&mut self, copy: &SourceRef, rule: &RuleUid, again: bool) {
+        if self.claims(copy).all(|key| key.rule == *rule) {
+            return;
+        }
+        let forbidden = self.forbidden.entry(copy.clone()).or_default();
+        if again {
+            forbidden.clear();
+        }
+        forbidden.insert(rule.clone());
+    }
+
+    /// Records that a rule may write a copy, or no longer claims it.
+    pub fn permit(&mut self, copy: &SourceRef, rule: &RuleUid) {
+        if let Some(forbidden) = self.forbidden.get_mut(copy) {
+            forbidden.remove(rule);
+            if forbidden.is_empty() {
+                self.forbidden.remove(copy);
+            }
+        }
+    }
+
+    fn is_forbidden(&self, copy: &SourceRef, rule: &RuleUid) -> bool {
+        let forbidden = self.forbidden.get(copy);
+        forbidden.is_some_and(|rules| rules.contains(rule))
     }
 
     /// The orders for a copy, by intent.
@@ -323,7 +356,7 @@ impl<'a> Owners<'a> {
     /// Returns the desired state of a copy. `live`: the existing object, if it is known.
     pub fn desired_copy(self, copy: &SourceRef, live: Option<&Live>) -> DesiredCopy {
         let ordered = self.ordered(copy, live);
-        let Some((key, other)) = self.winner(copy) else {
+        let Some((key, other)) = self.winner(copy, live) else {
             return ordered;
         };
         let Some(wanted) = self.wanted_copy(copy, key, other) else {
@@ -350,8 +383,12 @@ impl<'a> Owners<'a> {
 
     /// Returns the rule that wins a copy, with its terms, also while an order for the copy comes
     /// first.
-    pub fn idle_winner(self, copy: &SourceRef) -> Option<(RuleUid, Option<WantedCopy>)> {
-        self.winner(copy)
+    pub fn idle_winner(
+        self,
+        copy: &SourceRef,
+        live: Option<&Live>,
+    ) -> Option<(RuleUid, Option<WantedCopy>)> {
+        self.winner(copy, live)
             .map(|(key, other)| (key.rule.clone(), self.wanted_copy(copy, key, other)))
     }
 
@@ -424,20 +461,23 @@ impl<'a> Owners<'a> {
     }
 
     /// The rule that wins a copy, or that ordered its removal.
-    pub fn rule_of(self, copy: &SourceRef) -> Option<&'a RuleUid> {
+    pub fn rule_of(self, copy: &SourceRef, live: Option<&Live>) -> Option<&'a RuleUid> {
         let ordered = self.copies.orders(copy).next().map(|(key, _)| key);
-        self.winner(copy)
+        self.winner(copy, live)
             .map(|(key, _)| key)
             .or(ordered)
             .map(|key| &key.rule)
     }
 
     /// The intent that wins a copy, and another source of the same rule that claims it too.
-    fn winner(self, copy: &SourceRef) -> Option<(&'a IntentKey, Option<&'a IntentKey>)> {
-        let first = self
-            .copies
-            .claims(copy)
-            .min_by_key(|key| self.rank(&key.rule))?;
+    fn winner(
+        self,
+        copy: &SourceRef,
+        live: Option<&Live>,
+    ) -> Option<(&'a IntentKey, Option<&'a IntentKey>)> {
+        let incumbent = live.and_then(Live::intent).map(|intent| intent.rule);
+        let rank = |key: &&'a IntentKey| self.rank(copy, &key.rule, incumbent.as_ref());
+        let first = self.copies.claims(copy).min_by_key(rank)?;
         let other = self
             .copies
             .claims(copy)
@@ -445,14 +485,25 @@ impl<'a> Owners<'a> {
         Some((first, other))
     }
 
-    /// The precedence of a rule, smallest first; the uid makes it total. A dry run blocks no rule.
-    fn rank(self, uid: &'a RuleUid) -> impl Ord + 'a {
+    /// The precedence of a rule, smallest first; the uid makes it total. A dry run and a rule whose account may not write the copy
+    /// block no rule. `incumbent` is the rule that wrote the copy: among rules of the same scope, it keeps it.
+    fn rank(
+        self,
+        copy: &SourceRef,
+        uid: &'a RuleUid,
+        incumbent: Option<&RuleUid>,
+    ) -> impl Ord + use<'a> {
         let rule = self.rules.get(uid);
         let terms = rule.and_then(|rule| rule.terms.as_ref());
         let writes_nothing = rule.is_some_and(Rule::is_dry_run);
+        let is_namespaced = terms.is_some_and(|(terms, _)| !terms.rule.is_cluster_scoped());
         (
             rule.is_none_or(|rule| rule.orphaned),
             writes_nothing,
+            self.copies.is_forbidden(copy, uid),
+            terms.is_some(),
+            is_namespaced,
+            incumbent != Some(uid),
             terms.map(|(terms, _)| terms.precedence()),
             uid,
         )
@@ -562,7 +613,7 @@ impl<'a> Owners<'a> {
     }
 
     /// Returns the rules that cannot have a copy, with the reason, and those that still remove it.
-    pub fn others(self, copy: &SourceRef) -> Vec<(RuleUid, CopyStatus)> {
+    pub fn others(self, copy: &SourceRef, live: Option<&Live>) -> Vec<(RuleUid, CopyStatus)> {
         let mut outcomes: Vec<(RuleUid, CopyStatus)> = vec![];
         let claimed = |uid: &RuleUid| self.copies.claims(copy).any(|key| key.rule == *uid);
         for (key, _) in self.copies.orders(copy) {
@@ -570,21 +621,21 @@ impl<'a> Owners<'a> {
                 outcomes.push((key.rule.clone(), CopyStatus::Removing(None)));
             }
         }
-        let Some((winner, _)) = self.winner(copy) else {
+        let Some((winner, _)) = self.winner(copy, live) else {
             return outcomes;
         };
         for key in self.copies.claims(copy) {
             if key.rule != winner.rule && outcomes.iter().all(|(uid, _)| *uid != key.rule) {
                 outcomes.push((
                     key.rule.clone(),
-                    CopyStatus::Failed(self.superseded(&winner.rule, &key.rule)),
+                    CopyStatus::Failed(self.superseded(copy, &winner.rule, &key.rule)),
                 ));
             }
         }
         outcomes
     }
 
-    fn superseded(self, winner: &RuleUid, loser: &RuleUid) -> CopyError {
+    fn superseded(self, copy: &SourceRef, winner: &RuleUid, loser: &RuleUid) -> CopyError {
         let rule = |uid| {
             self.rules
                 .get(uid)
@@ -604,9 +655,14 @@ impl<'a> Owners<'a> {
             {
                 "this rule is a dry run"
             }
+            _ if self.copies.is_forbidden(copy, loser) => {
+                "the account of this rule may not write it"
+            }
             (Some((_, Some(above))), Some((_, Some(below)))) => {
                 if above.rule.is_cluster_scoped() && !below.rule.is_cluster_scoped() {
                     "it is cluster-scoped"
+                } else if above.precedence() > below.precedence() {
+                    "it has this copy already"
                 } else if above.created_at < below.created_at {
                     "it is older"
                 } else {

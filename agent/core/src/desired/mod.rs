@@ -40,7 +40,7 @@ use cluster::is_broad;
 pub use cluster::{AgentLocation, Cluster, Namespace};
 use copies::OrderSource;
 pub use copies::{Copies, Owners};
-pub use rules::{AckedRule, CopyDigest, FinishedRule, Rules, StoredRule};
+pub use rules::{AckedRule, CopyDigest, FinishedRule, Rules, StoredRule, returned_fields};
 use rules::{IntentState, Rule};
 pub use tombstones::Tombstones;
 
@@ -115,6 +115,11 @@ impl Desired {
     /// The copies that are claimed or ordered to be removed.
     pub fn copies(&self) -> &Copies {
         &self.copies
+    }
+
+    /// The claims on copies, to record which rules may write them.
+    pub fn copies_mut(&mut self) -> &mut Copies {
+        &mut self.copies
     }
 
     /// Puts another policy in force. Copies that it no longer watches need no orders.
@@ -600,7 +605,7 @@ fn check(source: &SourceRef, revision: &Revision, payload: &Payload) -> Result<F
     check_name(source)?;
     let content = payload.decode().map_err(|error| {
         let reason = match error {
-            ContentError::TooLarge { .. } => Reason::TooLarge,
+            ContentError::TooLarge { .. } | ContentError::TooManyNodes => Reason::TooLarge,
             ContentError::Malformed | ContentError::UnknownEncoding => Reason::Unsupported,
         };
         CopyError::new(reason, error.to_string())

@@ -14,6 +14,12 @@ use crate::phase::Phase;
 use crate::policy::Facts;
 use crate::records::Records;
 
+/// Returns the fields that a rule has returned, with the rule's namespace on the hub.
+pub fn returned_fields(terms: &Terms) -> impl Iterator<Item = (&str, &FeedbackField)> {
+    let namespace = &*terms.rule.namespace;
+    terms.feedback.iter().map(move |field| (namespace, field))
+}
+
 /// A rule without remaining copies, as far as the agent knows.
 #[derive(Clone, Debug)]
 pub struct FinishedRule {
@@ -130,11 +136,11 @@ impl Rules {
         terms.map_or(&[], |(terms, _)| &terms.feedback)
     }
 
-    /// Returns the fields that any rule has returned.
-    pub fn feedback(&self) -> impl Iterator<Item = &FeedbackField> {
-        self.with_feedback
-            .iter()
-            .flat_map(|uid| self.feedback_of(uid))
+    /// Returns the fields that any rule has returned, with the rule's namespace on the hub.
+    pub fn feedback(&self) -> impl Iterator<Item = (&str, &FeedbackField)> {
+        let rules = self.with_feedback.iter().filter_map(|uid| self.get(uid));
+        let terms = rules.filter_map(|rule| rule.terms.as_ref());
+        terms.flat_map(|(terms, _)| returned_fields(terms))
     }
 
     /// Records that nothing of a rule is left.
@@ -190,6 +196,11 @@ impl Rules {
         })
     }
 
+    /// Returns the policy facts of an intent's content, if they are known.
+    pub fn facts(&self, key: &IntentKey) -> Option<&Facts> {
+        self.intent_of(key)?.facts.as_ref()
+    }
+
     pub(super) fn intent_of(&self, key: &IntentKey) -> Option<&IntentState> {
         self.by_uid.get(&key.rule)?.intents.get(&key.source)
     }
@@ -214,7 +225,7 @@ impl Rules {
 
     /// How many bytes the values of an intent's copies have, if that is known.
     pub fn bytes(&self, key: &IntentKey) -> Option<u64> {
-        Some(self.intent_of(key)?.facts.as_ref()?.bytes)
+        Some(self.facts(key)?.bytes)
     }
 
     /// The rules of the same namespace of the hub, a rule itself included, and that namespace.
@@ -666,7 +677,7 @@ impl Rule {
 /// The part of one copy in the digest of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyDigest {
-    /// It is not applied: it waits for its namespace.
+    /// The agent has not written it: it waits for its namespace, or is adopted.
     Nothing,
     /// The copy is applied, with this digest; `None` if it is unknown.
     Content(Option<ContentDigest>),

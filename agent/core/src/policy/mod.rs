@@ -12,6 +12,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{
     Content, ContentDigest, ContentRules, FieldPath, Kind, Pattern, Reason, Revision, Scope,
     SourceRef, is_closed_namespace, is_label, matches_any, split_resource,
@@ -132,6 +133,8 @@ impl Area {
 pub struct Facts {
     /// Size of its values in bytes, as Kubernetes counts it.
     pub bytes: u64,
+    /// The number of its JSON nodes.
+    pub nodes: u32,
     /// The type, for kinds that have a `type` field.
     pub object_type: Option<Arc<str>>,
     /// The keys of its labels.
@@ -179,6 +182,7 @@ impl Facts {
             .collect();
         Self {
             labels,
+            nodes: u32::try_from(content.nodes()).unwrap_or(u32::MAX),
             ..Self::announced(rules, content.value_bytes(rules), named)
         }
     }
@@ -213,6 +217,8 @@ pub struct Policy {
     pub max_bytes: u64,
     /// Limit of the size of the values of one object, in bytes.
     pub max_object_bytes: u64,
+    /// Limit of the JSON nodes of one object: its values, and those in its maps and lists.
+    pub max_object_nodes: u64,
     /// Whether a rule may adopt foreign objects that equal its sources.
     pub adopt: Adopt,
     /// Whether a rule may overwrite foreign objects.
@@ -241,6 +247,7 @@ impl Default for Policy {
             max_copies: MAX_COPIES,
             max_bytes: MAX_BYTES,
             max_object_bytes: 1 << 20,
+            max_object_nodes: CONTENT_NODES as u64,
             adopt: Adopt::Equal,
             overwrite: false,
             create_namespaces: false,
@@ -420,13 +427,26 @@ impl Policy {
             };
             return Some(denied(format!("the label {shown} {text}")));
         }
-        let limit = self.max_object_bytes;
-        (facts.bytes > limit).then(|| {
-            let text = format!(
-                "the object has {} bytes, and this member's policy allows {limit}",
-                facts.bytes
-            );
-            denied(format!("{text} (maxObjectBytes)"))
+        [
+            (
+                facts.bytes,
+                "bytes",
+                self.max_object_bytes,
+                "maxObjectBytes",
+            ),
+            (
+                facts.nodes.into(),
+                "JSON values",
+                self.max_object_nodes,
+                "maxObjectNodes",
+            ),
+        ]
+        .into_iter()
+        .find(|(has, _, limit, _)| has > limit)
+        .map(|(has, unit, limit, field)| {
+            denied(format!(
+                "the object has {has} {unit}, and this member's policy allows {limit} ({field})"
+            ))
         })
     }
 

@@ -29,7 +29,7 @@ fn error(field: &str, hint: impl Into<String>) -> PolicyError {
 
 type Parsed<T> = Result<T, PolicyError>;
 
-const FIELDS: [&str; 15] = [
+const FIELDS: [&str; 16] = [
     "namespaces",
     "kinds",
     "clusterKinds",
@@ -39,6 +39,7 @@ const FIELDS: [&str; 15] = [
     "maxCopies",
     "maxBytes",
     "maxObjectBytes",
+    "maxObjectNodes",
     "adopt",
     "overwrite",
     "createNamespaces",
@@ -136,6 +137,8 @@ impl Policy {
         policy.max_bytes = number("maxBytes", "bytes")?.unwrap_or(policy.max_bytes);
         policy.max_object_bytes =
             number("maxObjectBytes", "bytes")?.unwrap_or(policy.max_object_bytes);
+        policy.max_object_nodes =
+            number("maxObjectNodes", "JSON values")?.unwrap_or(policy.max_object_nodes);
         if let Some(value) = map.get("adopt") {
             policy.adopt = match value.as_str() {
                 Some("Equal") => Adopt::Equal,

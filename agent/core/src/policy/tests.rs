@@ -407,6 +407,23 @@ fn kinds_and_watches_are_bounded() {
 }
 
 #[test]
+fn object_with_too_many_json_values_is_denied() {
+    let kind = Kind::by_resource("configmaps").unwrap();
+    let facts = Facts::of(
+        kind.content,
+        &content(json!({"data": {"a": "", "b": "", "c": ""}})),
+    );
+    assert_eq!(facts.nodes, 6);
+    let denied = |text: &str| Policy::parse(text).unwrap().denies_content(&facts);
+    assert!(denied("{}").is_none() && denied("maxObjectNodes: 6").is_none());
+    let message = denied("maxObjectNodes: 5").unwrap().message;
+    assert_eq!(
+        &*message,
+        "the object has 6 JSON values, and this member's policy allows 5 (maxObjectNodes)"
+    );
+}
+
+#[test]
 fn sizes_are_those_of_kubernetes() {
     let kind = |resource| Kind::by_resource(resource).unwrap();
     let fields = content(json!({"data": {"key": "1234"}, "binaryData": {"b": "MTIzNA=="}}));
@@ -414,6 +431,7 @@ fn sizes_are_those_of_kubernetes() {
         Facts::of(kind("configmaps").content, &fields),
         Facts {
             bytes: 8,
+            nodes: 6,
             ..Facts::default()
         }
     );
@@ -422,6 +440,7 @@ fn sizes_are_those_of_kubernetes() {
         Facts::of(kind("secrets").content, &fields),
         Facts {
             bytes: 7,
+            nodes: 5,
             object_type: Some("Opaque".into()),
             ..Facts::default()
         }

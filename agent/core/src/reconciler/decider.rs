@@ -411,7 +411,10 @@ impl Decider<'_> {
         copy: &SourceRef,
         removing: &CopyStatus,
     ) -> Option<(RuleUid, CopyStatus)> {
-        let (rule, wanted) = self.desired.owners().idle_winner(copy)?;
+        let (rule, wanted) = self
+            .desired
+            .owners()
+            .idle_winner(copy, self.records.live(copy))?;
         // The removal may wait for an approval. Nothing is under way until then.
         let wanted = wanted.filter(|_| *removing == CopyStatus::PruneRequested);
         let decision = wanted.map(|wanted| {
@@ -459,7 +462,7 @@ impl Decider<'_> {
                 assert_eq!(reported, Some(&outcome), "{copy}: the outcome is outdated");
             }
             (DesiredCopy::Nothing, Decision::Forget) => {
-                let others = self.desired.owners().others(copy);
+                let others = self.desired.owners().others(copy, self.records.live(copy));
                 assert_eq!(self.report.of_copy(copy), others, "{copy} is of no rule");
             }
             // The end of a removal may have begun another change of the copy.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_proto::model::{
-    Batch, ProofKey, Reason, Refusal, RuleName, RuleState, RuleUid, SourceRef,
+    Batch, ProofKey, Reason, Refusal, Revision, RuleName, RuleState, RuleUid, SourceRef,
 };
 
 use super::history::{CachedDiff, Failed};
@@ -14,7 +14,7 @@ use super::member::Member;
 use super::prunes;
 use super::watches::Watch;
 use crate::backoff::RECHECK;
-use crate::copy::{CopyError, CopyStatus};
+use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{Action, Decision, DesiredCopy, Done, Job, Key, Recreate, Work, WriteEffect};
 use crate::desired::Namespace;
 use crate::live::Live;
@@ -297,8 +297,9 @@ impl Member {
             self.reconcile_copy(&copy, now);
         }
         loop {
-            let owners = self.desired.owners();
-            let key = self.jobs.pop(now, |copy| owners.rule_of(copy).cloned())?;
+            let (owners, records) = (self.desired.owners(), &self.records);
+            let rule_of = |copy: &SourceRef| owners.rule_of(copy, records.live(copy)).cloned();
+            let key = self.jobs.pop(now, rule_of)?;
             let job = match &key {
                 Key::Namespace(name) => self.namespace_job(&key, name),
                 Key::Copy(copy) if self.follows(copy) => Err(Idle::Follows),
@@ -332,6 +333,7 @@ impl Member {
             work: Work::CreateNamespace,
             account,
             corrects_drift: false,
+            nodes: 0,
         })
     }
 
@@ -392,6 +394,13 @@ impl Member {
         };
         let account = self.decider().account(&rule);
         let drift = drifted.is_some();
+        let wanted = self.desired.rules().facts(&about.0);
+        let live = self.records.live(copy).map(|live| &live.facts);
+        let known = [wanted, live]
+            .into_iter()
+            .flatten()
+            .map(|facts| facts.nodes);
+        let nodes = known.max().unwrap_or_default();
         let job = RunningJob {
             want: (!depends_on_others).then_some(want),
             epoch: self.jobs.epoch,
@@ -410,6 +419,7 @@ impl Member {
             work,
             account,
             corrects_drift: drift,
+            nodes,
         })
     }
 
@@ -482,17 +492,12 @@ impl Member {
                 }
                 self.jobs
                     .retry(&done.key, &copy_error, done.retry_after, now);
-                self.history.failed.insert(
-                    copy.clone(),
-                    Failed {
-                        target: job.target,
-                        copy_error,
-                    },
-                );
+                self.record_failure(copy, job.target, copy_error);
             }
             None => {
                 self.jobs.queue.done(&done.key, now);
                 self.history.failed.remove(copy);
+                self.desired.copies_mut().permit(copy, &job.target.0.rule);
                 if let Some(wrote) = done.wrote {
                     tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");
                     // The outcome may be the same as before, as that of a contended copy is.
@@ -510,6 +515,25 @@ impl Member {
         } else {
             self.reconcile_copy(copy, now);
         }
+    }
+
+    /// Records the failure of a job. Where the rules write as accounts of their own, a rule whose account may not write a copy
+    /// leaves it to the others that claim it.
+    fn record_failure(
+        &mut self,
+        copy: &SourceRef,
+        target: (IntentKey, Option<Revision>),
+        copy_error: CopyError,
+    ) {
+        let before = self.history.failed.get(copy);
+        let again = before.is_some_and(|failed| failed.target == target);
+        let has_accounts = !self.jobs.limits.policy.impersonate.is_empty();
+        if has_accounts && copy_error.reason == Reason::Forbidden {
+            let copies = self.desired.copies_mut();
+            copies.forbid(copy, &target.0.rule, again);
+        }
+        let failed = Failed { target, copy_error };
+        self.history.failed.insert(copy.clone(), failed);
     }
 
     /// Records the object that a job has read or written.

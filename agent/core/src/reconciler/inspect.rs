@@ -64,18 +64,23 @@ impl Decider<'_> {
         let fields = self.desired.rules().feedback_of(rule);
         let source = self.desired.copies().source_of(rule, copy);
         let live = self.records.live(copy);
-        let live = live.filter(|live| {
+        let sealed = live.filter(|live| {
             let sealed = live.sealed.as_ref();
             sealed.is_some_and(|sealed| sealed.rule == *rule)
         });
+        let created = sealed.filter(|live| live.is_own());
         Some(ListedCopy {
             copy: copy.clone(),
             source: source.map(|source| source.plain()),
             outcome,
             copy_error,
-            applied_at: live.map_or(0, |live| live.applied_at),
-            health: live.and_then(|live| live.health.as_deref().cloned()),
-            feedback: feedback::named(fields, copy, live.and_then(|live| live.feedback.as_deref())),
+            applied_at: sealed.map_or(0, |live| live.applied_at),
+            health: created.and_then(|live| live.health.as_deref().cloned()),
+            feedback: feedback::named(
+                fields,
+                copy,
+                created.and_then(|live| live.feedback.as_deref()),
+            ),
         })
     }
 
@@ -83,6 +88,8 @@ impl Decider<'_> {
         let sealed = live.sealed.as_ref();
         let rule = sealed.map(|sealed| &sealed.rule);
         let fields = rule.map_or(&[][..], |rule| self.desired.rules().feedback_of(rule));
+        // The state of what others have created is theirs.
+        let created = Some(live).filter(|live| live.is_own());
         LiveObject {
             ours: live.ownership == Ownership::Ours,
             intact: live.intact,
@@ -90,8 +97,12 @@ impl Decider<'_> {
                 .map(|sealed| (sealed.rule.clone(), sealed.source.clone(), sealed.revision)),
             applied_at: live.applied_at,
             uid: live.uid.to_string(),
-            health: live.health.as_deref().cloned(),
-            feedback: feedback::named(fields, copy, live.feedback.as_deref()),
+            health: created.and_then(|live| live.health.as_deref().cloned()),
+            feedback: feedback::named(
+                fields,
+                copy,
+                created.and_then(|live| live.feedback.as_deref()),
+            ),
         }
     }
 

@@ -21,7 +21,7 @@ use crate::decide::{
     Action, Decision, DesiredCopy, Key, Limits, WriteEffect, applied_status, decide, is_applied,
     planned,
 };
-use crate::desired::Desired;
+use crate::desired::{Desired, returned_fields};
 use crate::diff;
 use crate::feedback::FeedbackPaths;
 use crate::policy::{OnRevoke, Policy};
@@ -80,7 +80,12 @@ impl Member {
             report: Report::default(),
             prunes: PruneApprovals::default(),
             feedback: ReadPaths {
-                paths: FeedbackPaths::of(setup.stored.iter().flat_map(|rule| &rule.terms.feedback)),
+                paths: FeedbackPaths::of(
+                    setup
+                        .stored
+                        .iter()
+                        .flat_map(|rule| returned_fields(&rule.terms)),
+                ),
                 changes: None,
             },
             store: Store::new(setup.stored),
@@ -603,7 +608,7 @@ impl Member {
     ) {
         self.history
             .record_outcome(copy, want, outcome.as_ref(), &self.report, now);
-        let mut outcomes = self.desired.owners().others(copy);
+        let mut outcomes = self.desired.owners().others(copy, self.records.live(copy));
         match (want, outcome) {
             (DesiredCopy::Copy(wanted), Some(outcome)) => {
                 let before = self.report.outcome(copy, &wanted.intent.rule);
@@ -636,7 +641,9 @@ impl Member {
         let owner = self.decider().owner(copy, live, want);
         let object = owner.as_ref().map(|rule| ReportedObject {
             rule,
-            health: live.and_then(|live| live.health.as_deref()),
+            health: live
+                .filter(|live| live.is_own())
+                .and_then(|live| live.health.as_deref()),
         });
         self.report.set(copy, outcomes, object);
     }

@@ -297,6 +297,7 @@ impl Reconciler {
                 // Each of its items has an account.
                 account: None,
                 corrects_drift: false,
+                nodes: 0,
             }),
             None => self.member.next_job(now),
         }

@@ -183,7 +183,7 @@ impl Preview<'_> {
                 }
                 (None, Some(source)) => outcome(
                     source.clone(),
-                    match desired.owners().idle_winner(&copy) {
+                    match desired.owners().idle_winner(&copy, records.live(&copy)) {
                         Some(_) => (PreviewOutcome::HandOver, None),
                         None => (PreviewOutcome::Unchanged, None),
                     },
@@ -215,7 +215,7 @@ impl Preview<'_> {
         self.decider
             .desired
             .owners()
-            .others(copy)
+            .others(copy, self.decider.records.live(copy))
             .into_iter()
             .find_map(|(rule, outcome)| match outcome {
                 CopyStatus::Failed(copy_error) if rule == *uid => Some(copy_error),

@@ -124,8 +124,9 @@ impl RuleStates<'_> {
         let copies = self.records.intents_of(uid);
         let copies = copies.flat_map(|(_, copies)| copies.iter());
         let values = copies.filter_map(|copy| {
-            let values =
-                feedback::named(fields, copy, self.records.live(copy)?.feedback.as_deref());
+            // An adopted object is that of others: no value of it is for the rule.
+            let live = self.records.live(copy).filter(|live| live.is_own())?;
+            let values = feedback::named(fields, copy, live.feedback.as_deref());
             let copy = copy.clone();
             (!values.is_empty()).then_some(CopyFeedback { copy, values })
         });
@@ -146,9 +147,11 @@ impl RuleStates<'_> {
             return None;
         }
         let (report, records) = (self.report, self.records);
-        let shows = |copy: &SourceRef| match report.outcome(copy, uid) {
-            Some(CopyStatus::Applied) => {
-                CopyDigest::Content(records.live(copy).and_then(|live| live.facts.digest))
+        let shows = |copy: &SourceRef| match (report.outcome(copy, uid), records.live(copy)) {
+            // The agent wrote nothing of an adopted object, which may lack labels of the source.
+            (Some(CopyStatus::Applied), Some(live)) if live.adopted => CopyDigest::Nothing,
+            (Some(CopyStatus::Applied), live) => {
+                CopyDigest::Content(live.and_then(|live| live.facts.digest))
             }
             _ => CopyDigest::Nothing,
         };

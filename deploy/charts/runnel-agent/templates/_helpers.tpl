@@ -69,7 +69,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Kinds whose objects carry rights, run programs or change how the cluster works: API groups, and kinds of the core group. */}}
 {{- define "runnel-agent.privileged" -}}
 {"groups": ["admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io",
-"authorization.k8s.io", "batch", "certificates.k8s.io", "flowcontrol.apiserver.k8s.io", "rbac.authorization.k8s.io"],
+"authorization.k8s.io", "batch", "certificates.k8s.io", "flowcontrol.apiserver.k8s.io", "rbac.authorization.k8s.io",
+"apps.openshift.io", "argoproj.io", "authorization.openshift.io", "helm.toolkit.fluxcd.io", "kustomize.toolkit.fluxcd.io",
+"kyverno.io", "oauth.openshift.io", "security.openshift.io", "user.openshift.io"],
 "resources": ["namespaces", "nodes", "persistentvolumes", "pods", "podtemplates", "replicationcontrollers", "serviceaccounts"]}
 {{- end -}}
 
@@ -194,7 +196,8 @@ escalate. */}}
 
 {{/* Namespaces of the system and of controllers, which no glob matches. */}}
 {{- define "runnel-agent.reserved" -}}
-["kube-*", "*-system", "openshift", "openshift-*", "argocd", "argo-cd", "cert-manager", "cattle-*", "linkerd*", "calico-*", "kyverno", "tigera-operator", "external-secrets", "open-cluster-management*", "velero"]
+["kube-*", "*-system", "openshift", "openshift-*", "argocd", "argo-cd", "cert-manager", "cattle-*", "linkerd*", "calico-*", "kyverno", "tigera-operator", "external-secrets", "open-cluster-management*", "velero",
+"argo", "azure-arc", "external-dns", "gke-*", "ingress-nginx", "rook-ceph", "tekton-*", "traefik", "vault"]
 {{- end -}}
 
 {{/* A regular expression in a CEL string that matches any of a list of names and globs. */}}

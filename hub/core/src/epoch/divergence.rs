@@ -10,6 +10,8 @@ use runnel_api::conditions::{ConditionType, Reason};
 /// The annotation of a `MemberCluster` by which an administrator confirms a divergence. Its value
 /// names the divergence.
 pub const CONFIRMED: &str = "runnel.dev/confirmed";
+/// The annotation of a `MemberCluster` that names the one whose cluster it takes over.
+pub const REPLACES: &str = "runnel.dev/replaces";
 /// By how much the clocks of two hubs may differ, in seconds.
 const SKEW: u64 = 2;
 
@@ -43,6 +45,13 @@ pub enum Divergence {
         former: String,
         /// Whether the other `MemberCluster` is the reason, and not the other cluster.
         other_member: bool,
+    },
+    /// Two `MemberCluster`s have their agent in the same cluster.
+    SecondMembership {
+        /// The other one.
+        other: String,
+        /// Whether this one's agent is refused, and not the other one's.
+        is_refused: bool,
     },
 }
 
@@ -107,7 +116,20 @@ impl Divergence {
             Divergence::Restored { by, .. } | Divergence::Doubled { by, .. } => by,
             Divergence::Cloned { other, .. } => other,
             Divergence::PreviousMembership { former, .. } => former,
+            Divergence::SecondMembership { other, .. } => other,
         }
+    }
+
+    /// Whether it is about another client than the agent of the member's session.
+    pub fn is_of_other_client(&self) -> bool {
+        matches!(
+            self,
+            Divergence::Cloned { .. }
+                | Divergence::SecondMembership {
+                    is_refused: false,
+                    ..
+                }
+        )
     }
 
     /// Returns the restriction before the confirmation. A cluster that uses the key of another one
@@ -116,7 +138,8 @@ impl Divergence {
         match self {
             Divergence::Restored { .. }
             | Divergence::Doubled { .. }
-            | Divergence::Cloned { .. } => SendRestriction::Everything,
+            | Divergence::Cloned { .. }
+            | Divergence::SecondMembership { .. } => SendRestriction::Everything,
             Divergence::PreviousMembership { .. } => SendRestriction::Removals,
         }
     }
@@ -129,6 +152,9 @@ impl Divergence {
             }
             Divergence::Doubled { .. } => (ConditionType::Duplicate, Reason::SecondHub),
             Divergence::Cloned { .. } => (ConditionType::Duplicate, Reason::SecondCluster),
+            Divergence::SecondMembership { .. } => {
+                (ConditionType::Duplicate, Reason::SecondMembership)
+            }
             Divergence::PreviousMembership { .. } => (
                 ConditionType::PreviousMembership,
                 Reason::CopiesFromPreviousMembership,
@@ -167,6 +193,18 @@ impl Divergence {
                 format!(
                     "the cluster got its copies {was}, and some of them are not selected now, or with other terms. Nothing is removed \
                      there. If they may be removed: `{confirm}`"
+                )
+            }
+            Divergence::SecondMembership { other, is_refused } => {
+                let (refused, kept) = if *is_refused {
+                    (member, other.as_str())
+                } else {
+                    (other.as_str(), member)
+                };
+                format!(
+                    "the agents of the MemberClusters {kept} and {refused} are in one cluster (its kube-system has one uid), \
+                     which belongs to {kept}. The agent of {refused} is refused, and changes nothing. Delete the MemberCluster \
+                     {refused}, or rename the cluster: `kubectl runnel join {refused} --replace {kept}`"
                 )
             }
         }

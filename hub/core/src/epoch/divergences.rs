@@ -29,7 +29,7 @@ impl Divergences {
     pub fn settle(&mut self, cluster: &ClusterName) -> bool {
         let settled = self
             .of(cluster)
-            .is_some_and(|divergence| !matches!(divergence, Divergence::Cloned { .. }));
+            .is_some_and(|divergence| !divergence.is_of_other_client());
         if settled {
             self.known.remove(cluster);
         }
@@ -61,7 +61,8 @@ impl Divergences {
         is_member: impl Fn(&ClusterName) -> bool,
     ) -> Vec<ClusterName> {
         let is_over = |name: &ClusterName, (divergence, at): &(Divergence, Instant)| {
-            let passes = matches!(divergence, Divergence::Cloned { .. }) || !is_member(name);
+            let is_refused = matches!(divergence, Divergence::SecondMembership { .. });
+            let passes = is_refused || divergence.is_of_other_client() || !is_member(name);
             passes && now.saturating_duration_since(*at) >= REMEMBERED
         };
         let gone: Vec<_> = self

@@ -32,7 +32,7 @@ mod leader_history;
 #[cfg(test)]
 mod tests;
 
-pub use divergence::{CONFIRMED, Divergence, Facts, judge};
+pub use divergence::{CONFIRMED, Divergence, Facts, REPLACES, judge};
 pub use divergences::Divergences;
 pub use history_token::{HistoryToken, TokenRecipient};
 pub use leader_history::{LEADER_HISTORY, LeaderHistory, LeaderPosition};

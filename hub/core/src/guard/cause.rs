@@ -1,6 +1,9 @@
 //! Why items are no longer selected.
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use runnel_api::CauseCount;
 
 /// How many subjects a cause names.
 const SUBJECTS: usize = 3;
@@ -27,14 +30,22 @@ pub enum CauseKind {
     Missed,
     /// A rule was edited.
     RuleEdited,
+    /// A rule was reverted to a former state, or its revert ended.
+    RuleReverted,
     /// Labels of sources in a namespace changed.
     SourceLabels,
+    /// Controllers took over sources in a namespace.
+    Controlled,
+    /// Sources in a namespace are not distributed any more, for another reason than the annotation of their owner.
+    Refused,
     /// A member cluster changed.
     Clusters,
     /// The labels of a namespace of the hub, by which grants choose, changed.
     HubNamespaces,
     /// A grant changed.
     Grants,
+    /// A grant was deleted.
+    GrantDeleted,
     /// Namespaces in member clusters are no longer targets of a rule.
     TargetNamespaces,
     /// A reconnected cluster has copies that the rule did not select, perhaps from blocked removals
@@ -70,22 +81,31 @@ impl CauseKind {
             CauseKind::NameRemoved | CauseKind::RuleEdited => {
                 format!("{} was edited", named("rule"))
             }
+            CauseKind::RuleReverted => {
+                format!("{} was reverted, or its revert ended", named("rule"))
+            }
             CauseKind::Deleted | CauseKind::LimitedDeletion => {
                 format!("{} was deleted", list(subjects))
             }
             CauseKind::NamespaceDeleted => format!("{} on the hub was deleted", named("namespace")),
             CauseKind::CrdDeleted => format!("{} was deleted", named("CRD")),
-            // Sources without namespaces have no subject.
-            CauseKind::Missed | CauseKind::SourceLabels => {
+            CauseKind::Missed
+            | CauseKind::SourceLabels
+            | CauseKind::Controlled
+            | CauseKind::Refused => {
+                // Sources without namespaces have no subject.
                 let place = if subjects.is_empty() {
                     String::new()
                 } else {
                     format!(" in {}", named("namespace"))
                 };
-                if self == CauseKind::Missed {
-                    format!("sources{place} were deleted while the hub was away")
-                } else {
-                    format!("labels of sources{place} changed")
+                match self {
+                    CauseKind::Missed => {
+                        format!("sources{place} were deleted while the hub was away")
+                    }
+                    CauseKind::SourceLabels => format!("labels of sources{place} changed"),
+                    CauseKind::Controlled => format!("controllers took over sources{place}"),
+                    _ => format!("sources{place} are no longer distributed"),
                 }
             }
             CauseKind::Clusters => format!("labels of {} changed", named("member cluster")),
@@ -93,6 +113,7 @@ impl CauseKind {
                 format!("labels of {} on the hub changed", named("namespace"))
             }
             CauseKind::Grants => format!("{} changed", named("grant")),
+            CauseKind::GrantDeleted => format!("{} was deleted", named("grant")),
             CauseKind::TargetNamespaces => format!(
                 "namespaces in member clusters are no longer targets of {}",
                 named("rule")
@@ -124,6 +145,26 @@ pub(super) fn describe<'a>(causes: impl Iterator<Item = &'a Cause> + Clone) -> O
         .collect();
     let text = kind.describe(&subjects);
     Some(text.chars().take(runnel_api::limits::MESSAGE).collect())
+}
+
+/// Several causes of different kinds with their numbers of copies, most copies first; nothing for one kind.
+pub(super) fn counts(by_cause: &BTreeMap<Cause, u64>) -> Vec<CauseCount> {
+    let kinds: BTreeSet<_> = by_cause.keys().map(|cause| cause.kind).collect();
+    let count = |kind: CauseKind| {
+        let of_kind = || by_cause.iter().filter(move |(cause, _)| cause.kind == kind);
+        let copies = of_kind().fold(0u64, |sum, (_, copies)| sum.saturating_add(*copies));
+        CauseCount {
+            cause: describe(of_kind().map(|(cause, _)| cause)).unwrap_or_default(),
+            copies: i64::try_from(copies).unwrap_or(i64::MAX),
+        }
+    };
+    if kinds.len() < 2 {
+        return Vec::new();
+    }
+    let mut counts: Vec<_> = kinds.into_iter().map(count).collect();
+    counts.sort_by_key(|count| Reverse(count.copies));
+    counts.truncate(runnel_api::limits::CAUSES);
+    counts
 }
 
 /// The kind that counts among causes.

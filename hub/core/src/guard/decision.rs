@@ -1,5 +1,5 @@
 //! What may be removed, and the guard's decision about it, for sessions.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -12,6 +12,48 @@ use super::items_of;
 pub struct GuardDecision {
     pub(super) passed: BTreeSet<Item>,
     pub(super) blocked: BTreeSet<Item>,
+    /// Where the pass of a source counts for less.
+    pub(super) conditions: Conditions,
+}
+
+/// Sources that passed with copies that were not counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    /// Another rule sent them: their copies change hands, and are not removed.
+    pub(super) handed_over: BTreeSet<SourceRef>,
+    /// The clusters had reported nothing to this process, and the rule did not choose them.
+    pub(super) unseen: BTreeMap<SourceRef, Arc<BTreeSet<ClusterName>>>,
+}
+
+impl Conditions {
+    /// These intents passed although another rule takes some, and these clusters may have copies of any of them.
+    pub fn new(
+        handed_over: BTreeSet<SourceRef>,
+        passed: &BTreeSet<Item>,
+        unseen: BTreeSet<ClusterName>,
+    ) -> Self {
+        let clusters = Arc::new(unseen);
+        let sources = passed.iter().filter_map(Item::source);
+        let unseen = sources.filter(|_| !clusters.is_empty());
+        Self {
+            handed_over,
+            unseen: unseen.map(|source| (source, clusters.clone())).collect(),
+        }
+    }
+
+    fn is_unseen(&self, cluster: &ClusterName, source: &SourceRef) -> bool {
+        let clusters = self.unseen.get(source);
+        clusters.is_some_and(|clusters| clusters.contains(cluster))
+    }
+
+    pub(super) fn remove(&mut self, source: &SourceRef) {
+        self.handed_over.remove(source);
+        self.unseen.remove(source);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.handed_over.is_empty() && self.unseen.is_empty()
+    }
 }
 
 impl GuardDecision {
@@ -34,11 +76,37 @@ impl GuardDecision {
         self.blocked.contains(item)
     }
 
-    /// Whether an intent may be removed in a cluster.
-    pub fn passes_intent(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
-        items_of(cluster, intent)
-            .iter()
-            .any(|item| self.passes(item))
+    /// Whether an intent may be removed in a cluster, of a source that the rule selects or not. `is_taken`: another rule sends it
+    /// there. An item that passes covers only what is selected when it is judged: another one that concerns the intent may wait
+    /// for approval.
+    pub fn passes_intent(
+        &self,
+        cluster: &ClusterName,
+        intent: &SourceRef,
+        is_selected: bool,
+        is_taken: impl FnOnce() -> bool,
+    ) -> bool {
+        let covers = |item: &&Item| is_selected || item.kind().is_none();
+        let items = items_of(cluster, intent);
+        let passes = items.iter().filter(covers).any(|item| self.passes(item));
+        let source = intent.plain();
+        let is_counted = || {
+            let is_kept = self.conditions.is_unseen(cluster, &source)
+                || (self.conditions.handed_over.contains(&source) && !is_taken());
+            !is_kept || self.passes(&Item::Copy(cluster.clone(), intent.clone()))
+        };
+        passes && is_counted() && !self.blocks_intent(cluster, intent)
+    }
+
+    /// Whether an intent in a cluster is to be judged by itself, where its source passed without its copies.
+    pub fn is_uncounted(&self, cluster: &ClusterName, intent: &SourceRef) -> bool {
+        let source = intent.plain();
+        self.conditions.handed_over.contains(&source) || self.conditions.is_unseen(cluster, &source)
+    }
+
+    /// Whether some intent passes only as long as another rule sends it.
+    pub fn hands_over(&self) -> bool {
+        !self.conditions.handed_over.is_empty()
     }
 
     /// Whether an intent waits for approval in a cluster.
@@ -46,6 +114,19 @@ impl GuardDecision {
         items_of(cluster, intent)
             .iter()
             .any(|item| self.blocks(item))
+    }
+
+    /// Whether something passes in clusters that the rule selects.
+    pub fn passes_in_clusters(&self) -> bool {
+        let first = Item::Kind(ClusterName::from(""), Arc::default());
+        self.passed.range(first..).next().is_some()
+    }
+
+    /// Whether copies of selected sources pass: of a kind that is not granted, or in namespaces that are no targets.
+    pub fn passes_selected(&self) -> bool {
+        let first = Item::Kind(ClusterName::from(""), Arc::default());
+        let is_kind = |item: &Item| matches!(item, Item::Kind(..));
+        self.has_prunes() || self.passed.range(first..).next().is_some_and(is_kind)
     }
 
     /// Returns the approved removals in a cluster of copies whose namespace is no longer a target.
@@ -131,6 +212,29 @@ impl Item {
             | Item::Copy(cluster, _)
             | Item::Prune(cluster, _) => Some(cluster),
             Item::Rule | Item::Name(_) | Item::Source(_) => None,
+        }
+    }
+}
+
+impl Item {
+    /// The intent of the copies, if it is about just one.
+    pub fn intent(&self) -> Option<&SourceRef> {
+        match self {
+            Item::Copy(_, intent) | Item::Name(intent) | Item::Source(intent) => Some(intent),
+            Item::Rule | Item::Cluster(_) | Item::Kind(..) | Item::Prune(..) => None,
+        }
+    }
+
+    /// The source of the copies, if it is about just one.
+    pub(super) fn source(&self) -> Option<SourceRef> {
+        self.intent().map(SourceRef::plain)
+    }
+
+    /// The kind of the copies, if it is about all of a kind.
+    pub(super) fn kind(&self) -> Option<&Arc<str>> {
+        match self {
+            Item::Kind(_, kind) => Some(kind),
+            _ => None,
         }
     }
 }

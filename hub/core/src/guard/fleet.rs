@@ -7,6 +7,7 @@ use runnel_api::Deliberate;
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::{Cause, DELAY, Item, Limit, TerminatingScopes, WINDOW};
+use crate::now::SETTLING;
 
 /// The maximum delay of a removal, as a number of [`DELAY`]s, however many others follow.
 const DELAYS: u32 = 5;
@@ -34,15 +35,11 @@ impl FleetTerms {
     /// Reads the object; without one, the defaults.
     pub fn of(fleet: Option<&runnel_api::Fleet>) -> Self {
         let spec = fleet.map(|fleet| fleet.spec.clone()).unwrap_or_default();
-        let limit = |count: i64, percent: i64| Limit {
-            count: u64::try_from(count).unwrap_or_default(),
-            percent: u64::try_from(percent).unwrap_or_default(),
-        };
         let removal = &spec.removal_limit;
         let annotations = fleet.and_then(|fleet| fleet.metadata.annotations.as_ref());
         Self {
-            fleet: limit(removal.fleet.count, removal.fleet.percent),
-            member: limit(removal.member.count, removal.member.percent),
+            fleet: Limit::of(removal.fleet.count, removal.fleet.percent, Limit::FLEET),
+            member: Limit::of(removal.member.count, removal.member.percent, Limit::MEMBER),
             limits_deliberate_deletes: removal.deliberate == Deliberate::Hold,
             approve: annotations
                 .and_then(|all| all.get(runnel_api::APPROVE))
@@ -131,6 +128,8 @@ pub struct FleetGuard {
     waiting: BTreeSet<RuleUid>,
     first: Option<Instant>,
     due: Option<Instant>,
+    /// The first judgment of this process.
+    began: Option<Instant>,
     /// What passed within [`WINDOW`].
     passed: VecDeque<Passed>,
     all_rules: Option<Arc<[RuleUid]>>,
@@ -153,10 +152,15 @@ pub trait Totals {
 impl FleetGuard {
     /// Forgets what passed and what waits: another process decides from now on.
     pub fn reset(&mut self) {
-        (self.first, self.due) = (None, None);
+        (self.first, self.due, self.began) = (None, None, None);
         self.waiting.clear();
         self.passed.clear();
         self.changed.clear();
+    }
+
+    /// Whether clusters with copies may still connect to this process for the first time.
+    pub fn is_starting(&mut self, now: Instant) -> bool {
+        now.saturating_duration_since(*self.began.get_or_insert(now)) < SETTLING
     }
 
     /// Records why rules are to follow a change.

@@ -35,7 +35,7 @@ use runnel_api::conditions::whole_seconds;
 use runnel_proto::model::{ClusterName, PruneDigest, SourceRef};
 
 pub use cause::{Cause, CauseKind};
-pub use decision::{GuardDecision, Item};
+pub use decision::{Conditions, GuardDecision, Item};
 use digest::digest_of;
 pub use digest::digest_of_all;
 pub use fleet::{FleetGuard, FleetTerms, RuleRemovals, Totals};
@@ -50,6 +50,8 @@ pub const DELAY: Duration = Duration::from_secs(1);
 const MAX_DELIBERATE_NAMES: usize = 10;
 /// Limit of remembered passed removals of one rule. Others are judged again.
 const REMEMBERED: usize = 20_000;
+/// From this number on, removals that agents have carried out are forgotten.
+const WORTH_FORGETTING: usize = 64;
 /// Number of remembered digests of a changing set.
 const DIGESTS: usize = 32;
 /// Number of names in a pending approval.
@@ -160,14 +162,26 @@ impl RemovalGuard {
 
     /// An item is selected, perhaps again.
     pub fn record_selected(&mut self, item: &Item) {
-        self.open.remove(item);
-        if self.causes.remove(item).is_some() {
-            self.undone = true;
+        let was_open = self.open.remove(item).is_some();
+        let was_blocked = self.causes.remove(item).is_some();
+        self.undone |= was_blocked;
+        if let Some(source) = item.source()
+            && (was_open || was_blocked || self.decision.passes(item))
+        {
+            // The removal of its kind passed without it.
+            let covers = |passed: &Item| passed.kind() == Some(&source.resource);
+            if self.decision.passed.iter().any(covers) {
+                let decision = Arc::make_mut(&mut self.decision);
+                decision.passed.retain(|passed| !covers(passed));
+            }
         }
         if self.decision.passes(item) || self.decision.blocks(item) {
             let decision = Arc::make_mut(&mut self.decision);
             decision.passed.remove(item);
             decision.blocked.remove(item);
+            if let Some(source) = item.source() {
+                decision.conditions.remove(&source);
+            }
         }
         self.forget_if_over();
     }
@@ -205,19 +219,49 @@ impl RemovalGuard {
             .any(|item| item.cluster() == Some(cluster))
     }
 
+    /// Whether passed removals of single copies are worth to be forgotten once the copies are gone: they are many, or sessions
+    /// compare them with what other rules send.
+    pub fn is_worth_forgetting(&self) -> bool {
+        let of_sources = self.decision.passed.iter().filter_map(Item::source);
+        !self.decision.conditions.is_empty()
+            || of_sources.take(WORTH_FORGETTING).count() == WORTH_FORGETTING
+    }
+
+    /// No agent has copies any more whose removal passed: only what concerns whole clusters is remembered.
+    pub fn forget_removed(&mut self) {
+        let decision = Arc::make_mut(&mut self.decision);
+        decision.conditions = Conditions::default();
+        decision.passed.retain(|item| {
+            matches!(
+                item,
+                Item::Rule | Item::Cluster(_) | Item::Kind(..) | Item::Prune(..)
+            )
+        });
+    }
+
     /// Judges passed items again that are not removed yet.
     pub fn rejudge_passed(&mut self) {
         if !self.decision.passed.is_empty() {
-            Arc::make_mut(&mut self.decision).passed.clear();
+            let decision = Arc::make_mut(&mut self.decision);
+            decision.passed.clear();
+            decision.conditions = Conditions::default();
         }
     }
 
-    /// Judges blocked items again.
+    /// Judges blocked items again. They stay blocked until then: their copies may belong to an item that has passed, too.
     pub fn reopen(&mut self) {
-        if !self.decision.blocked.is_empty() {
-            Arc::make_mut(&mut self.decision).blocked.clear();
+        if !self.causes.is_empty() {
             self.open.append(&mut self.causes);
             (self.is_news, self.blocked_at) = (true, None);
+        }
+    }
+
+    /// The judgment of what is open begins: an earlier one of the same items does not count.
+    pub fn unblock_open(&mut self) {
+        let open = &self.open;
+        if self.blocked().iter().any(|item| open.contains_key(item)) {
+            let decision = Arc::make_mut(&mut self.decision);
+            decision.blocked.retain(|item| !open.contains_key(item));
         }
     }
 
@@ -254,15 +298,16 @@ impl RemovalGuard {
         self.awaited.remove(cluster)
     }
 
+    /// The intents that the rule does not want any more: their removal passes, waits for approval, or is not judged yet.
+    pub fn left_intents(&self) -> impl Iterator<Item = &SourceRef> {
+        let judged = self.decision.passed.iter().chain(&self.decision.blocked);
+        judged.chain(self.open.keys()).filter_map(Item::intent)
+    }
+
     /// Returns the number of open or blocked intents.
     pub fn leaving(&self) -> u64 {
-        let is_intent =
-            |item: &&Item| matches!(item, Item::Copy(..) | Item::Name(_) | Item::Source(_));
-        self.open
-            .keys()
-            .chain(self.blocked())
-            .filter(is_intent)
-            .count() as u64
+        let items = self.open.keys().chain(self.blocked());
+        items.filter_map(Item::intent).count() as u64
     }
 
     /// Returns how many more unknown sources may be open: an agent can invent any number.
@@ -343,13 +388,44 @@ impl RemovalGuard {
         self.open.insert(item, cause);
     }
 
-    /// Removes and returns all open items, by cause.
-    pub fn take_open(&mut self) -> BTreeMap<Cause, BTreeSet<Item>> {
+    /// Returns all open items, by cause.
+    pub fn open_by_cause(&self) -> BTreeMap<Cause, BTreeSet<Item>> {
         let mut all: BTreeMap<Cause, BTreeSet<Item>> = BTreeMap::new();
-        for (item, cause) in std::mem::take(&mut self.open) {
-            all.entry(cause).or_default().insert(item);
+        for (item, cause) in &self.open {
+            all.entry(cause.clone()).or_default().insert(item.clone());
         }
         all
+    }
+
+    /// These items are judged: they are no longer open.
+    pub fn close(&mut self, judged: &BTreeSet<Item>) {
+        self.open.retain(|item, _| !judged.contains(item));
+    }
+
+    /// Whether an item is open or blocked: its copies are still there.
+    pub fn keeps(&self, item: &Item) -> bool {
+        self.open.contains_key(item) || self.decision.blocks(item)
+    }
+
+    /// Whether the removal of these items would remove copies that wait for approval.
+    pub fn blocks_part_of(&self, items: &BTreeSet<Item>) -> bool {
+        let blocked = self.blocked();
+        let is_everywhere = |item: &&Item| matches!(item, Item::Name(_) | Item::Source(_));
+        let everywhere = blocked.iter().filter(is_everywhere);
+        let everywhere: BTreeSet<_> = everywhere.filter_map(Item::source).collect();
+        let clusters: BTreeSet<_> = blocked.iter().filter_map(Item::cluster).collect();
+        let kinds: BTreeSet<_> = blocked.iter().filter_map(Item::kind).collect();
+        let sources: BTreeSet<_> = blocked.iter().filter_map(Item::source).collect();
+        items.iter().any(|item| match item {
+            Item::Rule => !blocked.is_empty(),
+            Item::Cluster(cluster) => !everywhere.is_empty() || clusters.contains(cluster),
+            Item::Kind(_, kind) => sources.iter().any(|source| source.resource == *kind),
+            Item::Copy(_, intent) => everywhere.contains(&intent.plain()),
+            Item::Name(intent) | Item::Source(intent) => {
+                kinds.contains(&intent.resource) || sources.contains(&intent.plain())
+            }
+            Item::Prune(..) => false,
+        })
     }
 
     /// Passes items.
@@ -364,7 +440,20 @@ impl RemovalGuard {
                 .passed
                 .retain(|item| matches!(item, Item::Rule | Item::Cluster(_)));
         }
+        for source in items.iter().filter_map(Item::source) {
+            decision.conditions.remove(&source);
+        }
         decision.passed.extend(items);
+    }
+
+    /// Passes items, of which not all copies were counted.
+    pub fn pass_with(&mut self, items: BTreeSet<Item>, conditions: Conditions) {
+        self.pass(items);
+        if !conditions.is_empty() {
+            let all = &mut Arc::make_mut(&mut self.decision).conditions;
+            all.handed_over.extend(conditions.handed_over);
+            all.unseen.extend(conditions.unseen);
+        }
     }
 
     /// Blocks items until a user approves them.
@@ -377,6 +466,15 @@ impl RemovalGuard {
     /// The causes of what is open or blocked.
     pub fn causes(&self) -> impl Iterator<Item = &Cause> {
         self.open.values().chain(self.causes.values())
+    }
+
+    /// Returns the blocked items, by cause.
+    pub fn blocked_by_cause(&self) -> BTreeMap<&Cause, BTreeSet<&Item>> {
+        let mut all: BTreeMap<&Cause, BTreeSet<&Item>> = BTreeMap::new();
+        for (item, cause) in &self.causes {
+            all.entry(cause).or_default().insert(item);
+        }
+        all
     }
 
     /// Returns the causes of the blocked items.
@@ -403,11 +501,12 @@ impl RemovalGuard {
             .unwrap_or_default()
     }
 
-    /// Sets the number of blocked copies. The number is published once it is complete.
+    /// Sets the number of blocked copies, of all and by cause. The number is published once it is complete.
     pub fn describe(
         &mut self,
         uid: &str,
         copies: &BTreeMap<ClusterName, u64>,
+        by_cause: &BTreeMap<Cause, u64>,
         now: crate::now::Now,
     ) {
         if self.decision.blocked.is_empty() {
@@ -443,6 +542,7 @@ impl RemovalGuard {
         self.pending = Some(PendingApproval {
             digest,
             cause,
+            causes: cause::counts(by_cause),
             copies: i64::try_from(sum).unwrap_or(i64::MAX),
             clusters: i64::try_from(clusters).unwrap_or(i64::MAX),
             names: self
@@ -485,7 +585,8 @@ impl RemovalGuard {
             .blocked
             .retain(|item| !approved_items.contains(item));
         for item in &approved_items {
-            if let Some(cause) = self.causes.remove(item) {
+            let open = self.open.remove(item);
+            if let Some(cause) = self.causes.remove(item).or(open) {
                 approved.entry(cause).or_default().insert(item.clone());
             }
         }

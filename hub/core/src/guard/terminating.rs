@@ -7,6 +7,8 @@ pub struct TerminatingScopes {
     namespaces: BTreeSet<String>,
     /// CRDs of rules.
     crds: BTreeSet<String>,
+    /// CRDs of rules that cannot be read.
+    unreadable_crds: BTreeSet<String>,
 }
 
 impl TerminatingScopes {
@@ -18,6 +20,11 @@ impl TerminatingScopes {
     /// Whether the CRD of a kind of rules is being deleted or missing.
     pub fn has_crd(&self, name: &str) -> bool {
         self.crds.contains(name)
+    }
+
+    /// Whether the CRD of a kind of rules cannot be read: a rule may have been deleted with it.
+    pub fn is_crd_unreadable(&self, name: &str) -> bool {
+        self.unreadable_crds.contains(name)
     }
 
     /// Returns the number of namespaces.
@@ -36,8 +43,9 @@ impl TerminatingScopes {
         set(&mut self.crds, name, is_terminating.unwrap_or(true));
     }
 
-    /// Sets the CRDs. `None`: they cannot be read, and the former state stays.
-    pub fn set_crds(&mut self, all: Option<BTreeMap<String, bool>>) {
+    /// Sets the listed CRDs, of which this is one. `None`: it cannot be read, and the former state stays.
+    pub fn set_crds(&mut self, name: &str, all: Option<BTreeMap<String, bool>>) {
+        set(&mut self.unreadable_crds, name, all.is_none());
         for (name, is_terminating) in all.into_iter().flatten() {
             self.set_crd(&name, Some(is_terminating));
         }

@@ -1,11 +1,11 @@
 //! Reports to the removal guard which items a rule no longer selects, and which it selects again.
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, SourceRef, Terms};
 
 use super::RuleEntry;
 use crate::guard::{Cause, CauseKind, Item};
-use crate::plan::{NamedTerms, RulePlan, TargetClusters, is_bundle};
+use crate::plan::{GrantedTerms, Rule, RulePlan, TargetClusters, UnsupportedSource, is_bundle};
 
 impl RuleEntry {
     /// Whether the rule selects the item.
@@ -18,7 +18,7 @@ impl RuleEntry {
                 .target_clusters
                 .clusters
                 .get(cluster)
-                .is_some_and(|terms| terms.grants_kind(kind)),
+                .is_some_and(|terms| Terms::grants_kind(terms, kind)),
             Item::Copy(cluster, intent) => plan(cluster).is_some_and(|plan| plan.selects(intent)),
             Item::Name(intent) => self
                 .cluster_plans
@@ -74,9 +74,9 @@ impl RuleEntry {
         let assignment = self.assignment(cluster)?;
         let (source, sent) = (
             intent.plain(),
-            assignment.terms.grants_kind(&intent.resource),
+            assignment.terms().grants_kind(&intent.resource),
         );
-        if assignment.is_unknown(intent) || (sent && assignment.plan.selects(intent)) {
+        if assignment.is_unknown(intent) || (sent && assignment.plan().selects(intent)) {
             return None;
         }
         Some(if !self.plan.selects(&source) {
@@ -122,8 +122,13 @@ pub(super) fn record_changes(
         return entry.guard.is_open();
     };
     let name: Arc<str> = entry.rule.terms.rule.to_string().into();
-    let edited = CauseKind::RuleEdited.of(name.clone());
-    let named = CauseKind::NameRemoved.of(name);
+    let revert = |rule: &Rule| Some((rule.revert.clone()?.revision, rule.lacks_state()));
+    let (edited, named) = if revert(&entry.rule) == revert(&former.rule) {
+        (CauseKind::RuleEdited, CauseKind::NameRemoved)
+    } else {
+        (CauseKind::RuleReverted, CauseKind::RuleReverted)
+    };
+    let (edited, named) = (edited.of(name.clone()), named.of(name));
     let (before, now) = (&former.plan, entry.plan.clone());
     for source in before.all_selected().filter(|source| !now.selects(source)) {
         let bundle = before.bundle_of(source);
@@ -132,7 +137,8 @@ pub(super) fn record_changes(
             continue;
         }
         let object = bundle.unwrap_or(source);
-        let cause = if entry.plan.refused.contains_key(object) {
+        let is_excluded = |refused: &UnsupportedSource| *refused == UnsupportedSource::Annotation;
+        let cause = if entry.plan.refused.get(object).is_some_and(is_excluded) {
             CauseKind::Deleted.of("")
         } else if entry.rule.has_dropped_source(&former.rule, object) {
             named.clone()
@@ -149,7 +155,9 @@ pub(super) fn record_changes(
             edited.clone()
         }
     });
-    if former.cluster_plans.differs_by_cluster() || entry.cluster_plans.differs_by_cluster() {
+    if !former.cluster_plans.differs_by_cluster() && !entry.cluster_plans.differs_by_cluster() {
+        record_uniform_names(former, entry, &edited);
+    } else {
         let both: Vec<_> = former
             .target_clusters
             .clusters
@@ -175,10 +183,11 @@ pub(super) fn record_unselected(
     takes_part: impl Fn(&ClusterName) -> bool,
     cause: impl Fn(&ClusterName) -> Cause,
 ) {
+    entry.shut_to_new(|cluster| !former.clusters.contains_key(cluster));
     for (cluster, before) in &former.clusters {
         match entry.target_clusters.clusters.get(cluster).cloned() {
-            // Nothing was sent while the grants were unknown.
-            Some(now) if !former.unknown => {
+            // Nothing is sent and nothing removed while the grants are unknown.
+            Some(now) if !former.unknown && !entry.target_clusters.unknown => {
                 record_kinds(before, &now, entry, cluster, &cause(cluster))
             }
             Some(_) => {}
@@ -192,8 +201,8 @@ pub(super) fn record_unselected(
 }
 
 fn record_kinds(
-    before: &NamedTerms,
-    now: &NamedTerms,
+    before: &GrantedTerms,
+    now: &GrantedTerms,
     entry: &mut RuleEntry,
     cluster: &ClusterName,
     cause: &Cause,
@@ -208,7 +217,36 @@ fn record_kinds(
     }
 }
 
-/// The copies of sources that are still selected and have other names now.
+/// The copies of sources that are still selected and have other names in all clusters now.
+fn record_uniform_names(former: &RuleEntry, entry: &mut RuleEntry, cause: &Cause) {
+    let rendered = |entry: &RuleEntry| {
+        let mut plans = entry.cluster_plans.plans(&entry.plan);
+        plans.next().map(|(_, plan)| plan.clone())
+    };
+    let (Some(before), Some(now)) = (rendered(former), rendered(entry)) else {
+        return;
+    };
+    for intent in renamed(&before, &now, entry) {
+        entry.guard.remove(Item::Name(intent), cause.clone());
+    }
+}
+
+/// The intents of a former plan whose sources are still selected, under other names.
+fn renamed(before: &RulePlan, now: &RulePlan, entry: &RuleEntry) -> Vec<SourceRef> {
+    if std::ptr::eq(before, now) {
+        return Vec::new();
+    }
+    // With versioned names, another version of the copy is an edit.
+    let is_renamed = |intent: &&SourceRef| {
+        !now.selects(intent)
+            && !now.is_unknown(intent)
+            && !entry.is_version(intent)
+            && entry.plan.selects(&intent.plain())
+    };
+    before.intents.keys().filter(is_renamed).cloned().collect()
+}
+
+/// The copies of sources that are still selected and have other names in a cluster now.
 fn record_names(
     before: &Arc<RulePlan>,
     entry: &mut RuleEntry,
@@ -218,18 +256,7 @@ fn record_names(
     let Some(now) = entry.cluster_plans.plan(cluster, &entry.plan).cloned() else {
         return;
     };
-    if Arc::ptr_eq(before, &now) {
-        return;
-    }
-    // With versioned names, another version of the copy is an edit.
-    let other = |intent: &&SourceRef| {
-        !now.selects(intent)
-            && !now.is_unknown(intent)
-            && !entry.is_version(intent)
-            && entry.plan.selects(&intent.plain())
-    };
-    let gone: Vec<_> = before.intents.keys().filter(other).cloned().collect();
-    for intent in gone {
+    for intent in renamed(before, &now, entry) {
         entry
             .guard
             .remove(Item::Copy(cluster.clone(), intent), cause.clone());
@@ -240,9 +267,12 @@ fn record_names(
 pub(super) fn record_choice(
     entry: &mut RuleEntry,
     cluster: &ClusterName,
-    former: (Option<NamedTerms>, Option<Arc<RulePlan>>),
+    former: (Option<GrantedTerms>, Option<Arc<RulePlan>>),
     takes_part: bool,
 ) {
+    if former.0.is_none() {
+        entry.shut_to_new(|name| name == cluster);
+    }
     let changed = CauseKind::Clusters.of(cluster.as_str());
     match (entry.target_clusters.clusters.get(cluster).cloned(), former) {
         (Some(now), (Some(before), plan)) => {

@@ -7,7 +7,7 @@ use runnel_proto::model::{ClusterName, RuleUid};
 use super::{Effect, Index};
 use crate::plan::{ClusterPlans, RevisionHasher, Rule, RulePlan};
 use crate::rollout::Windows;
-use runnel_api::{MemberCluster, PendingRemoval};
+use runnel_api::{MemberCluster, MemberRecordSpec, PendingRemoval};
 
 /// A member cluster in the index.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -32,10 +32,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Reads a `MemberCluster`.
-    pub fn read(object: &MemberCluster) -> Self {
-        let status = object.status.clone().unwrap_or_default();
-        let pending = status.pending_removals.into_iter();
+    /// Reads a `MemberCluster` and its record.
+    pub fn read(object: &MemberCluster, record: &MemberRecordSpec) -> Self {
+        let pending = record.pending_removals.iter().cloned();
+        let status = object.status.as_ref();
         Self {
             uid: object.uid().unwrap_or_default(),
             labels: object.labels().clone(),
@@ -46,10 +46,8 @@ impl Cluster {
             pending: pending
                 .map(|removal| (RuleUid::from(removal.rule_uid.as_str()), removal))
                 .collect(),
-            was_connected: status.cluster_uid.is_some()
-                || status
-                    .identity
-                    .is_some_and(|identity| !identity.keys.is_empty()),
+            was_connected: status.is_some_and(|status| status.cluster_uid.is_some())
+                || !record.identity.keys.is_empty(),
         }
     }
 
@@ -198,6 +196,8 @@ impl Index {
             self.planner.rules.note_absent(uid);
         }
         effect.clusters.insert(name);
+        self.render_former(&mut effect);
+        self.render_here(&mut effect);
         effect
     }
 

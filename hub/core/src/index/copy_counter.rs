@@ -1,4 +1,5 @@
 //! Counts the copies that a removal concerns.
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
@@ -6,9 +7,10 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
 use super::ReportedCopiesFn;
 use super::RuleEntry;
 use super::clusters::Clusters;
+use super::handover::Claims;
 use super::rule_lookup::Selection;
 use super::rules::Rules;
-use crate::guard::Item;
+use crate::guard::{Conditions, Item};
 use crate::plan::{Rule, RulePlan};
 
 /// Counts copies by the reports of the agents.
@@ -52,7 +54,7 @@ impl ByScope {
 
 impl CopyCounter<'_> {
     /// Counts the copies of items: from the agents' reports, or without a report from the literal
-    /// names in the rule. A copy that another rule selects in the same cluster is handed over, and
+    /// names in the rule. A copy that another rule sends to the same cluster is handed over, and
     /// is no removal.
     pub(super) fn count<'a>(
         &self,
@@ -63,15 +65,43 @@ impl CopyCounter<'_> {
             // Copies that are only retained are not removed.
             return BTreeMap::new();
         }
-        let whole = |cluster: &ClusterName| (cluster.clone(), self.copies(entry, cluster));
         let items: BTreeSet<_> = items.collect();
+        let claims = self.claims();
+        let senders = claims.senders_of_manifests(entry);
+        let is_contested =
+            |intent: &&SourceRef| claims.others(entry, &senders, intent).next().is_some();
+        let of_rule = OnceCell::new();
+        let whole = |cluster: &ClusterName| {
+            let contested: &BTreeSet<_> = of_rule.get_or_init(|| {
+                let all = entry.plan.all_selected().filter(is_contested);
+                all.cloned().collect()
+            });
+            let copies = self.copies(entry, &senders, cluster, contested);
+            (cluster.clone(), copies)
+        };
+        // Where the rule has copies, whether it selects the cluster or not.
+        let holds = |cluster: &ClusterName| {
+            (self.reported_copies)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0)
+        };
+        let awaited = |name: &ClusterName| {
+            let cluster = Item::Cluster(name.clone());
+            items.contains(&cluster) || entry.guard.keeps(&cluster)
+        };
+        let chosen = &entry.target_clusters.clusters;
+        let may_hold =
+            |name: &&ClusterName| chosen.contains_key(*name) || holds(name) || awaited(name);
         if items.contains(&Item::Rule) {
-            return entry.target_clusters.clusters.keys().map(whole).collect();
+            // Its order goes to every cluster that may have copies.
+            let names = self.clusters.names();
+            return names
+                .filter(|name| may_hold(name) || self.is_silent(entry, name))
+                .map(whole)
+                .collect();
         }
         let mut prunes: BTreeMap<ClusterName, u64> = BTreeMap::new();
         let (mut clusters, mut everywhere, mut here) =
             (BTreeSet::new(), Vec::new(), BTreeMap::new());
-        for item in items {
+        for item in &items {
             match item {
                 Item::Rule => {}
                 Item::Cluster(cluster) => drop(clusters.insert(cluster)),
@@ -96,22 +126,11 @@ impl CopyCounter<'_> {
         }
         // Where the rule has copies, the copies of its sources would be removed as soon as the rule
         // selects the cluster again.
-        let holds = |cluster: &ClusterName| {
-            (self.reported_copies)(&entry.rule.uid, cluster).is_some_and(|acked| acked.copies > 0)
-        };
-        let there = self
-            .clusters
-            .names()
-            .filter(|name| entry.target_clusters.clusters.contains_key(*name) || holds(name));
+        let there = self.clusters.names().filter(may_hold);
         // In a cluster that loses all copies, nothing is counted twice.
         let there = there.filter(|name| !clusters.contains(name));
         // Only items that another rule selects are counted one by one.
-        let senders = self.senders_of_manifests(entry);
-        let contested: Vec<_> = everywhere
-            .iter()
-            .copied()
-            .filter(|intent| self.others(entry, &senders, intent).next().is_some())
-            .collect();
+        let contested: Vec<_> = everywhere.iter().copied().filter(is_contested).collect();
         let everywhere = ByScope::of(everywhere.into_iter());
         let planned = cluster_scoped(&entry.plan);
         let intents = there.map(|cluster| {
@@ -139,62 +158,113 @@ impl CopyCounter<'_> {
             .collect()
     }
 
-    /// Counts all copies of a rule, to which its limit in percent refers. Unreported copies count
+    /// Returns what [`Self::count`] does not count of these items: copies that another rule sends to some cluster, where they
+    /// change hands, and those of clusters that have not reported and are not chosen.
+    pub(super) fn conditions(&self, entry: &RuleEntry, items: &BTreeSet<Item>) -> Conditions {
+        if entry.rule.terms.deletion_policy == DeletionPolicy::Retain {
+            return Conditions::default();
+        }
+        let chosen = &entry.target_clusters.clusters;
+        let is_unseen =
+            |name: &&ClusterName| self.is_silent(entry, name) && !chosen.contains_key(*name);
+        let unseen = self.clusters.names().filter(is_unseen).cloned().collect();
+        let claims = self.claims();
+        let senders = claims.senders_of_manifests(entry);
+        let intents = items.iter().flat_map(|item| {
+            let of_kind = |source: &&SourceRef| match item {
+                Item::Kind(_, kind) => source.resource == *kind,
+                _ => false,
+            };
+            item.intent()
+                .into_iter()
+                .chain(entry.plan.all_selected().filter(of_kind))
+        });
+        let is_sent = |intent: &&SourceRef| {
+            claims.others(entry, &senders, intent).next().is_some()
+                && self
+                    .clusters
+                    .names()
+                    .any(|cluster| self.is_sent_by_another_rule(entry, &senders, cluster, intent))
+        };
+        let handed_over = intents.filter(is_sent).map(SourceRef::plain).collect();
+        Conditions::new(handed_over, items, unseen)
+    }
+
+    /// Counts all copies that a rule has, to which its limit in percent refers. Unreported copies count
     /// as none.
     ///
     /// Nothing verifies the counts of a member, and a count that is too high would widen the limit
     /// for all others. So a cluster adds no more copies than the rule can have there: one of each
-    /// source (`leaving` of which are no longer wanted) in each namespace that it names, in each
-    /// version that it keeps. If the rule does not name them (globs, selectors), the hub does not
-    /// know the namespaces of a member, and a cluster adds no more than all others together: no
+    /// source (those that are no longer wanted included) in each namespace that it names, in each
+    /// version that it keeps. If the hub does not know the namespaces (globs, selectors, former targets), the
+    /// cluster with the most copies adds no more than that number or all others together: no
     /// member alone can more than double the count of the others. If one cluster has all copies,
     /// there is no other one to protect.
     pub(super) fn all_copies(&self, entry: &RuleEntry) -> u64 {
-        let (decision, leaving) = (entry.guard.decision(), entry.guard.leaving());
-        let outside = self.clusters.names().filter(|name| {
-            !entry.target_clusters.clusters.contains_key(*name)
-                && decision.blocks(&Item::Cluster((*name).clone()))
+        let leaving = entry.guard.leaving();
+        let names_all = names_all(&entry.rule);
+        let reported = self.clusters.names().filter_map(|cluster| {
+            let reported = (self.reported_copies)(&entry.rule.uid, cluster)?;
+            let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
+            let intents = leaving.saturating_add(plan.sources() as u64);
+            let most = max_copies(&entry.rule, intents);
+            let is_bounded = names_all && reported.prunes.is_none();
+            let copies = if is_bounded {
+                reported.copies.min(most)
+            } else {
+                reported.copies
+            };
+            Some((copies, if is_bounded { u64::MAX } else { most }))
         });
-        let message = entry
-            .target_clusters
-            .clusters
-            .keys()
-            .chain(outside)
-            .filter_map(|cluster| {
-                let copies = (self.reported_copies)(&entry.rule.uid, cluster)?.copies;
-                let plan = entry.cluster_plans.plan_of(cluster).unwrap_or(&entry.plan);
-                let intents = leaving.saturating_add(plan.sources() as u64);
-                Some(copies.min(max_copies(&entry.rule, intents).unwrap_or(u64::MAX)))
-            });
-        let message: Vec<_> = message.filter(|copies| *copies > 0).collect();
-        let (all, largest) = message.iter().fold((0u64, 0), |(all, largest), copies| {
-            (all.saturating_add(*copies), largest.max(*copies))
-        });
+        let reported: Vec<_> = reported.filter(|(copies, _)| *copies > 0).collect();
+        let all = reported
+            .iter()
+            .fold(0u64, |all, (copies, _)| all.saturating_add(*copies));
+        let (largest, most) = reported.iter().copied().max().unwrap_or_default();
         let others = all.saturating_sub(largest);
-        if max_copies(&entry.rule, 0).is_none() && message.len() > 1 {
-            others.saturating_mul(2).min(all)
+        if reported.len() > 1 {
+            others.saturating_add(largest.min(others.max(most)))
         } else {
             all
         }
     }
 
-    /// Returns the number of copies in a cluster that are removed with the rule.
-    fn copies(&self, entry: &RuleEntry, cluster: &ClusterName) -> u64 {
+    fn claims(&self) -> Claims<'_> {
+        Claims {
+            rules: self.rules,
+            selection: self.selection,
+        }
+    }
+
+    /// Returns the number of copies in a cluster that are removed with the rule. `contested` are the sources that other
+    /// rules select, too.
+    fn copies(
+        &self,
+        entry: &RuleEntry,
+        senders: &[&RuleEntry],
+        cluster: &ClusterName,
+        contested: &BTreeSet<SourceRef>,
+    ) -> u64 {
         let all = match (self.reported_copies)(&entry.rule.uid, cluster) {
             Some(holding) => holding.copies,
+            // The sources may have gone before the rule.
             None if self.may_have(cluster) => {
-                targets(&entry.rule).saturating_mul(entry.plan.sources() as u64)
+                targets(&entry.rule).saturating_mul(entry.plan.sources().max(1) as u64)
             }
             None => 0,
         };
-        let Some(plan) = entry.cluster_plans.plan(cluster, &entry.plan) else {
+        let Some(plan) = entry
+            .cluster_plans
+            .plan(cluster, &entry.plan)
+            .filter(|_| !contested.is_empty())
+        else {
             return all;
         };
-        let senders = self.senders_of_manifests(entry);
-        let stay = plan.all_selected();
-        let stay = ByScope::of(
-            stay.filter(|intent| self.is_sent_by_another_rule(entry, &senders, cluster, intent)),
-        );
+        let stay = plan.all_selected().filter(|intent| {
+            contested.contains(&intent.plain())
+                && self.is_sent_by_another_rule(entry, senders, cluster, intent)
+        });
+        let stay = ByScope::of(stay);
         let of_one = self.copies_of_one(entry, cluster, cluster_scoped(plan));
         all.saturating_sub(stay.copies(ByScope::default(), of_one))
     }
@@ -238,41 +308,20 @@ impl CopyCounter<'_> {
         }
     }
 
+    /// Whether some cluster may have copies of the rule, and has not reported.
+    pub(super) fn is_unreported(&self, entry: &RuleEntry) -> bool {
+        let mut names = self.clusters.names();
+        names.any(|name| self.is_silent(entry, name))
+    }
+
+    fn is_silent(&self, entry: &RuleEntry, cluster: &ClusterName) -> bool {
+        self.may_have(cluster) && (self.reported_copies)(&entry.rule.uid, cluster).is_none()
+    }
+
     pub(super) fn may_have(&self, cluster: &ClusterName) -> bool {
         self.clusters
             .get(cluster)
             .is_some_and(|cluster| cluster.was_connected)
-    }
-
-    /// Returns the other rules that send manifests of bundles.
-    fn senders_of_manifests(&self, entry: &RuleEntry) -> Vec<&RuleEntry> {
-        let all = self.rules.iter().map(|(_, other)| other);
-        all.filter(|other| other.rule.uid != entry.rule.uid && other.plan.has_manifests())
-            .collect()
-    }
-
-    /// Returns the other rules that select the source, or a bundle with it. `senders` are those that send manifests.
-    fn others<'s>(
-        &'s self,
-        entry: &'s RuleEntry,
-        senders: &'s [&RuleEntry],
-        intent: &SourceRef,
-    ) -> impl Iterator<Item = &'s RuleEntry> {
-        let plain = intent.plain();
-        let selecting: Vec<_> = self
-            .selection
-            .of(&plain)
-            .filter(|uid| **uid != entry.rule.uid)
-            .filter_map(|uid| self.rules.get(uid))
-            .collect();
-        // A DistributionRule has the sources of its own namespace alone.
-        let is_here = move |other: &RuleEntry| {
-            let rule = &other.rule.terms.rule;
-            (rule.is_cluster_scoped() || *rule.namespace == *plain.namespace)
-                && other.plan.bundle_of(&plain).is_some()
-        };
-        let sending = senders.iter().copied().filter(move |other| is_here(other));
-        selecting.into_iter().chain(sending)
     }
 
     /// Whether another rule sends the same copies to a cluster, so that they change hands in place.
@@ -284,15 +333,10 @@ impl CopyCounter<'_> {
         intent: &SourceRef,
     ) -> bool {
         let former = entry.target_clusters.clusters.get(cluster);
-        self.others(entry, senders, intent).any(|other| {
-            let target_clusters = &other.target_clusters;
-            let Some(terms) = target_clusters.clusters.get(cluster) else {
+        self.claims().others(entry, senders, intent).any(|other| {
+            let Some(terms) = other.target_clusters.clusters.get(cluster) else {
                 return false;
             };
-            let frozen = target_clusters.unknown
-                || target_clusters.cordoned.contains(cluster)
-                || terms.is_frozen()
-                || other.rule.deleting;
             let reaches = terms.namespaces == entry.rule.terms.namespaces
                 && (terms.grants.is_none()
                     || former.is_some_and(|former| former.grants == terms.grants));
@@ -301,7 +345,7 @@ impl CopyCounter<'_> {
                     .assignment(cluster)
                     .is_some_and(|assignment| assignment.content(intent).is_some())
             };
-            !frozen && reaches && sends()
+            reaches && other.sends_in(cluster) && sends()
         })
     }
 }
@@ -321,14 +365,17 @@ fn targets(rule: &Rule) -> u64 {
     literals.max(1) as u64
 }
 
-/// The most copies that a rule can have of so many intents in one cluster; `None`, if it does not name its namespaces.
-fn max_copies(rule: &Rule, intents: u64) -> Option<u64> {
-    let choice = rule.terms.namespaces.as_ref();
-    let names_all = choice.is_none_or(|choice| {
-        choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal)
-    });
-    let copies = intents
+/// The most copies that a rule can have of so many intents in one cluster, in the namespaces that it names; of others, one.
+fn max_copies(rule: &Rule, intents: u64) -> u64 {
+    intents
         .saturating_mul(targets(rule))
-        .saturating_mul(rule.terms.versions.unwrap_or(1).max(1).into());
-    names_all.then_some(copies)
+        .saturating_mul(rule.terms.versions.unwrap_or(1).max(1).into())
+}
+
+/// Whether the rule names its namespaces one by one.
+fn names_all(rule: &Rule) -> bool {
+    let choice = rule.terms.namespaces.as_ref();
+    choice.is_none_or(|choice| {
+        choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal)
+    })
 }

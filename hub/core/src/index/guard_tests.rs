@@ -1,6 +1,9 @@
 //! Mishaps that the removal guard blocks, and removals that it lets pass.
 mod bundles;
 mod causes;
+mod handovers;
+mod rollouts;
+mod small;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -70,10 +73,14 @@ fn rule(name: &str, namespace: &str, spec: &Value) -> Rule {
 }
 
 fn grant() -> RuleGrant {
+    grant_of("configmaps")
+}
+
+fn grant_of(kind: &str) -> RuleGrant {
     let object: runnel_api::DistributionGrant = serde_json::from_value(json!({
         "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionGrant", "metadata": {"name": "everything"},
         "spec": {
-            "rules": {"namespaces": {"all": true}}, "resources": ["configmaps"],
+            "rules": {"namespaces": {"all": true}}, "resources": [kind],
             "clusters": {"all": true}, "namespaces": {"all": true},
         },
     }))
@@ -84,6 +91,18 @@ fn grant() -> RuleGrant {
 impl World {
     fn approval(&self, rule: &str) -> Option<&PendingApproval> {
         self.index.rules().get(&rule.into())?.guard.pending()
+    }
+
+    /// A hub whose Fleet has limits that are written, so that half of a small fleet is none.
+    fn with_limits() -> Self {
+        let mut world = Self::new();
+        let limit = |count| Limit { count, percent: 1 };
+        world.index.set_fleet_terms(FleetTerms {
+            fleet: limit(50),
+            member: limit(25),
+            ..FleetTerms::default()
+        });
+        world
     }
 
     fn new() -> Self {
@@ -140,6 +159,11 @@ impl World {
 
     /// Judges after a change, and again when the debounce has ended.
     fn judge(&mut self, effect: Effect) {
+        self.judge_now(&effect.judge);
+        self.later(DELAY);
+    }
+
+    fn judge_now(&mut self, rules: &BTreeSet<RuleUid>) {
         let World {
             index,
             reported_copies: holdings,
@@ -148,22 +172,13 @@ impl World {
         let holding = |uid: &RuleUid, cluster: &ClusterName| {
             holdings.get(&(uid.clone(), cluster.clone())).copied()
         };
-        index.judge(&effect.judge, &holding, *now);
-        self.later(DELAY);
+        index.judge(rules, &holding, *now);
     }
 
     fn later(&mut self, time: Duration) {
         self.now.instant += time;
         self.now.wall += time;
-        let World {
-            index,
-            reported_copies: holdings,
-            now,
-        } = self;
-        let holding = |uid: &RuleUid, cluster: &ClusterName| {
-            holdings.get(&(uid.clone(), cluster.clone())).copied()
-        };
-        index.judge(&BTreeSet::new(), &holding, *now);
+        self.judge_now(&BTreeSet::new());
     }
 
     fn planned(&self, rule: &str) -> BTreeMap<ClusterName, u64> {
@@ -281,7 +296,7 @@ fn label_typo_that_empties_many_rules_is_blocked() {
 
 #[test]
 fn label_typo_of_one_member_after_the_other_is_blocked() {
-    let mut world = World::new();
+    let mut world = World::with_limits();
     world.add_many(24);
     world.change(|index| index.set_cluster("member-1".into(), cluster("prd")));
     assert_eq!(world.leaving(), 24, "within all limits");
@@ -306,7 +321,7 @@ fn grant_edit_that_empties_many_rules_is_blocked() {
     assert_eq!(world.leaving(), 0);
     assert_eq!(
         world.pending(),
-        [("grant everything changed".to_owned(), 60, 30)]
+        [("grant everything was deleted".to_owned(), 60, 30)]
     );
     world.change(|index| index.set_grant("everything", Some(grant())));
     assert_eq!(world.pending(), []);
@@ -653,7 +668,7 @@ fn dry_run_counts_removals_that_are_judged_once_it_is_enforced() {
 #[test]
 fn removal_where_the_cluster_is_away_is_judged_when_it_is_back() {
     let mut world = World::new();
-    world.add("one", "team", 4);
+    world.add("one", "team", 1);
     world
         .reported_copies
         .remove(&("one".into(), "member-2".into()));
@@ -749,11 +764,7 @@ fn limits_of_rule_member_and_fleet_are_each_kept() {
 #[test]
 fn raised_limit_of_the_fleet_frees_what_is_below_it() {
     let mut world = World::new();
-    for name in [
-        "one", "two", "three", "four", "five", "six", "seven", "eight",
-    ] {
-        world.add(name, "team", 4);
-    }
+    world.add_many(27);
     world.relabel("prd");
     assert_eq!((world.leaving(), world.pending().len()), (0, 1));
     let raised = FleetTerms {
@@ -762,12 +773,12 @@ fn raised_limit_of_the_fleet_frees_what_is_below_it() {
         ..FleetTerms::default()
     };
     world.change(|index| index.set_fleet_terms(raised));
-    assert_eq!((world.leaving(), world.pending()), (16, vec![]));
+    assert_eq!((world.leaving(), world.pending()), (54, vec![]));
 }
 
 #[test]
 fn raised_limit_of_a_rule_frees_what_is_below_it() {
-    let mut world = World::new();
+    let mut world = World::with_limits();
     world.add("one", "team", 12);
     let none = json!({"clusters": {"selector": {"matchLabels": {"env": "none"}}}});
     world.change(|index| index.set_rule(rule("one", "team", &none)));

@@ -15,8 +15,8 @@ use super::rule_lookup::Selection;
 use super::rules::{FormerDecisions, Rules};
 use super::{Effect, Index, RuleEntry};
 use crate::guard::{
-    Cause, CauseKind, FleetGuard, FleetTerms, Item, Limit, RemovalGuard, RuleRemovals, Totals,
-    approves,
+    Cause, CauseKind, Conditions, FleetGuard, FleetTerms, Item, Limit, RemovalGuard, RuleRemovals,
+    Totals, approves,
 };
 use crate::now::Now;
 
@@ -27,9 +27,14 @@ struct Judge<'a> {
     clusters: &'a Clusters,
     selection: &'a Selection,
     reported_copies: ReportedCopiesFn<'a>,
+    /// The copies of all rules in a cluster, if they are known without a look at each rule.
+    copies_in: Option<CopiesIn<'a>>,
     now: Now,
     before: FormerDecisions,
 }
+
+/// Counts the copies of all rules in a cluster.
+pub type CopiesIn<'a> = &'a dyn Fn(&ClusterName) -> u64;
 
 impl<'a> Judge<'a> {
     /// Judges the removals of these rules, and all removals that are due. Returns the decisions before.
@@ -79,9 +84,7 @@ impl<'a> Judge<'a> {
         };
         if is_preview(entry) {
             // A rule in dry run removes nothing. Its removals are judged once the rule is enforced.
-            if let Some(entry) = self.rules.get_mut(uid) {
-                entry.guard = guard;
-            }
+            self.put_guard(uid, guard);
             return false;
         }
         let prunes = prunes(entry, self.reported_copies);
@@ -97,7 +100,9 @@ impl<'a> Judge<'a> {
             // The watches may deliver the deletion of its namespace or its CRD only later.
             let copies = self.counter().count(entry, [&Item::Rule].into_iter());
             let is_removal = copies.values().any(|copies| *copies > 0);
-            if is_removal && !entry.rule.is_origin_known && !guard.decision().passes(&Item::Rule) {
+            // A rule that was observed before, and has no plan yet, may take the copies over.
+            let waits = !entry.rule.is_origin_known || self.rules.expects_rules(self.now.instant);
+            if is_removal && waits && !guard.decision().passes(&Item::Rule) {
                 guard.defer_deletion(Item::Rule, CauseKind::Deleted.of(""));
             } else {
                 deliberate.insert(Item::Rule);
@@ -108,10 +113,14 @@ impl<'a> Judge<'a> {
         if guard.waits() {
             self.fleet.wait(uid, is_news, self.now.instant);
         }
+        self.put_guard(uid, guard);
+        undone
+    }
+
+    fn put_guard(&mut self, uid: &RuleUid, guard: RemovalGuard) {
         if let Some(entry) = self.rules.get_mut(uid) {
             entry.guard = guard;
         }
-        undone
     }
 
     /// Takes a rule's guard out for a judgment, which puts it back: a clone would copy all that is blocked.
@@ -167,7 +176,11 @@ impl<'a> Judge<'a> {
             Item::Source(source) => &source.namespace,
             _ => "",
         };
-        let holds = self.fleet.terms.limits_deliberate_deletes;
+        let mut holds = self.fleet.terms.limits_deliberate_deletes;
+        // Nothing tells whether the rule was deleted with its CRD.
+        holds |= *item == Item::Rule
+            && !entry.rule.is_origin_known
+            && terminating.is_crd_unreadable(crd_of(rule));
         if terminating.has_namespace(namespace) {
             Some(CauseKind::NamespaceDeleted.of(namespace))
         } else if *item == Item::Rule && terminating.has_crd(crd_of(rule)) {
@@ -182,23 +195,42 @@ impl<'a> Judge<'a> {
     /// Judges everything that waits, by cause. Returns whether something else is to be judged
     /// again.
     fn judge_together(&mut self, due: BTreeSet<RuleUid>) -> bool {
+        let is_starting = self.fleet.is_starting(self.now.instant);
         let mut parts = Vec::new();
         for uid in &due {
-            let Some(entry) = self.rules.get_mut(uid).filter(|entry| !is_preview(entry)) else {
+            let Some(entry) = self.rules.get(uid).filter(|entry| !is_preview(entry)) else {
                 continue;
             };
-            let mut guard = std::mem::take(&mut entry.guard);
+            let is_deletion = entry.guard.open().any(|item| *item == Item::Rule);
+            let is_limited = || {
+                let deleted = CauseKind::Deleted.of("");
+                self.refine(entry, &Item::Rule, &deleted).is_some()
+            };
+            let is_unreported = is_starting && is_limited() && self.counter().is_unreported(entry);
+            if is_deletion && (is_unreported || self.rules.expects_rules(self.now.instant)) {
+                self.fleet.wait(uid, true, self.now.instant);
+                continue;
+            }
+            let Some(mut guard) = self.take_guard(uid) else {
+                continue;
+            };
             self.before
                 .entry(uid.clone())
                 .or_insert_with(|| guard.decision().clone());
+            // The cause of a rule's deletion is known only now.
+            if let Some(entry) = self.rules.get(uid) {
+                let refine = |item: &Item, cause: &Cause| self.refine(entry, item, cause);
+                let deliberate = guard.take_deliberate(refine);
+                guard.pass(deliberate);
+            }
+            guard.unblock_open();
+            self.put_guard(uid, guard);
+            // All that waits is there while it is counted: limits refer to what there is, not to what remains.
             let Some(entry) = self.rules.get(uid) else {
                 continue;
             };
-            // The cause of a rule's deletion is known only now.
-            let deliberate = guard.take_deliberate(|item, cause| self.refine(entry, item, cause));
-            guard.pass(deliberate);
-            let joins = guard.is_carried();
-            for (cause, items) in guard.take_open() {
+            let joins = entry.guard.is_carried();
+            for (cause, items) in entry.guard.open_by_cause() {
                 let copies = self.counter().count(entry, items.iter());
                 let joins = joins || cause.kind == CauseKind::Carried;
                 parts.push(RuleRemovals {
@@ -208,9 +240,6 @@ impl<'a> Judge<'a> {
                     copies,
                     joins,
                 });
-            }
-            if let Some(entry) = self.rules.get_mut(uid) {
-                entry.guard = guard;
             }
         }
         let mut over = self.exceeding(&parts);
@@ -226,11 +255,19 @@ impl<'a> Judge<'a> {
                 }
             }
         }
-        for part in parts {
-            let is_over = over.contains(&part.cause)
-                || joined.contains(&(part.cause.clone(), part.uid.clone()));
-            let is_blocked =
-                is_over && (part.joins || part.copies.values().any(|count| *count > 0));
+        let (over, within): (Vec<_>, Vec<_>) = parts.into_iter().partition(|part| {
+            over.contains(&part.cause) || joined.contains(&(part.cause.clone(), part.uid.clone()))
+        });
+        let removes = |part: &RuleRemovals| part.copies.values().any(|count| *count > 0);
+        for part in over {
+            let is_blocked = part.joins || removes(&part);
+            self.decide(part, is_blocked);
+        }
+        // What is blocked does not go with a larger removal that is within the limits by itself.
+        for part in within {
+            let entry = self.rules.get(&part.uid);
+            let takes_blocked = entry.is_some_and(|entry| entry.guard.blocks_part_of(&part.items));
+            let is_blocked = takes_blocked && removes(&part);
             self.decide(part, is_blocked);
         }
         let mut undone = false;
@@ -247,6 +284,7 @@ impl<'a> Judge<'a> {
             counter: self.counter(),
             ceiling: fleet.ceiling,
             all_rules: fleet.all_rules(),
+            copies_in: self.copies_in,
             members: RefCell::default(),
             fleet: OnceCell::new(),
         };
@@ -267,14 +305,19 @@ impl<'a> Judge<'a> {
         };
         let (away, present): (BTreeSet<Item>, BTreeSet<Item>) =
             part.items.iter().cloned().partition(is_away);
+        let conditions = match self.rules.get(&part.uid) {
+            Some(entry) if !is_blocked => self.counter().conditions(entry, &present),
+            _ => Conditions::default(),
+        };
         let Some(entry) = self.rules.get_mut(&part.uid) else {
             return;
         };
+        entry.guard.close(&part.items);
         if is_blocked {
             entry.guard.block(part.items, &part.cause);
         } else {
             let retains = entry.rule.terms.deletion_policy == DeletionPolicy::Retain;
-            entry.guard.pass(present);
+            entry.guard.pass_with(present, conditions);
             if retains {
                 entry.guard.pass(away);
             }
@@ -286,21 +329,35 @@ impl<'a> Judge<'a> {
     /// Updates the message about the blocked removals of a rule. An approval of exactly this set
     /// takes effect. Returns whether that happened.
     fn describe(&mut self, uid: &RuleUid) -> bool {
-        let Some(mut guard) = self.take_guard(uid) else {
-            return false;
-        };
         let Some(entry) = self.rules.get(uid) else {
             return false;
         };
         let approve = entry.rule.removal.approve.clone();
-        let copies = self.counter().count(entry, guard.blocked().iter());
-        guard.describe(uid.as_str(), &copies, self.now);
+        let copies = self.counter().count(entry, entry.guard.blocked().iter());
+        let by_cause = entry.guard.blocked_by_cause();
+        let is_one = by_cause.len() < 2;
+        let by_cause = by_cause.into_iter().map(|(cause, items)| {
+            let copies = if is_one {
+                BTreeMap::new()
+            } else {
+                self.counter().count(entry, items.into_iter())
+            };
+            (
+                cause.clone(),
+                copies
+                    .values()
+                    .fold(0, |sum: u64, copies| sum.saturating_add(*copies)),
+            )
+        });
+        let by_cause: BTreeMap<_, _> = by_cause.collect();
+        let Some(mut guard) = self.take_guard(uid) else {
+            return false;
+        };
+        guard.describe(uid.as_str(), &copies, &by_cause, self.now);
         let approved = guard.approve(approve.as_deref(), false);
         self.record_approved(uid, approved);
         let undone = guard.take_undone();
-        if let Some(entry) = self.rules.get_mut(uid) {
-            entry.guard = guard;
-        }
+        self.put_guard(uid, guard);
         undone
     }
 
@@ -368,6 +425,17 @@ impl Index {
         holdings: ReportedCopiesFn<'_>,
         now: Now,
     ) -> Effect {
+        self.judge_with(uids, holdings, None, now)
+    }
+
+    /// As [`Index::judge`], with the sums of the copies in each cluster: without them each rule is looked at.
+    pub fn judge_with(
+        &mut self,
+        uids: &BTreeSet<RuleUid>,
+        holdings: ReportedCopiesFn<'_>,
+        copies_in: Option<CopiesIn<'_>>,
+        now: Now,
+    ) -> Effect {
         let clusters = &self.targets.clusters;
         let judge = Judge {
             rules: &mut self.planner.rules,
@@ -375,6 +443,7 @@ impl Index {
             clusters,
             selection: &self.planner.selection,
             reported_copies: holdings,
+            copies_in,
             now,
             before: FormerDecisions::new(),
         };
@@ -440,6 +509,7 @@ struct FleetTotals<'a> {
     counter: CopyCounter<'a>,
     ceiling: Option<Limit>,
     all_rules: Option<Arc<[RuleUid]>>,
+    copies_in: Option<CopiesIn<'a>>,
     members: RefCell<BTreeMap<ClusterName, u64>>,
     fleet: OnceCell<u64>,
 }
@@ -457,6 +527,9 @@ impl Totals for FleetTotals<'_> {
     }
 
     fn of_member(&self, cluster: &ClusterName) -> u64 {
+        if let Some(copies_in) = self.copies_in {
+            return copies_in(cluster);
+        }
         if let Some(known) = self.members.borrow().get(cluster) {
             return *known;
         }

@@ -61,7 +61,7 @@ fn content(controlled: bool) -> SourceState {
 
 fn plan(index: &Index) -> Arc<RulePlan> {
     match index.directive(&RuleUid::from(UID), &"eu-1".into()) {
-        Directive::Assigned(assignment) => assignment.plan,
+        Directive::Assigned(assignment) => assignment.plan().clone(),
         _ => panic!("the rule is not assigned"),
     }
 }

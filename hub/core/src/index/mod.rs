@@ -24,6 +24,7 @@
 //! # Other files
 //! - `changes`: reports to the removal guard what a rule selects and no longer selects.
 //! - `copy_counter`: counts the copies that a removal concerns.
+//! - `handover`: copies that change hands between rules.
 //! - `orphaned_intents`: copies that agents report and no rule selects.
 //! - `render_jobs`: what a render job takes from the index, and what its result changes.
 //! - `rollouts`: which clusters may have the newest change, and the stored states.
@@ -35,6 +36,7 @@ mod copy_counter;
 mod grants;
 #[cfg(test)]
 mod guard_tests;
+mod handover;
 mod judge;
 #[cfg(test)]
 mod kinds_tests;
@@ -44,6 +46,8 @@ mod render_jobs;
 mod rendering;
 #[cfg(test)]
 mod rendering_tests;
+#[cfg(test)]
+mod rollback_tests;
 mod rollouts;
 mod rule_context;
 #[cfg(test)]
@@ -66,18 +70,19 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, PruneRequest, RuleUid, So
 
 use crate::guard::{FleetGuard, Item, RemovalGuard};
 use crate::plan::{
-    ClusterAssignment, ClusterPlans, NamedTerms, RevisionHasher, Rule, RulePlan, Scope,
-    TargetClusters,
+    ClusterAssignment, ClusterPlans, GrantedTerms, PendingClaim, RevisionHasher, Rule, RulePlan,
+    Scope, TargetClusters,
 };
 use crate::rollout::{AllowedUrls, Gate};
 pub use clusters::{Cluster, Clusters};
 pub use grants::HubNamespace;
+pub use judge::CopiesIn;
 pub use planner::Planner;
 pub use render_jobs::{RenderJob, RenderResult};
 use rendering::RenderBacklog;
-use rollouts::RolloutTarget;
 pub use rollouts::{CompletedStates, RollbackPlan, StoredState};
 pub use rule_context::RuleSnapshot;
+use rule_lookup::KnownClaimants;
 pub use rules::Rules;
 use runnel_api::PendingApproval;
 pub use sources::{Sources, version_number};
@@ -108,6 +113,9 @@ pub enum Directive {
     /// The rule selects the cluster, but its grants are unknown: nothing is sent and nothing
     /// removed.
     Unknown,
+    /// The rule has no copies in this cluster any more, but other rules are to send some of them first: nothing is sent and
+    /// nothing removed.
+    AwaitingHandover(DeletionPolicy, Arc<[PendingClaim]>),
     /// The index has no such rule.
     Orphaned,
 }
@@ -161,13 +169,17 @@ pub struct RuleEntry {
     pub guard: RemovalGuard,
     /// The clusters that may get the target, if the rule has a rollout.
     pub gate: Option<Gate>,
+    /// Whether the rollout was paused since its last step.
+    pub was_paused: bool,
     /// Changes that wait to be rendered.
     unrendered: RenderBacklog,
     version: u64,
     /// The name of the current target, computed at the first use after a change.
-    target: OnceLock<RolloutTarget>,
+    target: OnceLock<String>,
     /// The state for a rollback, if it is stored.
     former: RollbackPlan,
+    /// The other rules that select what this one removes.
+    claimants: KnownClaimants,
 }
 
 impl RuleEntry {
@@ -175,7 +187,7 @@ impl RuleEntry {
         &self,
         cluster: &ClusterName,
         plan: &Arc<RulePlan>,
-        terms: &NamedTerms,
+        terms: &GrantedTerms,
     ) -> ClusterAssignment {
         let judged = self.guard.decision().clone();
         let rolled_back = self
@@ -184,10 +196,10 @@ impl RuleEntry {
             .cloned();
         ClusterAssignment {
             cluster: cluster.clone(),
-            plan: plan.clone(),
-            terms: terms.clone(),
+            authorized: terms.authorize(plan),
             judged,
             rolled_back,
+            claims: Arc::default(),
         }
     }
 
@@ -305,16 +317,22 @@ impl Index {
             // A deleted rule may have left an order for a cluster that was not connected.
             let pending = cluster().and_then(|cluster| cluster.pending.get(uid));
             return pending.map_or(Directive::Orphaned, |removal| {
-                Directive::Removed(removal.deletion_policy.into())
+                self.stored_removal(name, removal.deletion_policy.into())
             });
         };
+        self.after_handover(entry, name, self.directive_of(entry, name))
+    }
+
+    /// The directive of a known rule, whatever other rules are to send.
+    fn directive_of(&self, entry: &RuleEntry, name: &ClusterName) -> Directive {
         let policy = entry.rule.terms.deletion_policy;
         let judged = entry.guard.decision();
         if entry.rule.deleting && judged.passes(&Item::Rule) {
             return Directive::Removed(policy);
         }
-        if entry.unrendered.is_outdated()
-            || (entry.target_clusters.clusters.contains_key(name) && entry.lacks(name))
+        let is_target = || entry.target_clusters.clusters.contains_key(name);
+        if entry.is_withheld()
+            || (is_target() && (entry.lacks(name) || self.may_be_ambiguous(&entry.plan)))
         {
             return Directive::Unknown;
         }
@@ -332,17 +350,29 @@ impl Index {
                 Directive::Assigned(assignment)
             };
         }
-        let leaving = cluster().is_some_and(|cluster| cluster.leaving);
+        let leaving = self
+            .targets
+            .clusters
+            .get(name)
+            .is_some_and(|known| known.leaving);
         // If deliberate deletes are under the limits, removals from a leaving cluster are, too.
         if leaving && !self.fleet_guard.terms.limits_deliberate_deletes {
             Directive::Removed(policy)
         } else if entry.rule.terms.is_frozen() {
-            Directive::Suspended(entry.share_of(name, &entry.plan, &entry.rule.terms))
+            let nothing = GrantedTerms::nothing(entry.rule.terms.clone());
+            Directive::Suspended(entry.share_of(name, &entry.plan, &nothing))
         } else if judged.passes(&Item::Cluster(name.clone())) {
             Directive::Removed(policy)
         } else {
             Directive::RemovalBlocked
         }
+    }
+
+    /// Whether an object may come from a bundle and from another source of the rule, of which nothing was read yet. Then neither
+    /// is sent.
+    fn may_be_ambiguous(&self, plan: &RulePlan) -> bool {
+        let is_unlisted = |scope| self.scopes.state(scope) == ScopeState::Unwatched;
+        plan.selects_bundles() && (plan.awaits_bundle() || plan.unknown.iter().any(is_unlisted))
     }
 
     /// The rules with a directive for this cluster that may have changed after `since`, with that

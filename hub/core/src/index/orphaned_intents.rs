@@ -6,6 +6,7 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use super::clusters::Cluster;
 use super::{Effect, Index};
 use crate::guard::{CauseKind, Item};
+use crate::plan::UnsupportedSource;
 
 impl Index {
     /// An agent has unwanted intents of a rule, and their removal is not judged yet.
@@ -25,11 +26,14 @@ impl Index {
                 let refused = self
                     .rules()
                     .get(uid)
-                    .is_some_and(|entry| entry.plan.refused.contains_key(&source.plain()));
-                let cause = if refused || absent(&source) {
-                    CauseKind::Missed.of(source.namespace.clone())
-                } else {
-                    CauseKind::Reconnected.of(cluster.as_str())
+                    .and_then(|entry| entry.plan.refused.get(&source.plain()));
+                let cause = match refused {
+                    Some(UnsupportedSource::Annotation) => {
+                        CauseKind::Refused.of(source.namespace.clone())
+                    }
+                    Some(refused) => refused.cause(source.namespace.clone()),
+                    None if absent(&source) => CauseKind::Missed.of(source.namespace.clone()),
+                    None => CauseKind::Reconnected.of(cluster.as_str()),
                 };
                 (source, cause)
             })
@@ -40,10 +44,12 @@ impl Index {
         let carried = entry.guard.was_awaited(cluster);
         let mut room = entry.guard.room();
         for (intent, cause) in causes {
-            let Some(item) = entry
-                .orphaned_intent(cluster, &intent)
-                .filter(|item| entry.guard.is_new(item))
-            else {
+            let item = if entry.guard.decision().is_uncounted(cluster, &intent) {
+                Some(Item::Copy(cluster.clone(), intent))
+            } else {
+                entry.orphaned_intent(cluster, &intent)
+            };
+            let Some(item) = item.filter(|item| entry.guard.is_new(item)) else {
                 continue;
             };
             if cause.kind == CauseKind::Missed {

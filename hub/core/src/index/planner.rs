@@ -1,5 +1,5 @@
 //! The planner: the rules with their plans, and how an event changes the plans that it affects.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
@@ -7,12 +7,15 @@ use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 use super::changes::{record_changes, record_choice};
 use super::clusters::{Cluster, ClusterChange};
 use super::rendering::{RenderBacklog, Rendering, has_content, set_referenced_now};
+use super::rule_lookup::KnownClaimants;
 use super::rule_lookup::Selection;
 use super::rules::Rules;
 use super::targets::Targets;
 use super::{Effect, Index, RuleEntry};
 use crate::guard::{Cause, CauseKind, Item};
-use crate::plan::{ClusterPlans, EffectiveTerms, RemovalTerms, Rule, RulePlan, SourceState};
+use crate::plan::{
+    ClusterPlans, EffectiveTerms, RemovalTerms, Revert, Rule, RulePlan, SourceState,
+};
 use crate::rollout::Gate;
 
 /// The rules with their plans.
@@ -40,6 +43,14 @@ impl Planner {
         awaited.or_else(|| self.rules.get(uid).map(|entry| &entry.rule))
     }
 
+    /// The newest form of the rules that are reverted, or are to be.
+    pub fn reverted(&self) -> impl Iterator<Item = (&Rule, &Revert)> {
+        let latest = self
+            .all_rules()
+            .filter_map(|rule| self.latest_rule(&rule.uid));
+        latest.filter_map(|rule| Some((rule, rule.revert.as_ref()?)))
+    }
+
     /// Every rule, and the newest form of those that are being rendered.
     pub(super) fn all_rules(&self) -> impl Iterator<Item = &Rule> {
         let rules = self.rules.iter().map(|(_, entry)| &entry.rule);
@@ -51,8 +62,24 @@ impl Planner {
         let candidates = self.selection.candidates(source, labels);
         candidates.iter().any(|uid| {
             let entry = self.rules.get(uid);
-            entry.is_some_and(|entry| entry.rule.needs(source, labels))
+            entry.is_some_and(|entry| {
+                entry.rule.reverted_to().is_none() && entry.rule.needs(source, labels)
+            })
         })
+    }
+
+    /// The rules whose plans a source concerns. A reverted rule does not follow its sources.
+    fn concerned(
+        &self,
+        source: &SourceRef,
+        labels: &BTreeMap<String, String>,
+    ) -> BTreeSet<RuleUid> {
+        let mut concerned = self.selection.concerned(source, labels);
+        concerned.retain(|uid| {
+            let entry = self.rules.get(uid);
+            entry.is_none_or(|entry| entry.rule.reverted_to().is_none())
+        });
+        concerned
     }
 
     /// Updates the plans of the rules that an existing source concerns.
@@ -63,16 +90,14 @@ impl Planner {
         body: &SourceState,
     ) -> Effect {
         let mut effect = Effect::default();
-        for uid in self.selection.concerned(source, labels) {
+        for uid in self.concerned(source, labels) {
             let selected = self
                 .rules
                 .get(&uid)
                 .and_then(|entry| entry.rule.selected_state(source, labels, body));
-            // A refused source has the effect of a deleted one.
-            let cause = if matches!(selected, Some(SourceState::Refused(_))) {
-                CauseKind::Deleted.of("")
-            } else {
-                CauseKind::SourceLabels.of(source.namespace.clone())
+            let cause = match selected {
+                Some(SourceState::Refused(refused)) => refused.cause(source.namespace.clone()),
+                _ => CauseKind::SourceLabels.of(source.namespace.clone()),
             };
             self.update_plan(&uid, source, selected.as_ref(), cause, &mut effect);
             let is_referenced = self.update_referenced(&uid, source, Some(body), &mut effect);
@@ -92,7 +117,7 @@ impl Planner {
     ) {
         self.selection.release_labels(source);
         let deleted = CauseKind::Deleted.of(source.namespace.clone());
-        for uid in self.selection.concerned(source, labels) {
+        for uid in self.concerned(source, labels) {
             self.update_plan(&uid, source, None, deleted.clone(), effect);
             self.update_referenced(&uid, source, None, effect);
         }
@@ -122,6 +147,9 @@ impl Planner {
         }
         let wanted = entry.plan.selected_intents(source);
         let touched = Arc::make_mut(&mut entry.plan).set(source, selected);
+        if entry.plan.has_manifests() {
+            self.selection.note_manifests();
+        }
         if entry.cluster_plans.exceeds() && self.rendering.defers_rendering() {
             // Nothing of it is sent or removed until it is rendered again completely.
             entry.unrendered.mark_all();
@@ -413,7 +441,13 @@ impl Planner {
             .as_ref()
             .and_then(|former| former.gate.clone())
             .filter(stays);
-        let (target, former_state) = (OnceLock::new(), self.rules.completed().rollback_plan(&uid));
+        let was_paused =
+            former.as_ref().is_some_and(|former| former.was_paused) || rule.is_paused();
+        let (target, stored) = (OnceLock::new(), self.rules.completed().rollback_plan(&uid));
+        let former_state = match &mut former {
+            Some(former) => stored.reusing(&mut former.former),
+            None => stored,
+        };
         let mut entry = RuleEntry {
             rule,
             plan,
@@ -421,10 +455,12 @@ impl Planner {
             target_clusters,
             guard,
             gate,
+            was_paused,
             unrendered,
             version,
             target,
             former: former_state,
+            claimants: KnownClaimants::default(),
         };
         let takes_part = |name: &ClusterName| targets.clusters.is_eligible(name);
         if record_changes(former.as_ref(), &mut entry, takes_part) {
@@ -486,6 +522,9 @@ impl Planner {
         for source in entry.needed_sources() {
             self.selection.select(source, &uid);
         }
+        if entry.plan.has_manifests() {
+            self.selection.note_manifests();
+        }
         let relist = self.selection.add_rule(&entry.rule);
         self.rules.insert(uid, entry);
         relist
@@ -517,6 +556,11 @@ impl Index {
     /// Sets a rule. If its copies must be rendered outside the lock, the rule keeps its former
     /// state until they are.
     pub fn set_rule(&mut self, rule: Rule) -> Effect {
+        let rule = self.with_reverted_state(rule);
+        // The next state may be observed before this one is rendered.
+        if let Some(entry) = self.planner.rules.get_mut(&rule.uid) {
+            entry.was_paused |= rule.is_paused();
+        }
         if rule.sends_as_selected() {
             self.planner.rendering.forget(&rule.uid);
             let plan = Arc::new(self.sources.plan(&rule, &self.scopes));
@@ -539,11 +583,13 @@ impl Index {
 
     /// Sets a rule with its plans. Sources that no rule selects any more lose their content.
     pub(super) fn put_rule(&mut self, planned: PlannedRule) -> Effect {
+        self.planner.rules.end_expectation(&planned.rule.uid);
         let former = self.planner.rules.get(&planned.rule.uid).map(|former| {
             let waiting: Vec<_> = former.unrendered.sources().cloned().collect();
             (former.plan.clone(), waiting)
         });
-        let effect = self.planner.put(planned, &self.targets);
+        let mut effect = self.planner.put(planned, &self.targets);
+        self.render_former(&mut effect);
         if let Some((plan, waiting)) = &former {
             let former = all_sources(plan).chain(waiting);
             self.sources.drop_unselected(former, &self.planner);
@@ -555,6 +601,7 @@ impl Index {
     /// carried out before: to the sessions the rule is orphaned.
     pub fn remove_rule(&mut self, uid: &RuleUid) -> Effect {
         let mut effect = Effect::default();
+        self.planner.rules.end_expectation(uid);
         if let Some(former) = self.planner.remove(uid) {
             let clusters = self.targets.clusters.names();
             effect.clusters.extend(clusters.cloned());

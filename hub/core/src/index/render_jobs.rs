@@ -7,17 +7,30 @@ use std::sync::Arc;
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef, Terms};
 
 use super::changes::record_choice;
-use super::clusters::Clusters;
+use super::clusters::{Cluster, Clusters};
 use super::planner::{PlannedRule, Planner};
 use super::rendering::{RenderBacklog, has_content, set_referenced_now};
+use super::rollouts::FormerPlans;
 use super::sources::Sources;
 use super::targets::Targets;
 use super::watch_scopes::WatchScopes;
 use super::{Effect, Index, RuleEntry};
 use crate::guard::CauseKind;
-use crate::plan::{NamedTerms, Rule, RulePlan, is_bundle};
+use crate::plan::{
+    CompletedState, Labels, NAMESPACE_SHARE, NamedTerms, RevisionHasher, Rule, RulePlan, is_bundle,
+};
 pub use job::{RenderJob, RenderResult};
 use job::{RenderedPart, Work};
+
+/// The clusters of a render job, with their labels.
+fn labels_of<'a>(
+    clusters: impl Iterator<Item = (&'a ClusterName, &'a Cluster)>,
+) -> Vec<(ClusterName, Labels)> {
+    let labels = |cluster: &Cluster| Arc::new(cluster.labels.clone());
+    clusters
+        .map(|(name, cluster)| (name.clone(), labels(cluster)))
+        .collect()
+}
 
 impl RuleEntry {
     /// Installs the rendered plan of a cluster.
@@ -81,6 +94,26 @@ impl Planner {
         })
     }
 
+    /// Returns the hasher with the budget that the other rules of its namespace leave to a rule.
+    fn hasher_of(&self, uid: &RuleUid) -> RevisionHasher {
+        let hasher = self.rendering.revision_hasher.clone();
+        let Some(rule) = self.latest_rule(uid) else {
+            return hasher;
+        };
+        let namespace = &rule.terms.rule.namespace;
+        // Rules without a namespace are those of administrators.
+        let others = self.rules.iter().filter(|(other, entry)| {
+            *other != uid && !namespace.is_empty() && entry.rule.terms.rule.namespace == *namespace
+        });
+        let taken = others.fold(0u64, |sum, (_, entry)| {
+            sum.saturating_add(entry.cluster_plans.size_bytes())
+                .saturating_add(entry.former.size_bytes())
+        });
+        let most = hasher.budget();
+        let left = most.saturating_mul(NAMESPACE_SHARE).saturating_sub(taken);
+        hasher.with_budget(left.min(most))
+    }
+
     /// Returns the next render job of a rule.
     fn render_job(
         &mut self,
@@ -90,7 +123,7 @@ impl Planner {
         clusters: &Clusters,
     ) -> Option<RenderJob> {
         let number = self.rendering.next_number();
-        let revision_hasher = self.rendering.revision_hasher.clone();
+        let revision_hasher = self.hasher_of(uid);
         if let Some((rule, serial)) = self.rendering.awaited_with_serial(uid) {
             let rule = rule.clone();
             let known = self
@@ -101,10 +134,7 @@ impl Planner {
                 .map(|former| former.cluster_plans.clone())
                 .unwrap_or_default();
             let plan = Arc::new(sources.plan(&rule, scopes));
-            let clusters = clusters
-                .chosen_by(&rule)
-                .map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone())))
-                .collect();
+            let clusters = labels_of(clusters.chosen_by(&rule));
             return Some(RenderJob {
                 rule,
                 number,
@@ -118,8 +148,23 @@ impl Planner {
             });
         }
         let lacks =
-            |entry: &&mut RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
-        let entry = self.rules.get_mut(uid).filter(lacks)?;
+            |entry: &RuleEntry| !entry.unrendered.is_empty() || entry.unrendered.is_outdated();
+        let entry = self.rules.get_mut(uid)?;
+        if !lacks(entry) {
+            let state = entry.unrendered_state(clusters)?.clone();
+            let (rule, scope) = (entry.rule.clone(), entry.plan.scope.clone());
+            let clusters = labels_of(clusters.chosen_by(&rule));
+            return Some(RenderJob {
+                rule,
+                number,
+                revision_hasher,
+                work: Work::Former {
+                    state,
+                    scope,
+                    clusters,
+                },
+            });
+        }
         let rule = &entry.rule;
         let changed = entry.unrendered.sources.iter().map(|source| {
             let known = sources.get(source);
@@ -138,10 +183,7 @@ impl Planner {
             .clusters
             .iter()
             .filter_map(|name| Some((name, clusters.get(name)?)));
-        let chosen = chosen.filter(|(name, cluster)| cluster.is_chosen_by(rule, name));
-        let chosen = chosen
-            .map(|(name, cluster)| (name.clone(), Arc::new(cluster.labels.clone())))
-            .collect();
+        let chosen = labels_of(chosen.filter(|(name, cluster)| cluster.is_chosen_by(rule, name)));
         let (plan, cluster_plans) = (entry.plan.clone(), entry.cluster_plans.clone());
         let work = Work::Changes {
             plan,
@@ -329,6 +371,27 @@ impl Planner {
         (effect, unselected)
     }
 
+    /// Installs the rendered plans of former inputs.
+    fn take_former(
+        &mut self,
+        rendered: &mut RenderResult,
+        state: &Arc<CompletedState>,
+        rule: Option<Box<Rule>>,
+    ) -> Effect {
+        let (mut effect, uid) = (Effect::default(), rendered.rule.uid.clone());
+        let former = rule.map(|rule| FormerPlans {
+            rule: *rule,
+            cluster_plans: std::mem::take(&mut rendered.cluster_plans),
+        });
+        if let Some(entry) = self.rules.get_mut(&uid) {
+            if let Some(former) = entry.former.set_rendered(state, former) {
+                self.rendering.drop_unlocked(former.cluster_plans);
+            }
+            self.rules.touch(&uid, &mut effect);
+        }
+        effect
+    }
+
     /// Ends a job: the rule is rendered again if something else waits, and former plans are dropped outside the lock.
     fn end_job(&mut self, rendered: &mut RenderResult, effect: &mut Effect) {
         let uid = &rendered.rule.uid;
@@ -363,6 +426,7 @@ impl Index {
     pub fn take_rendered(&mut self, rendered: &mut RenderResult) -> Effect {
         let mut effect = match std::mem::replace(&mut rendered.part, RenderedPart::Whole(0)) {
             RenderedPart::Whole(serial) => self.apply_rendered_rule(rendered, serial),
+            RenderedPart::Former(state, rule) => self.planner.take_former(rendered, &state, rule),
             RenderedPart::Changes(sources, clusters) => {
                 let taken = self
                     .planner
@@ -372,7 +436,22 @@ impl Index {
             }
         };
         self.planner.end_job(rendered, &mut effect);
+        self.render_former(&mut effect);
         effect
+    }
+
+    /// A render job ended without a result, and the changes that it took are not rendered: the rule is rendered as a whole.
+    pub fn render_failed(&mut self, uid: &RuleUid) -> Effect {
+        if !self.planner.rendering.is_awaited(uid)
+            && let Some(entry) = self.rules().get(uid).filter(|entry| !entry.rule.deleting)
+        {
+            let rule = entry.rule.clone();
+            self.planner.rendering.await_rule(rule);
+        }
+        Effect {
+            render: [uid.clone()].into(),
+            ..Effect::default()
+        }
     }
 
     fn apply_rendered_rule(&mut self, rendered: &mut RenderResult, serial: u64) -> Effect {

@@ -133,6 +133,22 @@ impl RuleEntry {
         self.sent().0.plan(cluster, &self.plan).is_none()
     }
 
+    /// The sources whose copies wait to be rendered.
+    pub fn unrendered_sources(&self) -> impl Iterator<Item = &SourceRef> {
+        self.unrendered.sources()
+    }
+
+    /// Whether copies of the source may be rendered again before long.
+    pub fn is_unrendered(&self, source: &SourceRef) -> bool {
+        let RenderBacklog {
+            sources,
+            rerender,
+            since,
+            ..
+        } = &self.unrendered;
+        *rerender || since.is_some() || sources.contains(&source.plain())
+    }
+
     /// Whether changes of the rule wait to be rendered.
     pub(super) fn waits(&self) -> bool {
         !self.unrendered.is_empty() || self.unrendered.is_outdated()

@@ -394,7 +394,7 @@ fn sent(index: &Index, cluster: &str) -> usize {
     let entry = index.rules().get(&"r".into()).unwrap();
     entry
         .assignment(&ClusterName::from(cluster))
-        .map_or(0, |assignment| assignment.plan.intents.len())
+        .map_or(0, |assignment| assignment.plan().intents.len())
 }
 
 /// Text that does not shrink, and differs by cluster.
@@ -430,9 +430,9 @@ fn rule_over_its_render_budget_sends_nothing() {
     let entry = index.rules().get(&"r".into()).unwrap();
     assert!(entry.cluster_plans.exceeds() && sent(&index, "c0") == 0);
     let assignment = entry.assignment(&"c7".into()).unwrap();
-    let (_, why) = assignment.plan.render_errors.first_key_value().unwrap();
+    let (_, why) = assignment.plan().render_errors.first_key_value().unwrap();
     assert_eq!(
-        (why.why, assignment.plan.render_errors.len()),
+        (why.why, assignment.plan().render_errors.len()),
         (RenderErrorKind::Budget, 3)
     );
     assert!(
@@ -480,8 +480,12 @@ fn narrow(contents: u64) -> Index {
 
 /// Runs all render jobs, and returns their number.
 fn settle(index: &mut Index) -> usize {
+    settle_rule(index, "r")
+}
+
+fn settle_rule(index: &mut Index, uid: &str) -> usize {
     for jobs in 0..10 {
-        let Some(job) = index.render_job(&"r".into()) else {
+        let Some(job) = index.render_job(&uid.into()) else {
             return jobs;
         };
         index.take_rendered(&mut job.run());
@@ -507,6 +511,75 @@ fn exceeds(index: &Index) -> bool {
         .unwrap()
         .cluster_plans
         .exceeds()
+}
+
+#[test]
+fn rule_over_its_work_budget_sends_nothing() {
+    let mut index = narrow(15);
+    let shape = |bytes: usize| {
+        // What comes of it is small.
+        let patch = json!([
+            {"op": "add", "path": "/data/x", "value": "x".repeat(bytes)},
+            {"op": "remove", "path": "/data/x"},
+        ]);
+        let entry = json!({"clusters": {"all": true}, "jsonPatch": patch});
+        json!({"substitute": {"keys": ["k"]}, "overrides": [entry]})
+    };
+    index.observe(&source(false, 0), 1, labels(0));
+    index.set_rule(rule(1, "v0", &json!({"all": true}), &shape(150_000), false));
+    settle(&mut index);
+    index.read(&source(false, 0), 1, labels(0), content("${cluster.name}"));
+    settle(&mut index);
+    assert!(exceeds(&index));
+    index.set_rule(rule(2, "v0", &json!({"all": true}), &shape(1_000), false));
+    settle(&mut index);
+    assert!(!exceeds(&index) && sent(&index, "c0") == 1);
+}
+
+#[test]
+fn rules_of_a_namespace_share_a_budget() {
+    let mut index = narrow(12);
+    let tenant = |uid: &str| {
+        let object = json!({
+            "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+            "metadata": {"name": uid, "namespace": "team", "uid": uid, "generation": 1},
+            "spec": {
+                "sources": [{"resources": ["configmaps"], "names": ["*"]}], "clusters": {"all": true},
+                "substitute": {"keys": ["k"]},
+            },
+        });
+        Rule::namespaced(&serde_json::from_value(object).unwrap(), "runnel-system").unwrap()
+    };
+    noisy(&mut index, 0);
+    for uid in ["a", "b", "c"] {
+        index.set_rule(tenant(uid));
+        settle_rule(&mut index, uid);
+    }
+    noisy(&mut index, 0);
+    let exceeds = ["a", "b", "c"].map(|uid| {
+        settle_rule(&mut index, uid);
+        let entry = index.rules().get(&uid.into()).unwrap();
+        entry.cluster_plans.exceeds()
+    });
+    assert_eq!(exceeds, [false, false, true]);
+}
+
+#[test]
+fn job_pauses_between_renderings_without_a_lock() {
+    let mut index = narrow(100);
+    noisy(&mut index, 0);
+    index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
+    noisy(&mut index, 0);
+    let pauses = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = pauses.clone();
+    let job = index.render_job(&"r".into()).unwrap();
+    let mut rendered = job
+        .paced(move || {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        })
+        .run();
+    index.take_rendered(&mut rendered);
+    assert!(pauses.load(std::sync::atomic::Ordering::Relaxed) >= 10);
 }
 
 #[test]
@@ -621,7 +694,7 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     );
     assert!(take(&mut index).clusters.contains(&"c0".into()));
     assert!(
-        matches!(directive(&index), Directive::Assigned(assignment) if assignment.plan.intents.len() == 1)
+        matches!(directive(&index), Directive::Assigned(assignment) if assignment.plan().intents.len() == 1)
     );
     // A job that was under way, and nothing to render after it: the rule is not left unknown.
     index.observe(&source(false, 0), 2, labels(0));
@@ -637,6 +710,40 @@ fn unrendered_rule_is_unknown_to_clusters_of_a_new_leader() {
     assert!(effect.render.contains(&"r".into()) && matches!(directive(&index), Directive::Unknown));
     take(&mut index);
     assert!(matches!(directive(&index), Directive::Assigned(_)));
+}
+
+#[test]
+fn changes_of_a_failed_render_job_are_rendered_again() {
+    let (uid, first) = (RuleUid::from("r"), source(false, 0));
+    let begin = |index: Index| {
+        let mut index = many(index, 1);
+        index.set_rule(rule(1, "v0", &json!({"all": true}), &shapes()[1], false));
+        index
+    };
+    let read = |index: &mut Index| {
+        index.observe(&first, 9, labels(0));
+        index.read(&first, 9, labels(0), content("in ${cluster.name}"));
+    };
+    let fail_and_render = |index: &mut Index| {
+        drop(index.render_job(&uid).unwrap());
+        assert!(index.render_failed(&uid).render.contains(&uid));
+        let mut rendered = index.render_job(&uid).unwrap().run();
+        index.take_rendered(&mut rendered);
+        assert!(index.render_job(&uid).is_none());
+    };
+    let revision = |index: &Index| {
+        let entry = index.rules().get(&uid).unwrap();
+        let plan = entry.cluster_plans.plan(&"c0".into(), &entry.plan).unwrap();
+        plan.intents.get(&first).map(|content| content.revision)
+    };
+    // The job of a whole rule, and one of changes.
+    let mut index = begin(Index::default().with_deferred_rendering());
+    fail_and_render(&mut index);
+    read(&mut index);
+    fail_and_render(&mut index);
+    let mut expected = begin(Index::default());
+    read(&mut expected);
+    assert!(revision(&index).is_some() && revision(&index) == revision(&expected));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::rendering::Rendering;
 use super::targets::ChangedObject;
 use super::{Effect, Index};
 use crate::guard::RemovalGuard;
-use crate::plan::Rule;
+use crate::plan::{Rule, StopFlag};
 use crate::rollout::Gate;
 
 /// Limit of copied other rules; they matter for transfers of copies.
@@ -24,6 +24,13 @@ pub struct RuleSnapshot {
 }
 
 impl RuleSnapshot {
+    /// Planning ends without a complete result once the flag is set.
+    #[must_use]
+    pub fn until(mut self, stop: StopFlag) -> Self {
+        self.part.planner.rendering.revision_hasher.until(stop);
+        self
+    }
+
     /// An index of its own, with the current plans of these rules.
     pub fn plan(self) -> Index {
         let Self {

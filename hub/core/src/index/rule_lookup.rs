@@ -7,9 +7,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use runnel_proto::model::{Operator, Pattern, Requirement, RuleUid, SourceRef};
 
 use crate::plan::{REFERENCED_KIND, Rule, SourceChoice};
+
+/// Rules, and the version of the selection by which they were found.
+type FoundClaimants = Option<(u64, Arc<BTreeSet<RuleUid>>)>;
+
+/// The rules that select sources of a rule, as of a selection; once for removed intents, once for all of the rule.
+#[derive(Default)]
+pub(super) struct KnownClaimants(pub(super) Mutex<[FoundClaimants; 2]>);
 
 /// The property by which rules may need an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -281,9 +289,21 @@ pub(super) struct Selection {
     readers: RuleLookup,
     /// The stored labels of objects with many labels.
     labels: LabelBudget,
+    /// Counts what was selected.
+    serial: u64,
 }
 
 impl Selection {
+    /// A number that changes whenever a rule selects more than before.
+    pub(super) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// A rule may send other manifests of bundles.
+    pub(super) fn note_manifests(&mut self) {
+        self.serial += 1;
+    }
+
     /// Adds a rule. Returns whether labels that it needs may have been left out.
     pub(super) fn add_rule(&mut self, rule: &Rule) -> bool {
         let is_new = self.readers.set(rule);
@@ -297,10 +317,8 @@ impl Selection {
 
     /// A rule selects a source.
     pub(super) fn select(&mut self, source: &SourceRef, uid: &RuleUid) {
-        self.selected_by
-            .entry(source.clone())
-            .or_default()
-            .insert(uid.clone());
+        let rules = self.selected_by.entry(source.clone()).or_default();
+        self.serial += u64::from(rules.insert(uid.clone()));
     }
 
     /// A rule does not select a source any more.

@@ -1,18 +1,21 @@
 //! The rules of the index, each with the version in which it changed last.
 //!
 //! A change of a rule gives it a new version and returns the clusters that are concerned.
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use runnel_api::PendingApproval;
+use runnel_api::{CauseCount, KeptRevision, PendingApproval};
 use runnel_proto::model::{ClusterName, RuleUid};
 
 use super::PendingCause;
 use super::changes::record_unselected;
 use super::clusters::Clusters;
 use super::rollouts::{CompletedStates, StoredState};
+use super::rule_lookup::KnownClaimants;
 use super::{Effect, RuleEntry};
 use crate::guard::{Cause, CauseKind, GuardDecision, Item, digest_of_all};
 use crate::plan::{RollbackBlocker, TargetClusters, WatchScope};
@@ -20,6 +23,40 @@ use crate::rollout::{AllowedUrls, CheckResult, Gate, Rollout};
 
 /// The decisions about rules before a judgment, to find those that changed.
 pub(super) type FormerDecisions = BTreeMap<RuleUid, Arc<GuardDecision>>;
+
+/// How long the removal of a deleted rule waits for an observed rule: one that gets no finalizer keeps no other from being
+/// deleted.
+pub(super) const EXPECTED_LIMIT: Duration = Duration::from_secs(10);
+
+/// Sums the causes of the approvals of several rules, most copies first.
+fn sum_of_causes<'a>(rules: impl Iterator<Item = &'a PendingApproval>) -> Vec<CauseCount> {
+    let mut sums = BTreeMap::<String, i64>::new();
+    let mut has_several = false;
+    for pending in rules {
+        has_several |= !pending.causes.is_empty();
+        let single = CauseCount {
+            cause: pending.cause.clone(),
+            copies: pending.copies,
+        };
+        let all = if pending.causes.is_empty() {
+            std::slice::from_ref(&single)
+        } else {
+            &pending.causes
+        };
+        for count in all {
+            let sum = sums.entry(count.cause.clone()).or_default();
+            *sum = sum.saturating_add(count.copies);
+        }
+    }
+    let mut all: Vec<_> = sums
+        .into_iter()
+        .filter(|_| has_several)
+        .map(|(cause, copies)| CauseCount { cause, copies })
+        .collect();
+    all.sort_by_key(|count| Reverse(count.copies));
+    all.truncate(runnel_api::limits::CAUSES);
+    all
+}
 
 /// Number of rules named for a cause.
 const NAMES: usize = 5;
@@ -33,6 +70,8 @@ pub struct Rules {
     completed: CompletedStates,
     /// The last result of the analysis of each rule that has one.
     checks: BTreeMap<RuleUid, CheckResult>,
+    /// Observed rules that are not planned yet, with the time at which they were first observed.
+    expected: BTreeMap<RuleUid, Instant>,
     /// The URLs that an analysis may request.
     pub(super) allowed_urls: AllowedUrls,
 }
@@ -59,6 +98,27 @@ impl Rules {
     /// Every uid.
     pub fn uids(&self) -> impl Iterator<Item = &RuleUid> {
         self.entries.keys()
+    }
+
+    /// Records that a rule was observed that will be planned: it waits for its finalizer, or is to be rendered.
+    pub fn expect(&mut self, uid: RuleUid, now: Instant) {
+        self.expected.entry(uid).or_insert(now);
+    }
+
+    /// Forgets which rules were observed, at the begin of a list.
+    pub fn forget_expected(&mut self) {
+        self.expected.clear();
+    }
+
+    /// A rule is planned, or does not exist any more.
+    pub(super) fn end_expectation(&mut self, uid: &RuleUid) {
+        self.expected.remove(uid);
+    }
+
+    /// Whether rules were observed that may take over the copies of another one, and are not planned yet.
+    pub(super) fn expects_rules(&self, now: Instant) -> bool {
+        let is_recent = |since: &Instant| now.saturating_duration_since(*since) < EXPECTED_LIMIT;
+        self.expected.values().any(is_recent)
     }
 
     /// Stores a rule without a new version.
@@ -122,6 +182,7 @@ impl Rules {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.version = self.changes.record(uid, entry.version);
             entry.target = OnceLock::new();
+            entry.claimants = KnownClaimants::default();
             entry.former.renew();
         }
     }
@@ -136,10 +197,19 @@ impl Rules {
     ) -> Effect {
         let mut effect = Effect::default();
         let entry = self.entries.get_mut(uid);
-        let Some(entry) = entry.filter(|entry| entry.target_clusters != now) else {
+        let Some(entry) = entry else { return effect };
+        if entry.target_clusters == now && entry.target_clusters.has_same_grants(&now) {
             return effect;
-        };
+        }
         let former = std::mem::replace(&mut entry.target_clusters, now);
+        if former == entry.target_clusters {
+            // Only a former state may contain the kinds whose grants changed.
+            entry.former.renew();
+            if entry.is_rolling_back() {
+                self.touch(uid, &mut effect);
+            }
+            return effect;
+        }
         let takes_part = |name: &ClusterName| clusters.is_eligible(name);
         record_unselected(&former, entry, takes_part, |_| cause.clone());
         entry.keep_selected();
@@ -234,6 +304,7 @@ impl Rules {
                     rules.iter().map(|(.., pending)| pending.digest.as_str()),
                 ),
                 cause: cause.to_owned(),
+                causes: sum_of_causes(rules.iter().map(|(.., pending)| *pending)),
                 copies: sum(|pending| pending.copies),
                 clusters: rules
                     .iter()
@@ -259,6 +330,13 @@ impl Rules {
                 uids,
             )
         })
+    }
+
+    /// Forgets the passed removals of a rule, because every agent reports exactly what the rule selects.
+    pub fn forget_removed(&mut self, uid: &RuleUid) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.guard.forget_removed();
+        }
     }
 
     /// Judges removals of a cluster again, because its agent repeats the request after they passed.
@@ -336,12 +414,19 @@ impl Rules {
 
     /// Sets the gate of a rule: its clusters may have its target. The caller has written the
     /// progress to the status before.
-    pub fn set_gate(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
+    pub(super) fn set_gate(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
         let mut effect = Effect::default();
-        let entry = self.entries.get_mut(uid);
-        let Some(entry) = entry.filter(|entry| entry.gate.as_ref() != Some(&gate)) else {
+        let Some(entry) = self.entries.get_mut(uid) else {
             return effect;
         };
+        if gate.is_paused && !entry.rule.is_paused() {
+            // The rollout goes on with the next step.
+            effect.rules.insert(uid.clone());
+        }
+        entry.was_paused &= !gate.is_paused;
+        if entry.gate.as_ref() == Some(&gate) {
+            return effect;
+        }
         let waiting = |entry: &RuleEntry| {
             let all = entry.target_clusters.clusters.keys();
             all.filter(|cluster| entry.awaits(cluster))
@@ -397,13 +482,17 @@ impl Rules {
     }
 
     /// Sets the stored state of a rule's last completed rollout; `None`: there is none.
-    pub fn set_completed_state(&mut self, uid: &RuleUid, state: Option<StoredState>) -> Effect {
+    pub(super) fn set_completed_state(
+        &mut self,
+        uid: &RuleUid,
+        state: Option<StoredState>,
+    ) -> Effect {
         self.completed.set(uid, state);
         self.renew_former(uid)
     }
 
     /// Sets all stored states. `missing` is the reason for which any other rule has none.
-    pub fn set_completed_states(
+    pub(super) fn set_completed_states(
         &mut self,
         states: BTreeMap<RuleUid, StoredState>,
         missing: RollbackBlocker,
@@ -416,12 +505,21 @@ impl Rules {
         effect
     }
 
+    /// Sets the states that are kept of a rule.
+    pub(super) fn set_kept_states(&mut self, uid: &RuleUid, kept: Vec<KeptRevision>) -> Effect {
+        self.completed.set_kept(uid, kept);
+        Effect {
+            statuses: [uid.clone()].into(),
+            ..Effect::default()
+        }
+    }
+
     fn renew_former(&mut self, uid: &RuleUid) -> Effect {
-        let (mut effect, former) = (Effect::default(), self.completed.rollback_plan(uid));
+        let (mut effect, stored) = (Effect::default(), self.completed.rollback_plan(uid));
         let Some(entry) = self.entries.get_mut(uid) else {
             return effect;
         };
-        entry.former = former;
+        entry.former = stored.reusing(&mut entry.former);
         effect.rules.insert(uid.clone());
         if entry.is_rolling_back() {
             self.touch(uid, &mut effect);

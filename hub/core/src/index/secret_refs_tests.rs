@@ -79,7 +79,7 @@ fn sent(index: &Index, namespace: &str, cluster: &str) -> Option<Result<Value, S
         panic!("it is not wanted")
     };
     let login = secret(namespace, "login");
-    if let Some(render_errors) = assignment.plan.render_errors.get(&login) {
+    if let Some(render_errors) = assignment.plan().render_errors.get(&login) {
         assert!(
             render_errors.why == RenderErrorKind::Value && assignment.is_unknown(&login),
             "what stands of it stays"
@@ -245,5 +245,5 @@ fn missing_secret_reference_is_reported_without_its_value() {
     else {
         panic!("wanted")
     };
-    assert!(assignment.is_unknown(&login) && assignment.plan.render_errors.is_empty());
+    assert!(assignment.is_unknown(&login) && assignment.plan().render_errors.is_empty());
 }

@@ -115,12 +115,14 @@ impl Sources {
         here
     }
 
-    /// The API server does not serve the kind of a scope any more. No list tells whether its sources were deleted.
+    /// The API server does not serve the kind of a scope any more. No list tells whether its sources were deleted, and a
+    /// deletion whose grace period has not ended may have been the first of all.
     pub fn mark_lost(&mut self, scope: &WatchScope) {
         let here: Vec<_> = self
             .in_scope(scope)
             .map(|(source, _)| source.clone())
             .collect();
+        self.deleted.retain(|source, _| !scope.contains(source));
         self.lost.extend(here);
     }
 
@@ -151,6 +153,9 @@ impl Sources {
 
     /// Plans a rule from scratch.
     pub(super) fn plan(&self, rule: &Rule, scopes: &WatchScopes) -> RulePlan {
+        if let Some(state) = rule.reverted_to() {
+            return state.plan(rule, scopes.watched());
+        }
         plan(rule, self.candidates(rule), scopes.watched(), |scope| {
             scopes.is_known(scope)
         })

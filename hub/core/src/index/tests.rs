@@ -222,7 +222,7 @@ fn limited_index() -> Index {
 
 fn plan_in_one(index: &Index, uid: &str) -> Arc<crate::plan::RulePlan> {
     match index.directive(&RuleUid::from(uid), &"one".into()) {
-        Directive::Assigned(assignment) => assignment.plan,
+        Directive::Assigned(assignment) => assignment.plan().clone(),
         _ => panic!("{uid} is not wanted"),
     }
 }
@@ -698,8 +698,8 @@ fn content_older_than_a_new_leaders_list_is_unknown() {
             && assignment.is_unknown(&source("a", "restored"))
     );
     assert!(
-        assignment.plan.intents.contains_key(&source("a", "same"))
-            && assignment.plan.intents.len() == 1
+        assignment.plan().intents.contains_key(&source("a", "same"))
+            && assignment.plan().intents.len() == 1
     );
     // A working watch keeps the old content until the new one is read.
     index.read(&source("a", "edited"), 12, labeled("x"), body("new"));
@@ -733,7 +733,7 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
         panic!("not wanted")
     };
     assert!(
-        assignment.plan.intents.is_empty()
+        assignment.plan().intents.is_empty()
             && assignment.is_unknown(&known)
             && !assignment.is_growing()
     );
@@ -752,27 +752,23 @@ fn unwatchable_scope_is_unknown_to_a_new_leader() {
 fn rolled_back_target_is_replaced_by_the_former_state() {
     use super::StoredState;
     use crate::plan::{ClusterAssignment, RollbackBlocker};
-    use crate::rollout::{AdmittedClusters, Gate, Portion, Rollout};
+    use crate::rollout::{AdmittedClusters, Gate};
     let uid = runnel_proto::model::RuleUid::from("r1");
     let mut index = known_index();
     for name in ["one", "two"] {
         index.set_cluster(name.into(), cluster("prod"));
     }
-    let rollout = Rollout {
-        max_concurrency: Portion::Count(1),
-        order_by: None,
-        soak: Duration::ZERO,
-        max_failures: 0,
-        paused: false,
-        reverts: true,
-        waits_for_health: false,
-        needs_approval: false,
-        windows: Default::default(),
-        analysis: None,
-    };
     let plain = rule("r1", "a", "x", json!({"all": true}), false);
-    let mut in_waves = plain.clone();
-    in_waves.rollout = Some(rollout);
+    let object = json!({
+        "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+        "metadata": {"name": "r1", "namespace": "a", "uid": "r1", "generation": 1},
+        "spec": {
+            "sources": [{"resources": ["configmaps"], "selector": {"matchLabels": {"rule": "x"}}}],
+            "clusters": {"all": true}, "rollout": {"onFailure": "Revert", "maxConcurrency": 1},
+        },
+    });
+    let object: runnel_api::DistributionRule = serde_json::from_value(object).unwrap();
+    let in_waves = Rule::namespaced(&object, "runnel-system").unwrap();
     index.set_rule(in_waves.clone());
     index.set_source(source("a", "s"), labeled("x"), Some(body("1")));
     let directive = |index: &Index, cluster: &str| index.directive(&uid, &cluster.into());
@@ -786,6 +782,9 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
             wakes_at: None,
             back_to: back_to.map(ToOwned::to_owned),
             healthy: Default::default(),
+            newly_chosen: Default::default(),
+            is_blocked: false,
+            is_paused: false,
         }
     };
     assert!(matches!(
@@ -793,7 +792,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         Directive::AwaitingWave(_)
     ));
     let gate_now = gate(&index, None);
-    let effect = index.rules_mut().set_gate(&uid, gate_now);
+    let effect = index.set_gate(&uid, gate_now);
     assert!(effect.clusters.contains(&"one".into()));
     let Directive::Assigned(former) = directive(&index, "one") else {
         panic!("not let in")
@@ -804,11 +803,11 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         .rules()
         .get(&uid)
         .unwrap()
-        .completed_state()
+        .completed_state(None)
         .ok()
         .unwrap();
     let revision = state.revision.clone();
-    index.rules_mut().set_completed_state(
+    index.set_completed_state(
         &uid,
         Some(StoredState {
             revision: revision.clone(),
@@ -822,13 +821,13 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         "an edit shuts the gate"
     );
     let gate_now = gate(&index, None);
-    index.rules_mut().set_gate(&uid, gate_now);
+    index.set_gate(&uid, gate_now);
     let Directive::Assigned(failed) = directive(&index, "one") else {
         panic!("not let in")
     };
     assert!(failed.digest() != former.digest() && failed.rolled_back.is_none());
     let gate_now = gate(&index, Some(&revision));
-    let effect = index.rules_mut().set_gate(&uid, gate_now);
+    let effect = index.set_gate(&uid, gate_now);
     assert!(
         effect.clusters.contains(&"one".into()),
         "its session is woken"
@@ -859,7 +858,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     suspended.terms = terms(true, runnel_proto::model::ConflictPolicy::Fail);
     index.set_rule(suspended.clone());
     assert!(
-        matches!(directive(&index, "one"), Directive::Assigned(assignment) if assignment.terms.suspend && is_former(&assignment))
+        matches!(directive(&index, "one"), Directive::Assigned(assignment) if assignment.terms().suspend && is_former(&assignment))
     );
     assert!(
         !index.rules().get(&uid).unwrap().awaits(&"two".into()),
@@ -878,16 +877,16 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
         }),
     ] {
         let stored = index.rules().completed().get(&uid).cloned();
-        index.rules_mut().set_completed_state(&uid, lost);
+        index.set_completed_state(&uid, lost);
         assert!(matches!(
             directive(&index, "one"),
             Directive::AwaitingWave(_)
         ));
-        index.rules_mut().set_completed_state(&uid, stored);
+        index.set_completed_state(&uid, stored);
         assert!(matches!(directive(&index, "one"), Directive::Assigned(_)));
     }
     let other = gate(&index, Some("another state"));
-    index.rules_mut().set_gate(&uid, other);
+    index.set_gate(&uid, other);
     assert!(matches!(
         directive(&index, "one"),
         Directive::AwaitingWave(_)
@@ -900,7 +899,7 @@ fn rolled_back_target_is_replaced_by_the_former_state() {
     // The gate of a rule that was suspended no longer counts: the hub determines again which
     // clusters are applying it.
     let gate_now = gate(&index, None);
-    index.rules_mut().set_gate(&uid, gate_now);
+    index.set_gate(&uid, gate_now);
     index.set_rule(suspended);
     assert!(index.rules().get(&uid).unwrap().gate.is_some());
     index.set_rule(in_waves);

@@ -72,6 +72,9 @@ impl Index {
         let Some(rule) = self.planner.latest_rule(uid) else {
             return unobserved;
         };
+        if rule.reverted_to().is_some() {
+            return Vec::new();
+        }
         let removed = self
             .sources
             .in_scope(&listed.scope)

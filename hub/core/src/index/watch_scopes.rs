@@ -62,8 +62,11 @@ impl WatchScopes {
         self.is_known(&self.watched.place(&source.resource, &source.namespace))
     }
 
-    /// Returns the scopes of a rule that are not known.
+    /// Returns the scopes of a rule that are not known; none of a reverted rule, whose contents are.
     pub(super) fn unknown(&self, rule: &Rule) -> BTreeSet<WatchScope> {
+        if rule.reverted_to().is_some() {
+            return BTreeSet::new();
+        }
         let places = rule.places(&self.watched).into_iter();
         places.filter(|scope| !self.is_known(scope)).collect()
     }
@@ -181,6 +184,19 @@ impl Index {
     /// Returns the scopes in which rules select sources.
     pub fn needed_scopes(&self) -> BTreeSet<WatchScope> {
         self.scopes_of_rules().collect()
+    }
+
+    /// Returns the namespaces whose rules name each kind; empty for ClusterDistributionRules.
+    pub fn namespaces_by_kind(&self) -> BTreeMap<Arc<str>, BTreeSet<String>> {
+        let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for rule in self.planner.all_rules() {
+            let namespace = &rule.terms.rule.namespace;
+            for scope in rule.places(self.scopes.watched()) {
+                let namespaces = all.entry(scope.resource).or_default();
+                namespaces.insert(namespace.to_string());
+            }
+        }
+        all
     }
 
     /// Returns the scopes of each rule.

@@ -8,15 +8,17 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 use runnel_api::{BUNDLE_KIND, BundleKind, BundleKindScope, CLUSTER_KINDS, ManifestBundleSpec};
+use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{
-    Kind, Kinds, PAYLOAD_LIMIT, RevisionKey, Scope, SourceRef, is_privileged, is_subdomain,
-    plain_text,
+    Content, Kind, Kinds, PAYLOAD_LIMIT, Revision, RevisionKey, Scope, SourceRef, is_privileged,
+    is_subdomain, plain_text,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::content::{ContentRefusal, check_distributed, is_never_a_source, source_content};
 use super::portable::is_controlled;
+use super::stored_source::{StoredSource, named, source_of};
 use super::{RenderError, RenderErrorKind, SourceContent, SourceState};
 
 /// The metadata that a manifest may have.
@@ -47,6 +49,14 @@ pub fn is_bundle(source: &SourceRef) -> bool {
 }
 
 impl SourceContent {
+    /// Content of a bundle.
+    pub(super) fn of_bundle(revision: Revision, controlled: bool, bundle: Bundle) -> Self {
+        let mut content = Self::of(revision, &Content::default(), vec![]);
+        content.controlled = controlled;
+        content.bundle = Some(Box::new(bundle));
+        content
+    }
+
     /// Whether this is a bundle with a manifest of a kind that was not known when it was read.
     pub fn has_unknown_kind(&self) -> bool {
         self.bundle
@@ -148,13 +158,68 @@ pub(crate) fn read_bundle(
         }
     }
     let revision = key.revision(BUNDLE_KIND, &bundle.canonical());
-    let mut content = SourceContent::of(revision, &runnel_proto::model::Content::default(), vec![]);
-    content.controlled = is_controlled(object);
-    content.bundle = Some(Box::new(bundle));
-    Some(content)
+    let controlled = is_controlled(object);
+    Some(SourceContent::of_bundle(revision, controlled, bundle))
+}
+
+/// The parts of a bundle, as a state of a completed rollout stores them.
+#[derive(Serialize, Deserialize)]
+pub(super) struct BundleParts<C> {
+    /// Each manifest, or the message of its error.
+    manifests: Vec<(StoredSource, Result<C, String>)>,
+    /// The manifests of kinds without namespaces, with the message for a DistributionRule.
+    cluster_scoped: Vec<(StoredSource, String)>,
 }
 
 impl Bundle {
+    /// Returns the parts. `part` gives what stands for a content.
+    pub(super) fn parts<C>(
+        &self,
+        mut part: impl FnMut(&Arc<SourceContent>) -> C,
+    ) -> BundleParts<C> {
+        let manifests = self.manifests.iter().map(|(source, manifest)| {
+            let manifest = manifest.as_ref().map(&mut part);
+            (
+                named(source),
+                manifest.map_err(|error| error.message.to_string()),
+            )
+        });
+        let manifests = manifests.collect();
+        let refused = self.cluster_scoped.iter();
+        BundleParts {
+            manifests,
+            cluster_scoped: refused
+                .map(|(source, error)| (named(source), error.message.to_string()))
+                .collect(),
+        }
+    }
+
+    /// Returns the bundle with these parts; `None` if it has a part without content.
+    pub(super) fn of_parts<C>(
+        parts: BundleParts<C>,
+        content: impl Fn(C) -> Option<Arc<SourceContent>>,
+    ) -> Option<Self> {
+        let error = |message: String| RenderError {
+            why: RenderErrorKind::Object,
+            message: message.into(),
+        };
+        let manifests = parts.manifests.into_iter().map(|(source, manifest)| {
+            let manifest = match manifest {
+                Ok(part) => Ok(content(part)?),
+                Err(message) => Err(error(message)),
+            };
+            Some((source_of(&source), manifest))
+        });
+        let refused = parts.cluster_scoped.into_iter();
+        Some(Self {
+            manifests: manifests.collect::<Option<_>>()?,
+            cluster_scoped: refused
+                .map(|(source, message)| (source_of(&source), error(message)))
+                .collect(),
+            has_unknown_kind: false,
+        })
+    }
+
     /// Returns the manifests as a rule sends them. `is_namespaced`: it is a DistributionRule.
     pub(super) fn sent_by(
         &self,
@@ -383,6 +448,9 @@ impl ManifestReader<'_> {
             ContentRefusal::TooLarge(bytes) => {
                 format!("it has {bytes} bytes, and an agent accepts {PAYLOAD_LIMIT}: divide it")
             }
+            ContentRefusal::TooManyNodes(nodes) => format!(
+                "it has {nodes} JSON values, and an agent accepts {CONTENT_NODES}: divide it"
+            ),
         })
     }
 }

@@ -6,6 +6,8 @@
 //! whole plan.
 mod budget;
 
+pub(crate) use budget::NAMESPACE_SHARE;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -78,11 +80,12 @@ impl ClusterPlans {
             ..Self::default()
         };
         let selected: BTreeSet<_> = selection.selected().collect();
-        cluster_plans
-            .contents
-            .lock()
-            .retain(|source| selected.contains(source));
-        let nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
+        {
+            let mut contents = cluster_plans.contents.lock();
+            contents.begin();
+            contents.retain(|source| selected.contains(source));
+        }
+        let nothing = RenderedPlan::nothing(selection, rule.source_order());
         if rule.shape.differs_by_cluster() {
             let rendered_plan = Arc::new(nothing);
             cluster_plans.variation = Variation::PerCluster(
@@ -112,32 +115,15 @@ impl ClusterPlans {
         cluster_plans
     }
 
-    /// Creates plans from one rendered plan for all clusters.
-    pub(super) fn uniform(plan: Arc<RulePlan>) -> Self {
-        Self {
-            variation: Variation::Uniform(RenderedPlan::restored(plan).into()),
-            ..Self::default()
+    /// The same plans, independent of the selection from which they were rendered.
+    #[must_use]
+    pub fn detached(self, selection: &Arc<RulePlan>) -> Self {
+        if self.is_rendered() {
+            return self;
         }
-    }
-
-    /// Creates plans from rendered plans by cluster.
-    pub(super) fn per_cluster(plans: impl Iterator<Item = (ClusterName, Arc<RulePlan>)>) -> Self {
-        let mut rendered: BTreeMap<*const RulePlan, Arc<RenderedPlan>> = BTreeMap::new();
-        let by_cluster = plans.map(|(cluster, plan)| {
-            let rendered_plan = rendered
-                .entry(Arc::as_ptr(&plan))
-                .or_insert_with(|| RenderedPlan::restored(plan).into());
-            (
-                cluster,
-                ClusterPlan {
-                    labels: Labels::default(),
-                    rendered_plan: rendered_plan.clone(),
-                },
-            )
-        });
         Self {
-            variation: Variation::PerCluster(by_cluster.collect()),
-            ..Self::default()
+            variation: Variation::Uniform(RenderedPlan::restored(selection.clone()).into()),
+            ..self
         }
     }
 
@@ -160,6 +146,7 @@ impl ClusterPlans {
         if !self.is_rendered() {
             return;
         }
+        self.contents.lock().begin();
         for source in sources {
             if !self.set(rule, selection, source, revision_hasher) {
                 return;
@@ -201,9 +188,12 @@ impl ClusterPlans {
     ) {
         let body = selection.body(source);
         let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
-        self.set_in_each_cluster(source, body.as_ref(), |cluster, labels, _| {
-            renderer.awaited(cluster, labels)
-        });
+        self.set_in_each_cluster(
+            source,
+            body.as_ref(),
+            || {},
+            |cluster, labels, _| renderer.awaited(cluster, labels),
+        );
     }
 
     /// Marks the contents of all other Secrets from which values are taken as unknown. Until they
@@ -341,8 +331,10 @@ impl ClusterPlans {
                 now.is_none_or(|now| !before.has_equal_content(&now.rendered_plan))
             });
         }
-        let mut rendered_plan = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
+        let mut rendered_plan = RenderedPlan::nothing(selection, rule.source_order());
+        self.contents.lock().begin();
         for source in selection.all_rendered() {
+            revision_hasher.pause();
             let body = selection.body(source);
             let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
             rendered_plan.set(
@@ -481,6 +473,9 @@ impl ClusterPlans {
         source: &SourceRef,
         revision_hasher: &RevisionHasher,
     ) -> bool {
+        if revision_hasher.is_stopped() {
+            return false;
+        }
         let body = selection.body(source);
         let renderer = Renderer::new(rule, source, body.as_ref(), selection, revision_hasher);
         if body.is_none() {
@@ -488,28 +483,28 @@ impl ClusterPlans {
         }
         let by_cluster = self.differs_by_cluster();
         let mut within = true;
-        self.set_in_each_cluster(source, body.as_ref(), |cluster, labels, contents| {
+        let pause = || revision_hasher.pause();
+        self.set_in_each_cluster(source, body.as_ref(), pause, |cluster, labels, contents| {
             // Content beyond the budget is not rendered completely.
             if !within {
                 return renderer.awaited(cluster, labels);
             }
             let outcome = renderer.outcome(cluster, labels, contents);
-            within = !by_cluster || contents.bytes() <= revision_hasher.budget();
+            within = !by_cluster
+                || contents.bytes() <= revision_hasher.budget()
+                    && contents.works_within(revision_hasher.budget());
             outcome
         });
         if within {
-            if !by_cluster
-                || self.size_bytes() <= revision_hasher.budget()
-                || self.is_within_budget(revision_hasher)
-            {
+            if !by_cluster || self.is_within_budget(revision_hasher) {
                 return true;
             }
             self.exceed(rule, selection, revision_hasher);
             return false;
         }
         // The count may include clusters that are deleted.
-        if self.contents.lock().recount() <= revision_hasher.budget() {
-            self.set_in_each_cluster(source, body.as_ref(), |cluster, labels, contents| {
+        if self.is_within_budget(revision_hasher) {
+            self.set_in_each_cluster(source, body.as_ref(), pause, |cluster, labels, contents| {
                 renderer.outcome(cluster, labels, contents)
             });
         }
@@ -520,11 +515,12 @@ impl ClusterPlans {
         false
     }
 
-    /// Sets the state of a source in each cluster.
+    /// Sets the state of a source in each cluster, with a `pause` before each.
     fn set_in_each_cluster(
         &mut self,
         source: &SourceRef,
         body: Option<&super::SourceState>,
+        pause: impl Fn(),
         mut outcome: impl FnMut(
             &ClusterName,
             &BTreeMap<String, String>,
@@ -536,6 +532,7 @@ impl ClusterPlans {
         match &mut self.variation {
             Variation::Unchanged => {}
             Variation::Uniform(rendered_plan) => {
+                pause();
                 let outcome = outcome(&"".into(), &BTreeMap::new(), &mut contents.lock());
                 rendered_plan.set(source, body, outcome);
             }
@@ -546,6 +543,7 @@ impl ClusterPlans {
                     BTreeMap::<(*const RenderedPlan, Option<OutcomeKey>), ReplacedPlans>::new();
                 let mut alone = 0;
                 for (cluster, cluster_plan) in by_cluster.iter_mut() {
+                    pause();
                     let outcome = outcome(cluster, &cluster_plan.labels, &mut contents.lock());
                     if let Some(rendered_plan) = Arc::get_mut(&mut cluster_plan.rendered_plan) {
                         rendered_plan.set(source, body, outcome);

@@ -1,22 +1,25 @@
-//! The state that a completed rollout of a rule sent to its clusters, and its encoding. A rollback
-//! sends it again.
+//! The inputs of a completed rollout of a rule, and their encoding: the rule's spec and the contents of its sources. A rollback
+//! plans them again, for the clusters, labels and grants of its own time.
 //!
-//! The state has contents and terms before an agent resolves namespaces, exactly as in the frames
-//! of the protocol. Encoded, it is one zstd frame of JSON lines: a header, each content once, then
-//! the intents of the clusters. It contains values of Secrets: no type here has `Debug`, and no
-//! error names a part of it.
-use std::collections::{BTreeMap, BTreeSet};
+//! Encoded, it is one zstd frame of JSON lines: a header with the spec, each content once, then the objects. It contains values
+//! of Secrets: no type here has `Debug`, and no error names a part of it.
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, Content, Revision, RuleUid, SourceRef, Terms};
+use jiff::Timestamp;
+use runnel_api::KeptRevision;
+use runnel_api::conditions::whole_seconds;
+use runnel_proto::model::{Content, Payload, Revision, RuleUid, SourceRef};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterPlans, NamedTerms, Rule, RulePlan, Scope, SourceContent, TargetClusters};
+use super::SourceContent;
+use super::bundle::{Bundle, BundleParts};
+use super::stored_source::{StoredSource, named, source_of};
 
 /// The version of the encoding.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// The most bytes that an encoded state may decompress to.
 const PLAIN_LIMIT: u64 = 1 << 30;
 const LEVEL: i32 = 3;
@@ -35,6 +38,8 @@ pub enum RollbackBlocker {
     Damaged,
     /// The hub lacks the right to read its storage.
     Unreadable,
+    /// It is stored, and not decoded yet.
+    Unread,
 }
 
 impl RollbackBlocker {
@@ -52,6 +57,7 @@ impl RollbackBlocker {
                 "the stored state of the last completed rollout is damaged: the Secrets runnel-hub-rollback-* were changed"
                     .to_owned()
             }
+            Self::Unread => "the hub has not read the state yet".to_owned(),
             Self::Unreadable => "the hub may not read the Secrets runnel-hub-rollback-* of its own namespace; upgrade its \
                                  chart for the right"
                 .to_owned(),
@@ -59,127 +65,21 @@ impl RollbackBlocker {
     }
 }
 
-/// The state of a completed rollout.
+/// The inputs of a completed rollout.
 pub struct CompletedState {
     /// The target of the rollout.
     pub revision: String,
-    terms: Terms,
-    plans: Plans,
-}
-
-/// The plans by cluster.
-enum Plans {
-    /// All clusters get the same plan.
-    Uniform(Arc<RulePlan>),
-    /// Each cluster has its own plan.
-    PerCluster(BTreeMap<ClusterName, Arc<RulePlan>>),
-}
-
-/// The plans and targets of a rule during a rollback, with the current grants.
-pub struct FormerPlans {
-    /// The plans.
-    pub cluster_plans: ClusterPlans,
-    /// The clusters and their terms.
-    pub target_clusters: TargetClusters,
+    /// When the rollout was completed, if that is known.
+    pub completed_at: Option<Timestamp>,
+    /// The spec of the rule.
+    pub(super) spec: Arc<str>,
+    /// The selected objects, bundles included.
+    pub(super) sources: BTreeMap<SourceRef, Arc<SourceContent>>,
+    /// The Secrets whose values are used in copies of others.
+    pub(super) secret_refs: BTreeMap<SourceRef, Arc<SourceContent>>,
 }
 
 impl CompletedState {
-    /// Captures the current state of a rule, with its digest.
-    ///
-    /// # Errors
-    /// [`RollbackBlocker::Incomplete`], if some content is unknown.
-    pub fn of(
-        rule: &Rule,
-        selection: &Arc<RulePlan>,
-        cluster_plans: &ClusterPlans,
-        target_clusters: &TargetClusters,
-        revision: &str,
-    ) -> Result<Self, RollbackBlocker> {
-        if target_clusters.unknown || cluster_plans.exceeds() {
-            return Err(RollbackBlocker::Incomplete(
-                "the hub did not have all that the rule sends",
-            ));
-        }
-        is_complete(selection)?;
-        let plan_of = |cluster: &ClusterName| {
-            let missing = RollbackBlocker::Incomplete("copies of a cluster were being rendered");
-            let plan = cluster_plans.plan(cluster, selection).ok_or(missing)?;
-            is_complete(plan)?;
-            Ok((cluster.clone(), plan.clone()))
-        };
-        let plans = if cluster_plans.differs_by_cluster() {
-            Plans::PerCluster(
-                target_clusters
-                    .clusters
-                    .keys()
-                    .map(plan_of)
-                    .collect::<Result<_, _>>()?,
-            )
-        } else {
-            Plans::Uniform(plan_of(&"".into())?.1)
-        };
-        Ok(Self {
-            revision: revision.to_owned(),
-            terms: Terms::clone(&rule.terms),
-            plans,
-        })
-    }
-
-    /// Returns the plans for the currently chosen clusters, with the former terms, the current
-    /// grants and the current suspension. A new cluster gets nothing if contents differ by cluster.
-    pub fn plans(&self, rule: &Rule, now: &TargetClusters, scope: &Scope) -> FormerPlans {
-        let mut known: BTreeMap<[u8; 16], NamedTerms> = BTreeMap::new();
-        let mut target_clusters = now.clone();
-        for terms in target_clusters.clusters.values_mut() {
-            let digest = terms.digest.0;
-            let former = known.entry(digest).or_insert_with(|| {
-                let (grants, suspend) = (terms.grants.clone(), terms.suspend);
-                NamedTerms::new(Terms {
-                    grants,
-                    suspend,
-                    ..self.terms.clone()
-                })
-            });
-            *terms = former.clone();
-        }
-        // Clusters that share a plan continue to share it.
-        let mut scoped_plans: BTreeMap<*const RulePlan, Arc<RulePlan>> = BTreeMap::new();
-        let mut scoped = |plan: &Arc<RulePlan>| {
-            let scoped = || {
-                if plan.scope == *scope {
-                    plan.clone()
-                } else {
-                    Arc::new(RulePlan {
-                        scope: scope.clone(),
-                        ..RulePlan::clone(plan)
-                    })
-                }
-            };
-            scoped_plans
-                .entry(Arc::as_ptr(plan))
-                .or_insert_with(scoped)
-                .clone()
-        };
-        let cluster_plans = match &self.plans {
-            Plans::Uniform(plan) => ClusterPlans::uniform(scoped(plan)),
-            Plans::PerCluster(by_cluster) => {
-                let nothing = Arc::new(RulePlan::empty(rule));
-                let plan =
-                    |cluster: &ClusterName| scoped(by_cluster.get(cluster).unwrap_or(&nothing));
-                ClusterPlans::per_cluster(
-                    now.clusters
-                        .keys()
-                        .cloned()
-                        .zip(now.clusters.keys().map(plan)),
-                )
-            }
-        };
-        FormerPlans {
-            cluster_plans,
-            target_clusters,
-        }
-    }
-
     /// Encodes the state; `None` if it exceeds `limit` bytes.
     pub fn encode(&self, uid: &RuleUid, limit: usize) -> Option<Vec<u8>> {
         let mut encoder = zstd::stream::write::Encoder::new(
@@ -196,144 +96,120 @@ impl CompletedState {
     }
 
     fn write(&self, uid: &RuleUid, out: &mut impl Write) -> io::Result<()> {
-        let plans = self.distinct_plans();
-        let mut numbers: BTreeMap<*const SourceContent, usize> = BTreeMap::new();
-        let mut contents = Vec::new();
-        for content in plans
-            .iter()
-            .flat_map(|(_, plan)| plan.intents.iter().map(|(_, content)| content))
-        {
-            numbers.entry(Arc::as_ptr(content)).or_insert_with(|| {
-                contents.push(content);
-                contents.len() - 1
-            });
-        }
+        let mut contents = NumberedContents::default();
+        let mut object = |source: &SourceRef, content: &Arc<SourceContent>| {
+            let bundle = content.bundle.as_ref();
+            StoredObject {
+                source: named(source),
+                content: contents.number(content),
+                bundle: bundle.map(|bundle| bundle.parts(|manifest| contents.number(manifest))),
+            }
+        };
+        let mut objects = |of: &BTreeMap<SourceRef, Arc<SourceContent>>| -> Vec<_> {
+            let all = of.iter();
+            all.map(|(source, content)| object(source, content))
+                .collect()
+        };
+        let (sources, secret_refs) = (objects(&self.sources), objects(&self.secret_refs));
         let header = Header {
             version: VERSION,
             rule: uid.to_string(),
             revision: self.revision.clone(),
-            terms: self.terms.clone(),
-            uniform: matches!(self.plans, Plans::Uniform(_)),
-            contents: contents.len(),
-            plans: plans.len(),
+            completed_at: self.completed_at,
+            spec: self.spec.to_string(),
+            contents: contents.all.len(),
+            sources: sources.len(),
+            secret_refs: secret_refs.len(),
         };
         write_line(out, &header)?;
-        for content in contents {
-            let plain = content.payload.decode().map_err(io::Error::other)?;
-            write_line(
-                out,
-                &StoredContent {
-                    revision: content.revision.0,
-                    content: plain,
-                },
-            )?;
-        }
-        for (clusters, plan) in &plans {
-            let number = |content: &Arc<SourceContent>| {
-                let number = numbers.get(&Arc::as_ptr(content)).copied();
-                number.ok_or_else(|| io::Error::other("a plan has content that is not stored"))
+        for content in contents.all {
+            // A bundle has no content itself.
+            let plain = content.bundle.is_none().then(|| content.payload.decode());
+            let denied = content.denied.as_ref().map(Payload::decode);
+            let stored = StoredContent {
+                revision: content.revision.0,
+                content: plain.transpose().map_err(io::Error::other)?,
+                denied: denied.transpose().map_err(io::Error::other)?,
+                controlled: content.controlled,
             };
-            let intents = plan
-                .intents
-                .iter()
-                .map(|(source, content)| Ok((named(source), number(content)?)))
-                .collect::<io::Result<_>>()?;
-            let clusters = clusters
-                .iter()
-                .map(|cluster| cluster.as_str().to_owned())
-                .collect();
-            write_line(out, &StoredPlan { clusters, intents })?;
+            write_line(out, &stored)?;
+        }
+        for object in sources.iter().chain(&secret_refs) {
+            write_line(out, object)?;
         }
         Ok(())
     }
 
-    /// Each plan once, with the clusters that get it.
-    fn distinct_plans(&self) -> Vec<(Vec<&ClusterName>, &Arc<RulePlan>)> {
-        let by_cluster = match &self.plans {
-            Plans::Uniform(plan) => return vec![(Vec::new(), plan)],
-            Plans::PerCluster(by_cluster) => by_cluster,
-        };
-        let mut distinct: BTreeMap<*const RulePlan, (Vec<&ClusterName>, &Arc<RulePlan>)> =
-            BTreeMap::new();
-        for (cluster, plan) in by_cluster {
-            distinct
-                .entry(Arc::as_ptr(plan))
-                .or_insert_with(|| (Vec::new(), plan))
-                .0
-                .push(cluster);
-        }
-        distinct.into_values().collect()
-    }
-
     /// Decodes the state of a rule; `None` for anything that [`CompletedState::encode`] has not written for this rule.
     pub fn decode(uid: &RuleUid, bytes: &[u8]) -> Option<Self> {
-        let decoder = zstd::stream::read::Decoder::new(bytes).ok()?;
-        let mut lines = BufReader::new(decoder.take(PLAIN_LIMIT));
-        let header: Header = read_line(&mut lines)?;
-        if header.version != VERSION || header.rule != uid.as_str() {
-            return None;
-        }
+        let (header, mut lines) = read_header(uid, bytes)?;
         let mut contents = Vec::new();
         for _ in 0..header.contents {
-            let StoredContent { revision, content } = read_line(&mut lines)?;
-            let canonical = content.to_bytes();
-            contents.push(Arc::new(SourceContent::of(
-                Revision(revision),
-                &content,
-                canonical,
-            )));
+            contents.push(Arc::new(read_line::<StoredContent>(&mut lines)?.read()));
         }
-        let (mut uniform, mut by_cluster) = (None, BTreeMap::new());
-        for _ in 0..header.plans {
-            let StoredPlan { clusters, intents } = read_line(&mut lines)?;
-            let mut plan = RulePlan::sent(uid, &header.terms.ignore_fields);
-            for (source, number) in intents {
-                plan.put_in(source_of(&source), contents.get(number)?.clone());
+        let content = |number: usize| contents.get(number).cloned();
+        let mut objects = |count: usize| -> Option<BTreeMap<SourceRef, Arc<SourceContent>>> {
+            let mut all = BTreeMap::new();
+            for _ in 0..count {
+                let object: StoredObject = read_line(&mut lines)?;
+                let mut read = content(object.content)?;
+                if let Some(parts) = object.bundle {
+                    let bundle = Bundle::of_parts(parts, content)?;
+                    read = Arc::new(SourceContent::of_bundle(
+                        read.revision,
+                        read.controlled,
+                        bundle,
+                    ));
+                }
+                all.insert(source_of(&object.source), read);
             }
-            let plan = Arc::new(plan);
-            by_cluster.extend(
-                clusters
-                    .into_iter()
-                    .map(|cluster| (cluster.as_str().into(), plan.clone())),
-            );
-            uniform = Some(plan);
-        }
+            Some(all)
+        };
+        let (sources, secret_refs) = (objects(header.sources)?, objects(header.secret_refs)?);
         // The checksum is at the end.
         if lines.read(&mut [0]).ok()? > 0 {
             return None;
         }
-        let plans = if header.uniform {
-            Plans::Uniform(uniform?)
-        } else {
-            Plans::PerCluster(by_cluster)
-        };
         Some(Self {
             revision: header.revision,
-            terms: header.terms,
-            plans,
+            completed_at: header.completed_at,
+            spec: header.spec.into(),
+            sources,
+            secret_refs,
         })
     }
 }
 
-/// Whether every content of a plan is known.
-fn is_complete(plan: &RulePlan) -> Result<(), RollbackBlocker> {
-    let why = if !plan.render_errors.is_empty() {
-        "copies could not be rendered"
-    } else if !plan.unread.is_empty() || !plan.unreadable.is_empty() || !plan.unknown.is_empty() {
-        "the hub could not read all of its sources"
-    } else {
-        return Ok(());
-    };
-    Err(RollbackBlocker::Incomplete(why))
+/// Returns the revision of an encoded state of a rule, and the time of its completion. The rest may be damaged.
+pub fn kept_revision(uid: &RuleUid, bytes: &[u8]) -> Option<KeptRevision> {
+    let (header, _) = read_header(uid, bytes)?;
+    Some(KeptRevision {
+        revision: header.revision,
+        completed_at: header.completed_at.map(whole_seconds),
+    })
 }
 
-impl RulePlan {
-    /// A plan of a rule that leaves these fields of copies alone, without any source.
-    fn sent(uid: &RuleUid, ignored: &BTreeSet<runnel_proto::model::FieldPath>) -> Self {
-        Self {
-            shown: super::Expected::with_ignored(ignored),
-            ..Self::of(uid, &Scope::default())
-        }
+fn read_header<'a>(uid: &RuleUid, bytes: &'a [u8]) -> Option<(Header, impl BufRead + use<'a>)> {
+    let decoder = zstd::stream::read::Decoder::new(bytes).ok()?;
+    let mut lines = BufReader::new(decoder.take(PLAIN_LIMIT));
+    let header: Header = read_line(&mut lines)?;
+    (header.version == VERSION && header.rule == uid.as_str()).then_some((header, lines))
+}
+
+/// Each content once, with its number.
+#[derive(Default)]
+struct NumberedContents {
+    numbers: BTreeMap<*const SourceContent, usize>,
+    all: Vec<Arc<SourceContent>>,
+}
+
+impl NumberedContents {
+    fn number(&mut self, content: &Arc<SourceContent>) -> usize {
+        let next = self.all.len();
+        *self.numbers.entry(Arc::as_ptr(content)).or_insert_with(|| {
+            self.all.push(content.clone());
+            next
+        })
     }
 }
 
@@ -368,58 +244,66 @@ fn read_line<T: DeserializeOwned>(lines: &mut impl BufRead) -> Option<T> {
     serde_json::from_slice(&line).ok()
 }
 
-fn named(source: &SourceRef) -> StoredSource {
-    let text = |part: &str| part.to_owned();
-    (
-        text(&source.resource),
-        text(&source.namespace),
-        text(&source.name),
-        text(source.copy_name()),
-    )
-}
-
-fn source_of((resource, namespace, name, copy): &StoredSource) -> SourceRef {
-    SourceRef::new(resource, namespace, name).as_copy(copy)
-}
-
-/// Kind, namespace and name of a source, and the name of its copies.
-type StoredSource = (String, String, String, String);
-
 #[derive(Serialize, Deserialize)]
 struct Header {
     version: u32,
     rule: String,
     revision: String,
-    terms: Terms,
-    uniform: bool,
+    #[serde(default)]
+    completed_at: Option<Timestamp>,
+    spec: String,
     contents: usize,
-    plans: usize,
+    sources: usize,
+    secret_refs: usize,
 }
 
 #[derive(Serialize, Deserialize)]
 struct StoredContent {
     revision: [u8; 16],
-    content: Content,
+    content: Option<Content>,
+    denied: Option<Content>,
+    controlled: bool,
+}
+
+impl StoredContent {
+    fn read(self) -> SourceContent {
+        let canonical = self.content.as_ref().map(Content::to_bytes);
+        let content = self.content.unwrap_or_default();
+        let mut read = SourceContent::of(
+            Revision(self.revision),
+            &content,
+            canonical.unwrap_or_default(),
+        );
+        read.denied = self.denied.map(|denied| Payload::encode(denied.to_bytes()));
+        read.controlled = self.controlled;
+        read
+    }
 }
 
 #[derive(Serialize, Deserialize)]
-struct StoredPlan {
-    clusters: Vec<String>,
-    intents: Vec<(StoredSource, usize)>,
+struct StoredObject {
+    source: StoredSource,
+    content: usize,
+    bundle: Option<BundleParts<usize>>,
 }
 
 #[cfg(test)]
 mod tests {
-    use runnel_proto::model::Payload;
+    use runnel_proto::model::{Kind, RevisionKey, Scope as KindScope, Terms};
     use serde_json::json;
 
+    use super::super::{Rule, RulePlan, Scope, SourceState};
     use super::*;
-    use crate::plan::{Labels, RevisionHasher, SourceState};
 
     fn rule(spec: serde_json::Value) -> Rule {
+        rule_of(spec, "configmaps")
+    }
+
+    fn rule_of(spec: serde_json::Value, kind: &str) -> Rule {
         let mut spec = spec;
-        spec["sources"] = json!([{"resources": ["configmaps"], "names": ["*"]}]);
+        spec["sources"] = json!([{"resources": [kind], "names": ["*"]}]);
         spec["clusters"] = json!({"all": true});
+        spec["rollout"] = json!({"onFailure": "Revert"});
         let object = json!({
             "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
             "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 1}, "spec": spec,
@@ -445,87 +329,79 @@ mod tests {
         )))
     }
 
-    fn selection(rule: &Rule) -> Arc<RulePlan> {
+    fn selection(rule: &Rule) -> RulePlan {
         let mut plan = RulePlan::empty(rule);
         plan.set(&source("one"), Some(&body(&"x".repeat(5000))));
         plan.set(&source("two"), Some(&body("y")));
-        Arc::new(plan)
+        plan
     }
 
-    fn targets(rule: &Rule, clusters: &[&str]) -> TargetClusters {
-        let clusters = clusters
-            .iter()
-            .map(|name| (ClusterName::from(*name), rule.terms.clone()))
-            .collect();
-        TargetClusters {
-            clusters,
-            ..TargetClusters::default()
-        }
+    fn state(rule: &Rule) -> CompletedState {
+        CompletedState::of(rule, &selection(rule), "t0", None)
+            .ok()
+            .unwrap()
     }
 
     /// Name, revision and content of a copy.
     type Copy = (String, [u8; 16], Vec<u8>);
 
-    /// Returns the copies of each cluster.
-    fn sent(state: &CompletedState, rule: &Rule, clusters: &[&str]) -> Vec<Vec<Copy>> {
-        let (scope, selection) = (Scope::default(), selection(rule));
-        let plans = state.plans(rule, &targets(rule, clusters), &scope);
-        let of = |cluster: &&str| {
-            let plan = plans
-                .cluster_plans
-                .plan(&ClusterName::from(*cluster), &selection)
-                .unwrap();
-            let intent = |(source, content): (&SourceRef, &Arc<SourceContent>)| {
-                (
-                    source.copy_name().to_string(),
-                    content.revision.0,
-                    content.payload.decode().unwrap().to_bytes(),
-                )
-            };
-            plan.intents.iter().map(intent).collect()
+    /// The plan of a state, with the name, revision and content of each copy.
+    fn planned(state: &CompletedState, rule: &Rule) -> (RulePlan, Vec<Copy>) {
+        let plan = state.plan(&state.rule(rule).unwrap(), &Scope::default());
+        let intent = |(source, content): (&SourceRef, &Arc<SourceContent>)| {
+            let plain = content.payload.decode().unwrap().to_bytes();
+            (source.to_string(), content.revision.0, plain)
         };
-        clusters.iter().map(of).collect()
-    }
-
-    fn state(rule: &Rule, clusters: &[&str]) -> CompletedState {
-        let (selection, targets) = (selection(rule), targets(rule, clusters));
-        let labels =
-            |name: &str| Labels::new(BTreeMap::from([("name".to_owned(), name.to_owned())]));
-        let clusters = clusters
-            .iter()
-            .map(|name| (ClusterName::from(*name), labels(name)));
-        let plans = ClusterPlans::new(rule, &selection, clusters, &RevisionHasher::default());
-        CompletedState::of(rule, &selection, &plans, &targets, "t0")
-            .ok()
-            .unwrap()
+        let intents = plan.intents.iter().map(intent).collect();
+        (plan, intents)
     }
 
     #[test]
     fn stored_state_reads_back() {
-        let renamed = json!({"transform": {"name": "${source.name}-${cluster.name}"}});
-        for (spec, other) in [(json!({}), 2), (renamed, 0)] {
-            let rule = rule(spec);
-            let state = state(&rule, &["eu", "us"]);
-            let bytes = state.encode(&"r".into(), 1 << 20).unwrap();
-            let read = CompletedState::decode(&"r".into(), &bytes).unwrap();
-            let all = sent(&state, &rule, &["eu", "us", "new"]);
-            assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, other]);
-            assert!(all == sent(&read, &rule, &["eu", "us", "new"]) && read.revision == "t0");
-            let digest = |state: &CompletedState| {
-                let former = state.plans(&rule, &targets(&rule, &["eu"]), &Scope::default());
-                former.target_clusters.clusters[&ClusterName::from("eu")].digest
-            };
-            assert_eq!(
-                (digest(&read), digest(&read)),
-                (digest(&state), rule.terms.digest)
-            );
-        }
+        let former = rule(json!({"conflictPolicy": "Overwrite"}));
+        let state = state(&former);
+        let bytes = state.encode(&"r".into(), 1 << 20).unwrap();
+        let read = CompletedState::decode(&"r".into(), &bytes).unwrap();
+        // The rule is another one now.
+        let now = rule(json!({"suspend": true}));
+        let ((before, intents), (after, read_back)) = (planned(&state, &now), planned(&read, &now));
+        assert!(before.has_equal_content(&after) && intents == read_back && intents.len() == 2);
+        let rule = read.rule(&now).unwrap();
+        let terms = Terms {
+            suspend: true,
+            ..Terms::clone(&former.terms)
+        };
+        assert_eq!(*rule.terms.to_shared(), terms);
+    }
+
+    #[test]
+    fn bundle_reads_back_with_its_errors() {
+        let bundle = SourceRef::new(runnel_api::BUNDLE_KIND, "a", "b");
+        let namespace = Kind::new("", "v1", "Namespace", "namespaces", KindScope::Cluster);
+        let kinds = Kind::supported().iter().cloned().chain([namespace]);
+        let kinds = kinds.collect();
+        let object = json!({"spec": {"manifests": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"k": "v"}},
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}},
+            {"apiVersion": "unknown/v1", "kind": "Unknown", "metadata": {"name": "x"}},
+        ]}});
+        let key = RevisionKey::new(&[]);
+        let content = crate::plan::read_bundle(&bundle, &object, &kinds, &key).unwrap();
+        let rule = rule_of(json!({}), runnel_api::BUNDLE_KIND);
+        let mut plan = RulePlan::empty(&rule);
+        plan.set(&bundle, Some(&SourceState::Read(Arc::new(content))));
+        let state = CompletedState::of(&rule, &plan, "t0", None).ok().unwrap();
+        let bytes = state.encode(&"r".into(), 1 << 20).unwrap();
+        let read = CompletedState::decode(&"r".into(), &bytes).unwrap();
+        let (read, _) = planned(&read, &rule);
+        assert!(read.has_equal_content(&plan) && read.render_errors.len() == 2);
+        assert_eq!(read.intents.len(), 1);
     }
 
     #[test]
     fn anything_but_a_whole_state_of_the_rule_is_refused() {
         let rule = rule(json!({}));
-        let bytes = state(&rule, &["eu"]).encode(&"r".into(), 1 << 20).unwrap();
+        let bytes = state(&rule).encode(&"r".into(), 1 << 20).unwrap();
         assert!(CompletedState::decode(&"r".into(), &bytes).is_some());
         assert!(CompletedState::decode(&"other".into(), &bytes).is_none());
         for end in 0..bytes.len() {
@@ -538,17 +414,15 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[at] ^= 0x10;
             let read = CompletedState::decode(&"r".into(), &damaged);
-            assert!(
-                read.is_none_or(|read| sent(&read, &rule, &["eu"])
-                    == sent(&state(&rule, &["eu"]), &rule, &["eu"])),
-                "{at}"
-            );
+            let is_same =
+                |read: CompletedState| planned(&read, &rule).1 == planned(&state(&rule), &rule).1;
+            assert!(read.is_none_or(is_same), "{at}");
         }
     }
 
     #[test]
     fn state_beyond_the_limit_is_not_encoded() {
-        let state = state(&rule(json!({})), &["eu"]);
+        let state = state(&rule(json!({})));
         let size = state.encode(&"r".into(), 1 << 20).unwrap().len();
         assert!(
             state.encode(&"r".into(), size).is_some()
@@ -560,17 +434,9 @@ mod tests {
     fn incomplete_state_is_not_kept() {
         let rule = rule(json!({}));
         let of = |change: &dyn Fn(&mut RulePlan)| {
-            let mut plan = RulePlan::clone(&selection(&rule));
+            let mut plan = selection(&rule);
             change(&mut plan);
-            let targets = targets(&rule, &["eu"]);
-            CompletedState::of(
-                &rule,
-                &Arc::new(plan),
-                &ClusterPlans::default(),
-                &targets,
-                "t0",
-            )
-            .is_ok()
+            CompletedState::of(&rule, &plan, "t0", None).is_ok()
         };
         assert!(of(&|_| ()));
         assert!(!of(&|plan| drop(
@@ -580,8 +446,8 @@ mod tests {
             plan.set(&source("one"), Some(&SourceState::Unreadable))
         )));
         assert!(!of(&|plan| plan.unknown =
-            BTreeSet::from([crate::plan::WatchScope::everywhere(
-                "secrets"
-            )])));
+            std::collections::BTreeSet::from([
+                crate::plan::WatchScope::everywhere("secrets")
+            ])));
     }
 }

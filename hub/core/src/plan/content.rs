@@ -1,6 +1,8 @@
 //! The distributed part of an object.
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{
     Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, PAYLOAD_LIMIT, Payload,
     RESERVED_PREFIX, RevisionKey,
@@ -9,6 +11,7 @@ use serde_json::Value;
 
 use super::SourceContent;
 use super::portable::{is_automatic, is_controlled, is_local_entry, portable_fields};
+use crate::guard::{Cause, CauseKind};
 use runnel_api::is_local_kind;
 
 /// The annotation in which `kubectl apply` stores the whole object.
@@ -54,7 +57,7 @@ pub const DISTRIBUTE_ANNOTATION: &str = "runnel.dev/distribute";
 pub enum UnsupportedSource {
     /// Its type is a credential of the hub cluster, or a Helm release.
     Type,
-    /// The object is larger than the agent's limit.
+    /// The object has more bytes or JSON nodes than the agent's limit.
     TooLarge,
     /// The owner of the object excludes it, by the annotation `runnel.dev/distribute`.
     Annotation,
@@ -63,6 +66,21 @@ pub enum UnsupportedSource {
 }
 
 impl UnsupportedSource {
+    /// Whether existing copies stay: the owner of the object did not exclude it, and the next edit may bring it back.
+    pub fn keeps_copies(self) -> bool {
+        self == Self::TooLarge
+    }
+
+    /// What happened to an object in a namespace that is not distributed any more. Only its owner's annotation excludes it
+    /// on purpose.
+    pub(crate) fn cause(self, namespace: Arc<str>) -> Cause {
+        match self {
+            Self::Annotation => CauseKind::Deleted.of(""),
+            Self::Controlled => CauseKind::Controlled.of(namespace),
+            Self::Type | Self::TooLarge => CauseKind::Refused.of(namespace),
+        }
+    }
+
     /// Returns the reason, for a person who asks for a copy.
     pub fn reason(self) -> &'static str {
         match self {
@@ -83,13 +101,15 @@ pub(super) enum ContentRefusal {
     Unsupported(UnsupportedSource),
     /// Its content has this number of bytes, which is more than the agent's limit.
     TooLarge(usize),
+    /// Its content has this number of JSON nodes, which is more than the agent's limit.
+    TooManyNodes(usize),
 }
 
 impl From<ContentRefusal> for UnsupportedSource {
     fn from(refusal: ContentRefusal) -> Self {
         match refusal {
             ContentRefusal::Unsupported(refused) => refused,
-            ContentRefusal::TooLarge(_) => Self::TooLarge,
+            ContentRefusal::TooLarge(_) | ContentRefusal::TooManyNodes(_) => Self::TooLarge,
         }
     }
 }
@@ -122,6 +142,10 @@ pub(super) fn source_content(
     key: &RevisionKey,
 ) -> Result<SourceContent, ContentRefusal> {
     let content = content_of(kind, object).map_err(ContentRefusal::Unsupported)?;
+    let nodes = content.nodes();
+    if nodes > CONTENT_NODES {
+        return Err(ContentRefusal::TooManyNodes(nodes));
+    }
     let canonical = content.to_bytes();
     if canonical.len() > PAYLOAD_LIMIT {
         return Err(ContentRefusal::TooLarge(canonical.len()));

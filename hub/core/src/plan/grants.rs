@@ -1,10 +1,12 @@
 //! The grants of a rule by cluster. A namespaced rule sends nothing to a cluster without a grant;
 //! cluster-scoped rules need none.
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
+use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, Grant, NamespaceChoice, Terms};
 
-use super::{ClusterChoice, NamedTerms, Rule};
+use super::{ClusterChoice, NamedTerms, Rule, RulePlan};
 use crate::guard::{Cause, CauseKind};
 use runnel_api::limits;
 
@@ -19,7 +21,7 @@ pub struct RuleGrant {
     /// The clusters.
     pub clusters: ClusterChoice,
     /// The grant.
-    pub grant: Grant,
+    pub grant: Arc<Grant>,
 }
 
 impl RuleGrant {
@@ -31,7 +33,7 @@ impl RuleGrant {
         Self {
             rules: spec.rules.namespaces.choice(),
             clusters: ClusterChoice::from(&spec.clusters),
-            grant: Grant {
+            grant: Arc::new(Grant {
                 resources,
                 namespaces: spec.namespaces.choice(),
                 overwrite: spec.policies.overwrite,
@@ -39,7 +41,7 @@ impl RuleGrant {
                 adopt: spec.policies.adopt,
                 max_copies: spec.max_copies.map(quota),
                 max_bytes: spec.max_bytes.map(quota),
-            },
+            }),
         }
     }
 
@@ -104,11 +106,174 @@ pub enum RuleGrants<'a> {
     Unknown,
 }
 
+/// The grants of a rule in one cluster, of every kind.
+#[derive(Clone, Debug)]
+enum ClusterGrants {
+    /// Everything.
+    All,
+    /// These.
+    Only(Arc<[Arc<Grant>]>),
+}
+
+/// The kinds of a content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContentKinds {
+    /// Any kind may be among them.
+    Any,
+    /// These.
+    Only(Arc<BTreeSet<Arc<str>>>),
+}
+
+impl ContentKinds {
+    /// The kinds that a rule may send. The manifests of a bundle may have any kind.
+    pub fn of(rule: &Rule) -> Self {
+        if rule.selects_bundles() {
+            Self::Any
+        } else {
+            Self::Only(Arc::new(rule.resources().map(Arc::from).collect()))
+        }
+    }
+
+    fn has(&self, kind: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(kinds) => kinds.contains(kind),
+        }
+    }
+}
+
+/// Terms as the grants of this moment allow them in one cluster, for content of some kinds. Only a [`TermsResolver`] makes
+/// them. Terms without grants are unrestricted for those kinds, and allow nothing of any other kind.
+#[derive(Clone, Debug)]
+pub struct GrantedTerms {
+    terms: NamedTerms,
+    kinds: ContentKinds,
+    grants: ClusterGrants,
+}
+
+impl GrantedTerms {
+    /// Applies the grants of a cluster to terms, for content of these kinds; `None`: no grant covers any of them.
+    fn of(terms: &NamedTerms, kinds: &ContentKinds, grants: &ClusterGrants) -> Option<Self> {
+        let with = |terms, kinds: &ContentKinds| {
+            let (kinds, grants) = (kinds.clone(), grants.clone());
+            Some(Self {
+                terms,
+                kinds,
+                grants,
+            })
+        };
+        let ClusterGrants::Only(granted) = grants else {
+            return with(terms.clone(), &ContentKinds::Any);
+        };
+        let mut counting: Vec<&Grant> = granted.iter().map(|grant| &**grant).collect();
+        if let ContentKinds::Only(kinds) = kinds {
+            counting.retain(|grant| kinds.iter().any(|kind| grant.is_of_kind(kind)));
+        }
+        counting.sort();
+        counting.dedup();
+        counting.truncate(limits::GRANTS);
+        if counting.is_empty() {
+            return None;
+        }
+        let whole = || counting.iter().filter(|grant| grant.is_unlimited());
+        let is_whole = |kind: &Arc<str>| whole().any(|grant| grant.is_of_kind(kind));
+        if let ContentKinds::Only(all) = kinds
+            && all.iter().all(is_whole)
+        {
+            return with(terms.clone(), kinds);
+        }
+        let counting = counting.into_iter().cloned().collect();
+        let restricted = NamedTerms::new(Terms {
+            grants: Some(counting),
+            ..Terms::clone(terms)
+        });
+        with(restricted, &ContentKinds::Any)
+    }
+
+    /// Terms that allow no content.
+    pub fn nothing(terms: NamedTerms) -> Self {
+        Self {
+            terms,
+            kinds: ContentKinds::Only(Arc::default()),
+            grants: ClusterGrants::Only([].into()),
+        }
+    }
+
+    /// Terms that allow all content.
+    #[cfg(test)]
+    pub(crate) fn unrestricted(terms: NamedTerms) -> Self {
+        Self {
+            terms,
+            kinds: ContentKinds::Any,
+            grants: ClusterGrants::All,
+        }
+    }
+
+    /// Whether any copy of a kind is granted at all.
+    pub fn grants_kind(&self, kind: &str) -> bool {
+        self.kinds.has(kind) && self.terms.grants_kind(kind)
+    }
+
+    /// Makes a plan sendable under these terms.
+    pub fn authorize(&self, plan: &Arc<RulePlan>) -> Authorized {
+        Authorized {
+            plan: plan.clone(),
+            terms: self.clone(),
+        }
+    }
+
+    /// Whether both follow from the same grants, those of kinds without effect included.
+    fn has_same_grants(&self, other: &Self) -> bool {
+        match (&self.grants, &other.grants) {
+            (ClusterGrants::All, ClusterGrants::All) => true,
+            (ClusterGrants::Only(one), ClusterGrants::Only(two)) => one == two,
+            _ => false,
+        }
+    }
+}
+
+impl PartialEq for GrantedTerms {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.terms, &self.kinds) == (&other.terms, &other.kinds)
+    }
+}
+
+impl Eq for GrantedTerms {}
+
+impl Deref for GrantedTerms {
+    type Target = NamedTerms;
+
+    fn deref(&self) -> &NamedTerms {
+        &self.terms
+    }
+}
+
+/// A plan and the terms under which the grants of this moment allow it in one cluster. Sessions send nothing else. Only
+/// [`GrantedTerms::authorize`] makes it, so no content, be it current, former or stored, is sent under terms that were resolved
+/// for another one.
+#[derive(Clone)]
+pub struct Authorized {
+    plan: Arc<RulePlan>,
+    terms: GrantedTerms,
+}
+
+impl Authorized {
+    /// The plan.
+    pub fn plan(&self) -> &Arc<RulePlan> {
+        &self.plan
+    }
+
+    /// The terms.
+    pub fn terms(&self) -> &GrantedTerms {
+        &self.terms
+    }
+}
+
 /// The terms of a rule in a cluster that it selects.
 #[derive(Clone, PartialEq)]
 pub enum EffectiveTerms {
     /// The rule is sent with these terms.
-    Terms(NamedTerms),
+    Terms(GrantedTerms),
     /// No grant covers the rule there.
     NotGranted,
     /// The terms are unknown: nothing is sent and nothing removed.
@@ -140,8 +305,12 @@ impl Grants {
 
     /// Sets a grant; `None`: it is deleted. No effect while grants cannot be read.
     pub fn set(&mut self, name: &str, grant: Option<RuleGrant>) -> Option<GrantChange> {
+        let kind = match grant {
+            Some(_) => CauseKind::Grants,
+            None => CauseKind::GrantDeleted,
+        };
         set_one(self.all.as_mut()?, name, grant).then(|| GrantChange {
-            cause: CauseKind::Grants.of(name),
+            cause: kind.of(name),
             namespace: None,
         })
     }
@@ -160,8 +329,12 @@ impl Grants {
         name: &str,
         labels: Option<BTreeMap<String, String>>,
     ) -> Option<GrantChange> {
+        let kind = match labels {
+            Some(_) => CauseKind::HubNamespaces,
+            None => CauseKind::NamespaceDeleted,
+        };
         set_one(self.namespaces.as_mut()?, name, labels).then(|| GrantChange {
-            cause: CauseKind::HubNamespaces.of(name),
+            cause: kind.of(name),
             namespace: Some(name.to_owned()),
         })
     }
@@ -249,7 +422,7 @@ fn changed_names<T: PartialEq>(
 #[derive(Clone, Default, PartialEq)]
 pub struct TargetClusters {
     /// The clusters of the rule, with the terms in each.
-    pub clusters: BTreeMap<ClusterName, NamedTerms>,
+    pub clusters: BTreeMap<ClusterName, GrantedTerms>,
     /// Chosen clusters without a grant.
     pub not_granted: BTreeSet<ClusterName>,
     /// The cordoned ones among `clusters`.
@@ -276,7 +449,11 @@ impl TargetClusters {
         let now = match effective_terms {
             None => (None, false, false),
             Some(EffectiveTerms::Terms(terms)) => (Some(terms), false, cordoned),
-            Some(EffectiveTerms::Unknown) => (Some(rule.terms.clone()), false, cordoned),
+            Some(EffectiveTerms::Unknown) => {
+                self.unknown = true;
+                let nothing = GrantedTerms::nothing(rule.terms.clone());
+                (Some(nothing), false, cordoned)
+            }
             Some(EffectiveTerms::NotGranted) => (None, true, false),
         };
         let news = before != now;
@@ -291,11 +468,57 @@ impl TargetClusters {
         }
         news
     }
+
+    /// The same clusters with other terms, for content of other kinds: each as its grants of this moment allow it. A cluster
+    /// whose grants cover none of the kinds is among those without a grant.
+    #[must_use]
+    pub fn with_content(&self, terms: &NamedTerms, kinds: &ContentKinds) -> Self {
+        let mut other = Self {
+            clusters: BTreeMap::new(),
+            ..self.clone()
+        };
+        if self.unknown {
+            let nothing = GrantedTerms::nothing(terms.clone());
+            let all = self.clusters.keys();
+            other.clusters = all.map(|name| (name.clone(), nothing.clone())).collect();
+            return other;
+        }
+        let mut resolved: Vec<(&ClusterGrants, Option<GrantedTerms>)> = Vec::new();
+        for (cluster, granted) in &self.clusters {
+            let is_same = |(grants, _): &&(&ClusterGrants, _)| match (grants, &granted.grants) {
+                (ClusterGrants::All, ClusterGrants::All) => true,
+                (ClusterGrants::Only(one), ClusterGrants::Only(two)) => Arc::ptr_eq(one, two),
+                _ => false,
+            };
+            let known = resolved
+                .iter()
+                .find(is_same)
+                .map(|(_, known)| known.clone());
+            let granted = known.unwrap_or_else(|| {
+                let fresh = GrantedTerms::of(terms, kinds, &granted.grants);
+                resolved.push((&granted.grants, fresh.clone()));
+                fresh
+            });
+            match granted {
+                Some(granted) => drop(other.clusters.insert(cluster.clone(), granted)),
+                None => drop(other.not_granted.insert(cluster.clone())),
+            }
+        }
+        other
+    }
+
+    /// Whether both follow from the same grants, those of kinds without effect included.
+    pub fn has_same_grants(&self, other: &Self) -> bool {
+        let both = self.clusters.values().zip(other.clusters.values());
+        self.clusters.len() == other.clusters.len()
+            && both.into_iter().all(|(one, two)| one.has_same_grants(two))
+    }
 }
 
 /// Resolves the terms of one rule. Clusters with the same grants share their terms.
 pub struct TermsResolver<'a> {
     rule: &'a Rule,
+    kinds: ContentKinds,
     granted: RuleGrants<'a>,
     resolved: BTreeMap<Vec<usize>, EffectiveTerms>,
 }
@@ -305,6 +528,7 @@ impl<'a> TermsResolver<'a> {
     pub fn new(rule: &'a Rule, granted: RuleGrants<'a>) -> Self {
         Self {
             rule,
+            kinds: ContentKinds::of(rule),
             granted,
             resolved: BTreeMap::new(),
         }
@@ -321,8 +545,12 @@ impl<'a> TermsResolver<'a> {
         cluster: &ClusterName,
         labels: &BTreeMap<String, String>,
     ) -> EffectiveTerms {
+        let resolve = |grants: &ClusterGrants| {
+            GrantedTerms::of(&self.rule.terms, &self.kinds, grants)
+                .map_or(EffectiveTerms::NotGranted, EffectiveTerms::Terms)
+        };
         let grants = match &self.granted {
-            RuleGrants::All => return EffectiveTerms::Terms(self.rule.terms.clone()),
+            RuleGrants::All => return resolve(&ClusterGrants::All),
             RuleGrants::Unknown => return EffectiveTerms::Unknown,
             RuleGrants::Granted(grants) => grants,
         };
@@ -336,42 +564,13 @@ impl<'a> TermsResolver<'a> {
         if let Some(effective_terms) = self.resolved.get(&applicable) {
             return effective_terms.clone();
         }
-        let effective_terms = effective_terms(
-            self.rule,
-            applicable.iter().map(|number| &grants[*number].grant),
-        );
+        let in_cluster = applicable
+            .iter()
+            .map(|number| grants[*number].grant.clone());
+        let effective_terms = resolve(&ClusterGrants::Only(in_cluster.collect()));
         self.resolved.insert(applicable, effective_terms.clone());
         effective_terms
     }
-}
-
-/// Applies the grants to a rule.
-fn effective_terms<'a>(rule: &Rule, grants: impl Iterator<Item = &'a Grant>) -> EffectiveTerms {
-    let sent: Vec<_> = rule.resources().collect();
-    // The manifests of a bundle may have any kind, and each needs a grant for its own.
-    let any = rule.selects_bundles();
-    let mut counting: Vec<_> = grants
-        .filter(|grant| any || sent.iter().any(|resource| grant.is_of_kind(resource)))
-        .collect();
-    counting.sort();
-    counting.dedup();
-    counting.truncate(limits::GRANTS);
-    if counting.is_empty() {
-        return EffectiveTerms::NotGranted;
-    }
-    let whole = || counting.iter().filter(|grant| grant.is_unlimited());
-    if !any
-        && sent
-            .iter()
-            .all(|resource| whole().any(|grant| grant.is_of_kind(resource)))
-    {
-        return EffectiveTerms::Terms(rule.terms.clone());
-    }
-    let grants = counting.into_iter().cloned().collect();
-    EffectiveTerms::Terms(NamedTerms::new(Terms {
-        grants: Some(grants),
-        ..Terms::clone(&rule.terms)
-    }))
 }
 
 #[cfg(test)]

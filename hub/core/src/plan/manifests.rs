@@ -222,6 +222,18 @@ impl RulePlan {
         origins.find(|origin| is_bundle(origin))
     }
 
+    /// Whether the rule selects bundles, and one of them is being read for the first time.
+    pub(crate) fn awaits_bundle(&self) -> bool {
+        let first = SourceRef::new(BUNDLE_KIND, "", "");
+        let mut unread = self.unread.range(first..);
+        self.selects_bundles && unread.next().is_some_and(is_bundle)
+    }
+
+    /// Whether the rule selects bundles.
+    pub(crate) fn selects_bundles(&self) -> bool {
+        self.selects_bundles
+    }
+
     /// Whether a bundle of the namespace is not known completely, so that any source there may be one of its manifests.
     /// Without a namespace (empty): whether any bundle is not, as each may have manifests of kinds without namespaces.
     pub(super) fn has_unknown_bundle(&self, namespace: &str) -> bool {

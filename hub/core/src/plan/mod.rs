@@ -16,17 +16,20 @@
 //! - `cluster_assignment`: what one cluster should have of one rule.
 //! - `cluster_choice`: the choice of clusters by a rule, a grant or an override.
 //! - `cluster_plans`: the rendered selection of a rule, per cluster or once for all.
-//! - `completed_state`: the state that a completed rollout sent, and its encoding.
+//! - `completed_state`: the inputs of a completed rollout, and their encoding.
+//! - `former_plan`: captures these inputs, and plans them again.
 //! - `content`: which part of an object is distributed.
 //! - `cow_sorted_map`: a sorted map with cheap clones.
 //! - `grants`: what is granted to a rule in each cluster.
 //! - `manifests`: the manifests of all bundles that a rule selects.
+//! - `named_terms`: terms with the digest that names them.
 //! - `portable`: which fields another cluster can have.
 //! - `render`: renders the contents of copies.
 //! - `rendered_plan`: the rendered sources of a rule, by the names of the copies.
 //! - `rule`: a rule as the planner sees it, from either CRD.
 //! - `secret_refs`: Secrets from which a rule takes single values.
 //! - `shape`: transform, substitute and overrides.
+//! - `stored_source`: the name of a source in a stored state.
 //! - `watch_scope`: the scopes of the watches.
 mod bundle;
 mod cluster_assignment;
@@ -35,14 +38,18 @@ mod cluster_plans;
 mod completed_state;
 mod content;
 mod cow_sorted_map;
+mod former_plan;
 mod grants;
 mod manifests;
+mod named_terms;
 mod portable;
 mod render;
 mod rendered_plan;
 mod rule;
 mod secret_refs;
 mod shape;
+mod source_choice;
+mod stored_source;
 mod watch_scope;
 
 use std::borrow::Cow;
@@ -53,28 +60,32 @@ use bundle::Bundle;
 #[cfg(test)]
 pub(crate) use bundle::read_bundle;
 pub use bundle::{MANIFEST_METADATA, is_bundle, read_source};
-pub use cluster_assignment::{ClusterAssignment, NamedTerms, digest_on, proof_on};
+pub use cluster_assignment::{ClusterAssignment, PendingClaim, digest_on, proof_on};
 pub use cluster_choice::ClusterChoice;
+pub(crate) use cluster_plans::NAMESPACE_SHARE;
 pub use cluster_plans::{ClusterPlans, Labels};
-pub use completed_state::{CompletedState, FormerPlans, RollbackBlocker};
+pub use completed_state::{CompletedState, RollbackBlocker, kept_revision};
 pub use content::{
     LAST_APPLIED, ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source,
 };
 pub use cow_sorted_map::CowSortedMap;
 pub use grants::{
-    EffectiveTerms, GrantChange, Grants, RuleGrant, RuleGrants, TargetClusters, TermsResolver,
+    Authorized, ContentKinds, EffectiveTerms, GrantChange, GrantedTerms, Grants, RuleGrant,
+    RuleGrants, TargetClusters, TermsResolver,
 };
 use manifests::Manifests;
+pub use named_terms::NamedTerms;
 use parking_lot::Mutex;
-pub use render::{RENDER_BUDGET, RevisionHasher};
+pub use render::{RENDER_BUDGET, RevisionHasher, StopFlag};
 pub use rendered_plan::{RenderError, RenderErrorKind};
-pub use rule::{RemovalTerms, Rule, SourceChoice};
+pub use rule::{RemovalTerms, Revert, Rule};
 use runnel_proto::model::{
     Content, ContentDigest, FieldPath, LiveDigest, Payload, Proof, ProofKey, Revision, RuleUid,
-    SetDigest, SourceRef, Terms,
+    SetDigest, SourceRef,
 };
 pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
 pub use shape::{NamedBy, NamedKey, Shape, ShapedField, TemplateContext};
+pub use source_choice::SourceChoice;
 pub use watch_scope::{Scope, WatchScope};
 
 /// The content of a source, encoded for the wire. One allocation, shared by every plan and every
@@ -320,6 +331,9 @@ impl RulePlan {
             None | Some(SourceState::Read(_)) => {}
             Some(SourceState::Refused(refused)) => {
                 self.refused.insert(source.clone(), *refused);
+                if refused.keeps_copies() {
+                    self.unreadable.insert(source.clone());
+                }
             }
             Some(SourceState::Stale(_) | SourceState::Unreadable) => {
                 self.unreadable.insert(source.clone());
@@ -394,11 +408,11 @@ impl RulePlan {
             Some(content) if self.unreadable.contains(source) => Some(SourceState::Stale(content)),
             Some(content) => Some(SourceState::Read(content)),
             None if self.unread.contains(source) => Some(SourceState::Unread),
-            None if self.unreadable.contains(source) => Some(SourceState::Unreadable),
-            None => self
-                .refused
-                .get(source)
-                .map(|refused| SourceState::Refused(*refused)),
+            None => match self.refused.get(source) {
+                Some(refused) => Some(SourceState::Refused(*refused)),
+                None if self.unreadable.contains(source) => Some(SourceState::Unreadable),
+                None => None,
+            },
         }
     }
 
@@ -412,7 +426,13 @@ impl RulePlan {
             .keys()
             .chain(&self.unread)
             .chain(never_read)
-            .chain(self.refused.keys())
+            .chain(self.never_distributed())
+    }
+
+    /// Every selected source that is never distributed, and of which no copies stay.
+    fn never_distributed(&self) -> impl Iterator<Item = &SourceRef> {
+        let refused = self.refused.iter();
+        refused.filter_map(|(source, refused)| (!refused.keeps_copies()).then_some(source))
     }
 
     /// Every selected source, and the manifests that cannot be sent.
@@ -425,7 +445,7 @@ impl RulePlan {
         self.objects_with_content()
             .chain(&self.unread)
             .chain(&self.unreadable)
-            .chain(self.refused.keys())
+            .chain(self.never_distributed())
     }
 
     /// Whether [`RulePlan::set`] with this would change nothing.
@@ -440,7 +460,7 @@ impl RulePlan {
         match selected {
             None => intent.is_none() && flags == (false, false, None),
             Some(SourceState::Refused(refused)) => {
-                intent.is_none() && flags == (false, false, Some(refused))
+                intent.is_none() && flags == (false, refused.keeps_copies(), Some(refused))
             }
             Some(SourceState::Read(content)) => holds(content) && flags == (false, false, None),
             Some(SourceState::Stale(content)) => holds(content) && flags == (false, true, None),
@@ -623,7 +643,7 @@ impl Expected {
 
     /// The proof of an agent that has applied everything that is sent under these terms; `None` if
     /// the hub cannot compute it.
-    fn proof(&self, rule: &RuleUid, terms: &Terms, key: &ProofKey) -> Option<Proof> {
+    fn proof(&self, rule: &RuleUid, terms: &GrantedTerms, key: &ProofKey) -> Option<Proof> {
         if self.unknown > 0 {
             return None;
         }
@@ -693,7 +713,8 @@ mod tests {
     }
 
     fn proof(expected: &Expected) -> Option<Proof> {
-        expected.proof(&"r".into(), &Terms::default(), &ProofKey::new([1; 32]))
+        let terms = GrantedTerms::unrestricted(NamedTerms::new(Default::default()));
+        expected.proof(&"r".into(), &terms, &ProofKey::new([1; 32]))
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! the rule reads, independent of the number of clusters with equal values.
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use runnel_proto::model::{ClusterName, Content, Revision, RevisionKey, SourceRef};
@@ -16,11 +17,33 @@ pub const RENDER_BUDGET: u64 = 128 * 1024 * 1024;
 /// The overhead of a rendered content in the plans of its clusters, in bytes.
 const OVERHEAD: u64 = 512;
 
-/// Computes revisions of rendered contents, and bounds their size.
+/// Bytes of JSON that one rendering of a rule may work through, for each byte of its budget.
+const WORK: u64 = 32;
+
+/// Computes revisions of rendered contents, and bounds their size and the work.
 #[derive(Clone)]
 pub struct RevisionHasher {
     key: RevisionKey,
     budget: u64,
+    stop: StopFlag,
+    /// Called between two renderings.
+    pause: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+/// Ends the rendering of a preview from another thread.
+#[derive(Clone, Default)]
+pub struct StopFlag(Arc<AtomicBool>);
+
+impl StopFlag {
+    /// Ends it. What is rendered so far is not complete.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is to end.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl RevisionHasher {
@@ -29,7 +52,34 @@ impl RevisionHasher {
         Self {
             key,
             budget: RENDER_BUDGET,
+            stop: StopFlag::default(),
+            pause: None,
         }
+    }
+
+    /// Calls `pause` between two renderings, without a lock.
+    pub(crate) fn paced(self, pause: impl Fn() + Send + Sync + 'static) -> Self {
+        Self {
+            pause: Some(Arc::new(pause)),
+            ..self
+        }
+    }
+
+    /// Another rendering follows.
+    pub(super) fn pause(&self) {
+        if let Some(pause) = &self.pause {
+            pause();
+        }
+    }
+
+    /// Renders nothing more once the flag is set.
+    pub(crate) fn until(&mut self, stop: StopFlag) {
+        self.stop = stop;
+    }
+
+    /// Whether nothing more is to be rendered.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stop.is_set()
     }
 
     /// With this budget of rendered bytes for each rule.
@@ -38,8 +88,8 @@ impl RevisionHasher {
     }
 
     /// Returns the limit of rendered content of one rule, in bytes.
-    pub(super) fn budget(&self) -> u64 {
-        self.budget
+    pub(crate) fn budget(&self) -> u64 {
+        if self.is_stopped() { 0 } else { self.budget }
     }
 
     fn revision(&self, resource: &str, canonical: &[u8]) -> Revision {
@@ -58,8 +108,16 @@ impl Default for RevisionHasher {
 #[derive(Default)]
 pub(super) struct Contents {
     sources: BTreeMap<SourceRef, SourceContents>,
+    spent: Spent,
+}
+
+/// What the contents cost.
+#[derive(Default)]
+struct Spent {
     /// The bytes that are rendered, or were for clusters that have left since the last count.
     bytes: u64,
+    /// The bytes of JSON that were worked through since [`Contents::begin`], whatever came of it.
+    work: u64,
 }
 
 /// The rendered contents of one source in one version.
@@ -89,12 +147,22 @@ enum CachedRendering {
 impl Contents {
     /// The bytes that are rendered, or were for clusters that have left since the last count.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        self.spent.bytes
+    }
+
+    /// Counts the work from here.
+    pub(super) fn begin(&mut self) {
+        self.spent.work = 0;
+    }
+
+    /// Whether the work is within the limit that belongs to a budget.
+    pub(super) fn works_within(&self, budget: u64) -> bool {
+        self.spent.work <= budget.saturating_mul(WORK)
     }
 
     /// Counts the stored contents again, and drops those that no plan has.
     pub(super) fn recount(&mut self) -> u64 {
-        self.bytes = 0;
+        self.spent.bytes = 0;
         for of in self.sources.values_mut() {
             of.contents.retain(|_, content| content.strong_count() > 0);
             of.rendered.retain(|_, rendered| match rendered {
@@ -107,9 +175,9 @@ impl Contents {
                 .filter_map(Weak::upgrade)
                 .map(|content| weight(&content));
             of.bytes = sizes.fold(0, u64::saturating_add);
-            self.bytes = self.bytes.saturating_add(of.bytes);
+            self.spent.bytes = self.spent.bytes.saturating_add(of.bytes);
         }
-        self.bytes
+        self.spent.bytes
     }
 
     /// Returns the positions of named keys, of this number, that none of the sources has; `None` if the content of a
@@ -141,7 +209,7 @@ impl Contents {
         self.sources.retain(|source, of| {
             let stays = is_selected(source);
             if !stays {
-                self.bytes = self.bytes.saturating_sub(of.bytes);
+                self.spent.bytes = self.spent.bytes.saturating_sub(of.bytes);
             }
             stays
         });
@@ -150,7 +218,7 @@ impl Contents {
     /// Drops the contents of a source.
     pub(super) fn forget(&mut self, source: &SourceRef) {
         if let Some(of) = self.sources.remove(source) {
-            self.bytes = self.bytes.saturating_sub(of.bytes);
+            self.spent.bytes = self.spent.bytes.saturating_sub(of.bytes);
         }
     }
 }
@@ -245,7 +313,7 @@ impl<'a> Renderer<'a> {
             return Some(self.copy(name, content.clone()));
         }
         let about = self.about(cluster, labels);
-        let Some((of, bytes)) = self.of_source(content, contents) else {
+        let Some((of, spent)) = self.of_source(content, contents) else {
             return Some(RenderOutcome::Copy(name, None));
         };
         let read = self.rule.shape.read(&of.reads, about);
@@ -255,9 +323,9 @@ impl<'a> Renderer<'a> {
             Some(CachedRendering::Failed(why)) => Err(ShapeError::Failed(why)),
             Some(CachedRendering::Content(known)) => match known.upgrade() {
                 Some(content) => Ok(content),
-                None => self.render(content, (of, bytes), read, about),
+                None => self.render(content, (of, spent), read, about),
             },
-            None => self.render(content, (of, bytes), read, about),
+            None => self.render(content, (of, spent), read, about),
         };
         Some(match rendered {
             Ok(content) => self.copy(name, content),
@@ -282,7 +350,7 @@ impl<'a> Renderer<'a> {
         &self,
         content: &Arc<SourceContent>,
         contents: &'c mut Contents,
-    ) -> Option<(&'c mut SourceContents, &'c mut u64)> {
+    ) -> Option<(&'c mut SourceContents, &'c mut Spent)> {
         if contents
             .sources
             .get(self.source)
@@ -301,16 +369,18 @@ impl<'a> Renderer<'a> {
             contents.forget(self.source);
             contents.sources.insert(self.source.clone(), fresh);
         }
-        Some((contents.sources.get_mut(self.source)?, &mut contents.bytes))
+        Some((contents.sources.get_mut(self.source)?, &mut contents.spent))
     }
 
     fn render(
         &self,
         content: &Arc<SourceContent>,
-        (of, bytes): (&mut SourceContents, &mut u64),
+        (of, spent): (&mut SourceContents, &mut Spent),
         read: String,
         about: TemplateContext<'_>,
     ) -> Result<Arc<SourceContent>, ShapeError> {
+        let work = content.payload.size() as usize + self.rule.shape.patch_bytes(about);
+        spent.work = spent.work.saturating_add(OVERHEAD + work as u64);
         let Some((plain, denied)) = self.decoded(content) else {
             return Err(ShapeError::Awaited);
         };
@@ -331,7 +401,7 @@ impl<'a> Renderer<'a> {
                         let content = Arc::new(SourceContent::of(revision, &shaped, canonical));
                         of.contents.insert(revision.0, Arc::downgrade(&content));
                         of.bytes = of.bytes.saturating_add(weight(&content));
-                        *bytes = bytes.saturating_add(weight(&content));
+                        spent.bytes = spent.bytes.saturating_add(weight(&content));
                         content
                     });
                     (

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use runnel_proto::model::SourceRef;
 
-use super::{CowSortedMap, RulePlan, SourceContent, SourceState, WatchScope};
+use super::{CowSortedMap, RulePlan, SourceChoice, SourceContent, SourceState, WatchScope};
 
 /// Why a selected source is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,13 +78,14 @@ pub struct RenderedPlan {
     outcomes: CowSortedMap<SourceRef, RenderOutcome>,
     /// The sources of each copy.
     wanted: CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
-    /// Whether the copies of all sources meet in the same namespaces.
-    may_collide: bool,
+    /// The rule's entries, if the copies of all sources meet in the same namespaces: a copy of several sources is that of the one
+    /// whose namespace is named first.
+    source_order: Option<Arc<[SourceChoice]>>,
 }
 
 impl RenderedPlan {
     /// Creates an empty plan for a selection.
-    pub(super) fn nothing(selection: &RulePlan, meet: bool) -> Self {
+    pub(super) fn nothing(selection: &RulePlan, source_order: Option<Arc<[SourceChoice]>>) -> Self {
         let (unknown, shown) = (selection.unknown.clone(), selection.shown.emptied());
         let plan = RulePlan {
             unknown,
@@ -96,7 +97,7 @@ impl RenderedPlan {
             plan: plan.into(),
             outcomes: CowSortedMap::default(),
             wanted: CowSortedMap::default(),
-            may_collide: meet,
+            source_order,
         }
     }
 
@@ -106,7 +107,7 @@ impl RenderedPlan {
             plan,
             outcomes: CowSortedMap::default(),
             wanted: CowSortedMap::default(),
-            may_collide: false,
+            source_order: None,
         }
     }
 
@@ -131,8 +132,12 @@ impl RenderedPlan {
             plan,
             outcomes,
             wanted,
-            may_collide: meet,
+            source_order,
         } = self;
+        let (meet, source_order) = (
+            source_order.is_some(),
+            source_order.as_deref().unwrap_or_default(),
+        );
         let plan = Arc::make_mut(plan);
         let before = plan.digest;
         let (mut touched, mut copies) = (BTreeSet::new(), BTreeSet::new());
@@ -141,7 +146,7 @@ impl RenderedPlan {
             .as_ref()
             .and_then(RenderOutcome::name)
         {
-            let (copy, intent) = (copy(source, name, *meet), source.as_copy(name));
+            let (copy, intent) = (copy(source, name, meet), source.as_copy(name));
             if let Some(others) = wanted.get_mut(&copy) {
                 others.remove(source);
             }
@@ -163,7 +168,7 @@ impl RenderedPlan {
         }
         if let Some(outcome) = outcome {
             if let Some(name) = outcome.name() {
-                let copy = copy(source, name, *meet);
+                let copy = copy(source, name, meet);
                 if let Some(sources) = wanted.get_or_default(&copy) {
                     sources.insert(source.clone());
                 }
@@ -174,15 +179,17 @@ impl RenderedPlan {
             outcomes.insert(source.clone(), outcome);
         }
         for copy in copies {
-            settle(&copy, outcomes, wanted, plan, &mut touched);
+            settle(&copy, source_order, outcomes, wanted, plan, &mut touched);
         }
         plan.edits.note(before, touched.into());
     }
 }
 
-/// Assigns a copy to its only source. A copy with several sources is assigned to none.
+/// Assigns a copy to its source: the only one, or the one whose namespace the rule names first. The others count as not selected. A
+/// copy with several sources of the same rank is assigned to none.
 fn settle(
     copy: &SourceRef,
+    source_order: &[SourceChoice],
     outcomes: &CowSortedMap<SourceRef, RenderOutcome>,
     wanted: &mut CowSortedMap<SourceRef, BTreeSet<SourceRef>>,
     plan: &mut RulePlan,
@@ -191,6 +198,12 @@ fn settle(
     let Some(sources) = wanted.get(copy) else {
         return;
     };
+    let rank = |source: &&SourceRef| SourceChoice::rank(source_order, source);
+    let first = sources.iter().map(|source| rank(&source)).min();
+    let first: Vec<_> = sources
+        .iter()
+        .filter(|source| Some(rank(source)) == first)
+        .collect();
     for source in sources {
         let Some(outcome) = outcomes.get(source) else {
             continue;
@@ -199,7 +212,11 @@ fn settle(
         let intent = source.as_copy(name);
         plan.remove_content(&intent);
         plan.render_errors.remove(source);
-        match (outcome, sources.iter().find(|other| *other != source)) {
+        touched.insert(intent.clone());
+        if !first.contains(&source) {
+            continue;
+        }
+        match (outcome, first.iter().find(|other| **other != source)) {
             (RenderOutcome::Failed(_, why), _) => {
                 drop(plan.render_errors.insert(source.clone(), why.clone()))
             }
@@ -207,12 +224,9 @@ fn settle(
                 plan.render_errors
                     .insert(source.clone(), ambiguous(source, other, name));
             }
-            (RenderOutcome::Copy(_, Some(content)), None) => {
-                plan.put_in(intent.clone(), content.clone())
-            }
+            (RenderOutcome::Copy(_, Some(content)), None) => plan.put_in(intent, content.clone()),
             (RenderOutcome::Copy(_, None), None) => {}
         }
-        touched.insert(intent);
     }
     if sources.is_empty() {
         wanted.remove(copy);

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use runnel_proto::model::{Payload, Revision};
+use runnel_proto::model::{Pattern, Payload, Revision};
 use serde_json::json;
 
 use super::super::{ClusterPlans, RevisionHasher, Rule, Scope, Source, WatchScope, plan};
@@ -73,6 +73,33 @@ fn two_sources_for_one_copy_block_each_other() {
     assert_eq!(say(&one, Some(body(1))).0, std::slice::from_ref(&two));
     assert!(say(&one, Some(body(8))).0.is_empty());
     assert_eq!(say(&two, None).0, std::slice::from_ref(&one));
+}
+
+#[test]
+fn source_of_the_namespace_that_is_named_first_has_the_copy() {
+    let mut rule = rule();
+    rule.sources[0].namespaces = ["n2", "*"].map(Pattern::new).into();
+    let (mut selection, one, two) = (RulePlan::empty(&rule), source(1, 1), source(2, 1));
+    let hasher = RevisionHasher::default();
+    let mut plans = ClusterPlans::new(&rule, &selection, std::iter::empty(), &hasher);
+    let mut sent = |source: &SourceRef, body: Option<SourceState>| {
+        selection.set(source, body.as_ref());
+        plans.update(&rule, &selection, &[source.clone()].into(), &hasher);
+        plans.plan_of(&"any".into()).unwrap().clone()
+    };
+    let keys = |plan: &RulePlan| plan.intents.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&sent(&one, Some(body(3)))), std::slice::from_ref(&one));
+    // The other one counts as removed, so that the agent hands the copy over in place.
+    let plan = sent(&two, Some(body(4)));
+    assert_eq!(keys(&plan), std::slice::from_ref(&two));
+    assert!(!plan.is_unknown(&one) && plan.render_errors.is_empty());
+    // A further source of the glob changes nothing.
+    assert_eq!(
+        keys(&sent(&source(3, 1), Some(body(3)))),
+        std::slice::from_ref(&two)
+    );
+    assert!(keys(&sent(&two, None)).is_empty(), "two of the same rank");
+    assert!(!sent(&one, None).is_unknown(&one));
 }
 
 proptest! {

@@ -1,37 +1,27 @@
 //! A rule in the planner's form, of either CRD.
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube_core::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
     ClusterName, Enforcement, FEEDBACK_LIMIT, FeedbackField, FieldPath, JsonPath, Kind, Pattern,
-    RuleName, RuleUid, Selector, SourceRef, Terms, matches_any,
+    RuleName, RuleUid, SourceRef, Terms, matches_any,
 };
+use serde::Serialize;
 
 use super::secret_refs::REFERENCED_KIND;
-use super::{ClusterChoice, NamedTerms, Scope, Shape, SourceState, UnsupportedSource, WatchScope};
+use super::source_choice::SourceChoice;
+use super::{
+    ClusterChoice, CompletedState, NamedTerms, RollbackBlocker, Scope, Shape, SourceState,
+    UnsupportedSource, WatchScope,
+};
 use crate::guard::{Limit, RemovalGuard};
 use crate::rollout::Rollout;
 use runnel_api::{BUNDLE_KIND, PendingApproval};
-
-/// One entry of a rule's `sources`.
-#[derive(Clone, Debug)]
-pub struct SourceChoice {
-    /// The kinds, as `plural[.group]`. The API server of the hub may not serve all of them.
-    pub resources: Vec<Arc<str>>,
-    /// The hub's namespaces to read. Globs leave the namespaces of Kubernetes and Runnel alone. Empty: the entry selects
-    /// objects of kinds without namespaces.
-    pub namespaces: Vec<Pattern>,
-    /// Labels to select by; absent: by name.
-    pub selector: Option<Selector>,
-    /// Names and globs to select by.
-    pub names: Vec<Pattern>,
-    /// Names and globs that are subtracted.
-    pub exclude: Vec<Pattern>,
-    /// Whether objects that a controller made are sources.
-    pub include_controlled: bool,
-}
 
 /// The limit for removals of a rule, and its approvals.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,6 +45,22 @@ impl RemovalTerms {
     /// A guard that continues with the state of the status.
     pub fn guard(&self) -> RemovalGuard {
         RemovalGuard::remembering(self.pending.as_ref())
+    }
+}
+
+/// The state of a completed rollout to which an annotation reverts a rule.
+#[derive(Clone)]
+pub struct Revert {
+    /// The target of the rollout.
+    pub revision: Arc<str>,
+    /// The state. While there is none, nothing is sent or removed.
+    pub state: Result<Arc<CompletedState>, RollbackBlocker>,
+}
+
+impl fmt::Debug for Revert {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A state has values of Secrets.
+        out.write_str(&self.revision)
     }
 }
 
@@ -84,6 +90,12 @@ pub struct Rule {
     pub rollout: Option<Rollout>,
     /// The digest of the rendering and the terms, without the suspension.
     pub rendering_digest: [u8; 32],
+    /// The JSON nodes of its spec, if they are too many. Then the spec is not known: the rule is as before, and suspended.
+    pub too_many_nodes: Option<usize>,
+    /// The state to which it is reverted.
+    pub revert: Option<Revert>,
+    /// The spec as JSON, if the states of completed rollouts are kept.
+    pub(super) spec: Option<Arc<str>>,
     /// Runnel's own namespace on the hub.
     runnel_namespace: Arc<str>,
 }
@@ -108,6 +120,123 @@ impl Rule {
             (&object.spec.terms, object.status.as_ref()),
             runnel_namespace,
         )
+        .map(|rule| rule.with_spec(&object.spec))
+    }
+
+    /// Keeps the spec, if states of completed rollouts are kept.
+    fn with_spec(self, spec: &impl Serialize) -> Self {
+        let keeps = self
+            .rollout
+            .as_ref()
+            .is_some_and(|rollout| rollout.history > 0);
+        let spec = keeps.then(|| serde_json::to_string(spec).ok()).flatten();
+        Self {
+            spec: spec.map(Arc::from),
+            ..self
+        }
+    }
+
+    /// The rule with a former spec; `None` if that is no spec. The inputs of its copies are the former ones. Its clusters, its
+    /// suspension, its enforcement, its rollout and its limit of removals are those of now.
+    pub(super) fn with_former_spec(&self, spec: &str) -> Option<Self> {
+        let name = &self.terms.rule;
+        let metadata = ObjectMeta {
+            name: Some(name.name.clone()),
+            namespace: Some(name.namespace.clone()).filter(|namespace| !namespace.is_empty()),
+            uid: Some(self.uid.to_string()),
+            creation_timestamp: Timestamp::from_second(self.terms.created_at).ok().map(Time),
+            ..ObjectMeta::default()
+        };
+        let former = if name.is_cluster_scoped() {
+            let spec = serde_json::from_str(spec).ok()?;
+            let object = runnel_api::ClusterDistributionRule {
+                metadata,
+                spec,
+                status: None,
+            };
+            Self::cluster_scoped(&object, &self.runnel_namespace)?
+        } else {
+            let spec = serde_json::from_str(spec).ok()?;
+            let object = runnel_api::DistributionRule {
+                metadata,
+                spec,
+                status: None,
+            };
+            Self::namespaced(&object, &self.runnel_namespace)?
+        };
+        let terms = Terms {
+            suspend: self.terms.suspend,
+            enforcement: self.terms.enforcement,
+            ..Terms::clone(&former.terms)
+        };
+        Some(Self {
+            terms: NamedTerms::new(terms),
+            sources: former.sources,
+            shape: former.shape,
+            rendering_digest: former.rendering_digest,
+            spec: self.spec.is_some().then(|| spec.into()),
+            ..self.clone()
+        })
+    }
+
+    /// The rule with the state to which it is reverted: its former spec, if the hub has that. A deleted rule keeps its deletion
+    /// policy.
+    #[must_use]
+    pub fn reverted(mut self, state: Result<Arc<CompletedState>, RollbackBlocker>) -> Self {
+        let Some(revert) = &mut self.revert else {
+            return self;
+        };
+        revert.state = state;
+        let Ok(state) = revert.state.clone() else {
+            return self;
+        };
+        match state.rule(&self) {
+            Some(former) if self.deleting => Self {
+                terms: NamedTerms::new(Terms {
+                    deletion_policy: self.terms.deletion_policy,
+                    ..Terms::clone(&former.terms)
+                }),
+                ..former
+            },
+            Some(former) => former,
+            None => self.reverted(Err(RollbackBlocker::Damaged)),
+        }
+    }
+
+    /// The state whose contents it has instead of those of its sources.
+    pub fn reverted_to(&self) -> Option<&Arc<CompletedState>> {
+        self.revert.as_ref()?.state.as_ref().ok()
+    }
+
+    /// Whether it is reverted to a state that the hub does not have: nothing is sent or removed.
+    pub fn lacks_state(&self) -> bool {
+        self.revert
+            .as_ref()
+            .is_some_and(|revert| revert.state.is_err())
+    }
+
+    /// The rule with a spec of this many JSON nodes, which was not decoded: `former` is the last known state of the rule,
+    /// and `self` has the metadata of the new one. The copies stay as they are until the rule is deleted.
+    pub fn undecoded(self, former: Option<&Rule>, nodes: usize) -> Self {
+        let mut terms = Terms::clone(&former.unwrap_or(&self).terms);
+        terms.suspend = true;
+        // A terminating rule removes its copies as its own spec says.
+        terms.deletion_policy = self.terms.deletion_policy;
+        let rule = match former {
+            Some(former) => Self {
+                generation: self.generation,
+                deleting: self.deleting,
+                is_origin_known: self.is_origin_known,
+                removal: self.removal,
+                ..former.clone()
+            },
+            None => self,
+        };
+        Self {
+            terms: NamedTerms::new(terms),
+            too_many_nodes: Some(nodes),
+            ..rule
+        }
     }
 
     /// The rule after its deletion.
@@ -150,6 +279,7 @@ impl Rule {
             (&object.spec.terms, object.status.as_ref()),
             runnel_namespace,
         )
+        .map(|rule| rule.with_spec(&object.spec))
     }
 
     /// The kinds it needs, by `plural[.group]`.
@@ -269,6 +399,15 @@ impl Rule {
         self.terms.namespaces.is_some() && !one
     }
 
+    /// Returns the entries by whose order sources with the same copy are ranked; `None` if the copies of sources of several namespaces go
+    /// to different namespaces.
+    pub(super) fn source_order(&self) -> Option<Arc<[SourceChoice]>> {
+        self.terms
+            .namespaces
+            .is_some()
+            .then(|| self.sources.clone().into())
+    }
+
     /// Whether a source is no longer selected because its literal name was deleted from a list,
     /// with no other change of that entry.
     pub fn has_dropped_source(&self, former: &Rule, source: &SourceRef) -> bool {
@@ -306,6 +445,11 @@ impl Rule {
         self.clusters.chooses(cluster, labels)
     }
 
+    /// Whether its rollout is paused.
+    pub fn is_paused(&self) -> bool {
+        self.rollout.as_ref().is_some_and(|rollout| rollout.paused)
+    }
+
     /// Whether its spec has the name of this cluster, in its choice or in an override.
     pub fn names_cluster(&self, cluster: &ClusterName) -> bool {
         let name = cluster.as_str();
@@ -316,90 +460,6 @@ impl Rule {
     /// Runnel's own namespace on the hub.
     pub fn runnel_namespace(&self) -> &str {
         &self.runnel_namespace
-    }
-}
-
-impl SourceChoice {
-    /// Whether this entry is `former` without some of its literal names, this one among them.
-    fn has_dropped(&self, former: &SourceChoice, source: &SourceRef) -> bool {
-        let literal = |pattern: &&Pattern| pattern.is_literal();
-        let names = |choice: &SourceChoice| {
-            choice
-                .names
-                .iter()
-                .filter(literal)
-                .cloned()
-                .collect::<Vec<_>>()
-        };
-        let globs = |choice: &SourceChoice| {
-            choice
-                .names
-                .iter()
-                .filter(|name| !literal(name))
-                .cloned()
-                .collect::<Vec<_>>()
-        };
-        let (before, after) = (names(former), names(self));
-        let is_it = |pattern: &Pattern| pattern.as_str() == &*source.name;
-        before.iter().any(is_it)
-            && !after.iter().any(is_it)
-            && after.iter().all(|name| before.contains(name))
-            && globs(former) == globs(self)
-            && self.include_controlled == former.include_controlled
-            && (
-                &self.resources,
-                &self.namespaces,
-                &self.selector,
-                &self.exclude,
-            ) == (
-                &former.resources,
-                &former.namespaces,
-                &former.selector,
-                &former.exclude,
-            )
-    }
-
-    /// Whether the entry selects objects of kinds without namespaces.
-    pub fn is_of_cluster(&self) -> bool {
-        self.namespaces.is_empty()
-    }
-
-    /// As [`Rule::literal_namespaces`], for the entry.
-    pub fn literal_namespaces(&self) -> Option<Vec<&str>> {
-        if self.is_of_cluster() {
-            return Some(vec![""]);
-        }
-        let name = |pattern: &'_ Pattern| pattern.is_literal();
-        let is_literal = self.namespaces.iter().all(name);
-        is_literal.then(|| self.namespaces.iter().map(Pattern::as_str).collect())
-    }
-
-    fn selects(
-        &self,
-        source: &SourceRef,
-        labels: &BTreeMap<String, String>,
-        runnel_namespace: &str,
-    ) -> bool {
-        self.resources.contains(&source.resource)
-            && self.reads(&source.namespace, runnel_namespace)
-            && source
-                .as_namespace()
-                .is_none_or(|name| **name != *runnel_namespace)
-            && match &self.selector {
-                Some(selector) => selector.matches(labels),
-                None => matches_any(&self.names, &source.name),
-            }
-            && !matches_any(&self.exclude, &source.name)
-    }
-
-    fn reads(&self, namespace: &str, runnel_namespace: &str) -> bool {
-        if self.is_of_cluster() || namespace.is_empty() {
-            return self.is_of_cluster() && namespace.is_empty();
-        }
-        let reserved = namespace.starts_with("kube-") || namespace == runnel_namespace;
-        self.namespaces
-            .iter()
-            .any(|pattern| pattern.matches(namespace) && (pattern.is_literal() || !reserved))
     }
 }
 
@@ -474,6 +534,7 @@ fn build(
         sources,
         clusters: ClusterChoice::from(&spec.clusters),
         rendering_digest: rendering_digest(&terms, spec),
+        spec: None,
         // A dry run is previewed everywhere at once. With enforcement the rollout begins.
         rollout: spec
             .rollout
@@ -483,14 +544,24 @@ fn build(
         terms: NamedTerms::new(terms),
         shape: Shape::new(spec).into(),
         removal: RemovalTerms {
-            limit: Limit {
-                count: u64::try_from(spec.removal_limit.count).unwrap_or_default(),
-                percent: u64::try_from(spec.removal_limit.percent).unwrap_or_default(),
-            },
+            limit: Limit::of(
+                spec.removal_limit.count,
+                spec.removal_limit.percent,
+                Limit::RULE,
+            ),
             on_rule_delete: spec.removal_limit.on_rule_delete == runnel_api::OnRuleDelete::Hold,
             approve: object.annotations().get(runnel_api::APPROVE).cloned(),
             pending: status.and_then(|status| status.pending_approval.clone()),
         },
+        too_many_nodes: None,
+        revert: object
+            .annotations()
+            .get(runnel_api::REVERT_TO)
+            .filter(|revision| !revision.is_empty())
+            .map(|revision| Revert {
+                revision: revision.as_str().into(),
+                state: Err(RollbackBlocker::Unread),
+            }),
         runnel_namespace: runnel_namespace.into(),
     })
 }

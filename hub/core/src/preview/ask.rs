@@ -121,7 +121,7 @@ impl PreviewIndex {
                 ClusterEligibility::Idle,
                 "spec.suspend is true: existing copies are left unchanged",
             ),
-            Directive::Removed(_) | Directive::RemovalBlocked
+            Directive::Removed(_) | Directive::AwaitingHandover(..) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) && !self.has(name) =>
             {
                 (
@@ -129,7 +129,7 @@ impl PreviewIndex {
                     "no DistributionGrant allows the rule to send there",
                 )
             }
-            Directive::Removed(_) | Directive::RemovalBlocked
+            Directive::Removed(_) | Directive::AwaitingHandover(..) | Directive::RemovalBlocked
                 if entry.target_clusters.not_granted.contains(name) =>
             {
                 (
@@ -137,13 +137,17 @@ impl PreviewIndex {
                     "no DistributionGrant allows the rule to send there any more",
                 )
             }
-            Directive::Removed(_) | Directive::RemovalBlocked if entry.rule.deleting => {
+            Directive::Removed(_) | Directive::AwaitingHandover(..) | Directive::RemovalBlocked
+                if entry.rule.deleting =>
+            {
                 (ClusterEligibility::Eligible, "")
             }
-            Directive::Removed(_) | Directive::RemovalBlocked => (
-                ClusterEligibility::Eligible,
-                "spec.clusters does not choose it any more",
-            ),
+            Directive::Removed(_) | Directive::AwaitingHandover(..) | Directive::RemovalBlocked => {
+                (
+                    ClusterEligibility::Eligible,
+                    "spec.clusters does not choose it any more",
+                )
+            }
             Directive::Cordoned(_) => (
                 ClusterEligibility::Eligible,
                 "it is cordoned: it keeps what it has and gets nothing new",
@@ -222,7 +226,7 @@ impl PreviewIndex {
         };
         let (asked, left_out) = match directive {
             Directive::Assigned(assignment) | Directive::AwaitingWave(assignment) => {
-                let terms = Terms::clone(&assignment.terms);
+                let terms = Terms::clone(assignment.terms());
                 let mut room = QuestionBudget {
                     payloads: if dry_run { PAYLOADS } else { 0 },
                     digests: 0,
@@ -235,7 +239,7 @@ impl PreviewIndex {
                     .filter_map(|(source, content)| context.intent(source, content, &mut room));
                 let intents: Vec<_> = intents.collect();
                 let left_out = assignment.intents().count().saturating_sub(intents.len());
-                let terms = Some((terms, assignment.terms.digest));
+                let terms = Some((terms, assignment.terms().digest));
                 let (asked, gone) = self.with_removals(cluster, &assignment, nothing());
                 (
                     PreviewRequest {
@@ -247,7 +251,7 @@ impl PreviewIndex {
                 )
             }
             Directive::Cordoned(assignment) => self.with_removals(cluster, &assignment, nothing()),
-            Directive::Removed(policy) => (
+            Directive::Removed(policy) | Directive::AwaitingHandover(policy, _) => (
                 PreviewRequest {
                     removal: Some(policy),
                     ..nothing()
@@ -277,7 +281,7 @@ impl PreviewIndex {
         mut asked: PreviewRequest,
     ) -> (PreviewRequest, usize) {
         let mut left_out = 0;
-        let deletion_policy = assignment.terms.deletion_policy;
+        let deletion_policy = assignment.terms().deletion_policy;
         let gone = self
             .former_assignment(cluster)
             .into_iter()

@@ -2,6 +2,8 @@
 //! The agent lists the paths, with short present values if it may
 //! ([`runnel_proto::model::FieldChange`]). The hub adds the new values. No line contains a value of
 //! a sensitive kind, whatever an agent sends.
+use std::collections::BTreeSet;
+
 use runnel_proto::model::{
     Content, ContentRules, DIFF_LIMIT, FieldChange, FieldDiff, FieldEdit, FieldsKey, Kind,
     PreviewOutcome, PreviewedCopy, pointer_escaped, pointer_unescaped, short_value,
@@ -12,9 +14,18 @@ use crate::plan::SourceContent;
 
 /// Returns at most [`DIFF_LIMIT`] lines, and one with the number of others; none for a copy that is
 /// not written.
-pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Vec<String> {
+///
+/// `former` is what the copy has by the saved rule: of a kind without listed fields the agent compares whole top-level
+/// fields.
+pub(super) fn lines(
+    copy: &PreviewedCopy,
+    content: Option<&SourceContent>,
+    former: Option<&SourceContent>,
+) -> Vec<String> {
     let resource = &copy.copy.resource;
-    let content = || content.and_then(|content| content.payload.decode().ok());
+    let decoded =
+        |content: Option<&SourceContent>| content.and_then(|content| content.payload.decode().ok());
+    let content = || decoded(content);
     match copy.previewed {
         PreviewOutcome::Create => {
             let Some(content) = content() else {
@@ -25,7 +36,12 @@ pub(super) fn lines(copy: &PreviewedCopy, content: Option<&SourceContent>) -> Ve
         PreviewOutcome::Change | PreviewOutcome::Overwrite | PreviewOutcome::Adopt
             if copy.diff != FieldDiff::default() =>
         {
-            text(resource, &copy.diff, content().as_ref())
+            let content = content();
+            let edited = match (Kind::by_resource(resource), &content, decoded(former)) {
+                (None, Some(content), Some(former)) => below(&copy.diff, &former, content),
+                _ => copy.diff.clone(),
+            };
+            text(resource, &edited, content.as_ref())
         }
         _ => vec![],
     }
@@ -49,6 +65,54 @@ fn added(resource: &str, content: &Content) -> FieldDiff {
         });
     }
     diff
+}
+
+/// Replaces top-level fields, which differ also by defaults of the member's API server, by the paths in which the former
+/// and the new content differ. Without such paths the copy was changed in the member, and the fields stay as they are.
+fn below(diff: &FieldDiff, former: &Content, content: &Content) -> FieldDiff {
+    let mut found = FieldDiff::default();
+    let fields: BTreeSet<_> = former.fields.keys().chain(content.fields.keys()).collect();
+    for field in fields {
+        let values = (former.fields.get(field), content.fields.get(field));
+        compare(&format!("/{}", pointer_escaped(field)), values, &mut found);
+    }
+    let is_whole = |change: &FieldChange| change.path.rfind('/') == Some(0);
+    if found == FieldDiff::default() || !diff.changes.iter().any(is_whole) {
+        return diff.clone();
+    }
+    found.more = found.more.saturating_add(diff.more);
+    let others = diff.changes.iter().filter(|change| !is_whole(change));
+    others.for_each(|change| found.push(change.clone()));
+    found
+}
+
+/// Adds the paths in which two values differ. Lists of different lengths are one value.
+fn compare(path: &str, values: (Option<&Value>, Option<&Value>), diff: &mut FieldDiff) {
+    let edit = match values {
+        (Some(Value::Object(before)), Some(Value::Object(now))) => {
+            let fields: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+            for field in fields {
+                let path = format!("{path}/{}", pointer_escaped(field));
+                compare(&path, (before.get(field), now.get(field)), diff);
+            }
+            return;
+        }
+        (Some(Value::Array(before)), Some(Value::Array(now))) if before.len() == now.len() => {
+            for (index, (before, now)) in before.iter().zip(now).enumerate() {
+                compare(&format!("{path}/{index}"), (Some(before), Some(now)), diff);
+            }
+            return;
+        }
+        (before, now) if before == now => return,
+        (None, _) => FieldEdit::Add,
+        (_, None) => FieldEdit::Remove,
+        _ => FieldEdit::Change,
+    };
+    diff.push(FieldChange {
+        path: path.to_owned(),
+        edit,
+        old: None,
+    });
 }
 
 /// Returns the paths of all values of a content. A list is one value.
@@ -186,6 +250,7 @@ mod tests {
         let answer = lines(
             &copy("configmaps", PreviewOutcome::Change, diff.clone()),
             Some(&new),
+            None,
         );
         let expected = [
             r#"~ /data/color: "c4n4ry-old" -> "c4n4ry-new""#,
@@ -195,7 +260,11 @@ mod tests {
             "and 2 more",
         ];
         assert_eq!(answer, expected);
-        let answer = lines(&copy("secrets", PreviewOutcome::Change, diff), Some(&new));
+        let answer = lines(
+            &copy("secrets", PreviewOutcome::Change, diff),
+            Some(&new),
+            None,
+        );
         let expected = [
             "~ /data/color",
             "- /data/gone",
@@ -228,16 +297,49 @@ mod tests {
             "+ /spec/replicas: 2",
             r#"+ /metadata/labels/example.org~1team: "a""#,
         ];
-        assert_eq!(lines(&created, Some(&new)), expected);
+        assert_eq!(lines(&created, Some(&new), None), expected);
         let diff = FieldDiff {
             changes: vec![change("/spec/replicas", FieldEdit::Change)],
             more: 0,
         };
         let changed = copy("deployments.apps", PreviewOutcome::Change, diff);
         assert_eq!(
-            lines(&changed, Some(&new)),
+            lines(&changed, Some(&new), None),
             [r#"~ /spec/replicas: "c4n4ry-old" -> 2"#]
         );
+    }
+
+    #[test]
+    fn edit_of_any_kind_names_the_paths_that_it_changes() {
+        let of = |spec: Value| {
+            let fields = serde_json::from_value(json!({"spec": spec})).unwrap();
+            let content = Content {
+                fields,
+                ..Content::default()
+            };
+            SourceContent::new(Revision([1; 16]), Payload::encode(content.to_bytes()))
+        };
+        let former = of(json!({"replicas": 2, "image": ["a:1", "b:1"], "gone": 1, "args": ["x"]}));
+        let new = of(json!({"replicas": 3, "image": ["a:2", "b:1"], "new": {}, "args": []}));
+        let diff = FieldDiff {
+            changes: vec![
+                change("/metadata/labels/team", FieldEdit::Add),
+                change("/spec", FieldEdit::Change),
+            ],
+            more: 0,
+        };
+        let changed = copy("deployments.apps", PreviewOutcome::Change, diff);
+        let expected = [
+            "~ /spec/args",
+            "- /spec/gone",
+            r#"~ /spec/image/0: -> "a:2""#,
+            "+ /spec/new",
+            "~ /spec/replicas: -> 3",
+            "+ /metadata/labels/team",
+        ];
+        assert_eq!(lines(&changed, Some(&new), Some(&former)), expected);
+        let drifted = ["+ /metadata/labels/team", "~ /spec"];
+        assert_eq!(lines(&changed, Some(&new), Some(&new)), drifted);
     }
 
     #[test]
@@ -249,6 +351,7 @@ mod tests {
         let answer = lines(
             &copy("configmaps", PreviewOutcome::Create, FieldDiff::default()),
             Some(&new),
+            None,
         );
         assert_eq!(
             (answer.len(), answer[0].as_str()),
@@ -258,6 +361,7 @@ mod tests {
         let answer = lines(
             &copy("secrets", PreviewOutcome::Create, FieldDiff::default()),
             Some(&new),
+            None,
         );
         assert_eq!(answer[0], "+ /data/k00");
     }
@@ -277,7 +381,8 @@ mod tests {
             assert!(
                 lines(
                     &copy("secrets", previewed, diff()),
-                    Some(&body(json!({"a": "1"})))
+                    Some(&body(json!({"a": "1"}))),
+                    None
                 )
                 .is_empty()
             );

@@ -26,6 +26,7 @@ use crate::guard::DELAY;
 pub use crate::index::ReportedCopiesFn;
 use crate::index::{ChangedObject, Index, RuleEntry, RuleSnapshot, ScopeState};
 use crate::now::Now;
+pub use crate::plan::StopFlag;
 use crate::plan::TargetClusters;
 use crate::plan::{ClusterAssignment, Rule, SourceState, WatchScope};
 

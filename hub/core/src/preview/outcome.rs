@@ -215,6 +215,8 @@ fn rows(
         let prunes = assignment
             .as_ref()
             .is_some_and(|assignment| assignment.prune() == Some(PRUNES));
+        let is_behind = preview.focus.behind.contains(&cluster);
+        let former = preview.former_assignment(&cluster).filter(|_| !is_behind);
         let mut lines = |copy: &PreviewedCopy| {
             if *diffs == 0 {
                 return vec![];
@@ -222,7 +224,9 @@ fn rows(
             let content = assignment
                 .as_ref()
                 .and_then(|assignment| assignment.content(&copy.source));
-            let lines = diff::lines(copy, content.map(|content| &**content));
+            let former = former.and_then(|former| former.content(&copy.source));
+            let [content, former] = [content, former].map(|one| one.map(|content| &**content));
+            let lines = diff::lines(copy, content, former);
             *diffs -= usize::from(!lines.is_empty());
             lines
         };

@@ -9,6 +9,7 @@ use runnel_proto::model::{
 use serde_json::{Value, json};
 
 use super::*;
+use crate::guard::{FleetTerms, Limit};
 use crate::index::{ChangedObject, Cluster};
 use crate::plan::{RuleGrant, SourceContent, read_bundle};
 use crate::rollout::{AdmittedClusters, Gate};
@@ -16,7 +17,10 @@ use crate::rollout::{AdmittedClusters, Gate};
 const KEY: FieldsKey = FieldsKey([5; 32]);
 
 fn rule(names: &[&str], more: &Value) -> Rule {
-    let mut spec = json!({"sources": [{"resources": ["configmaps"], "names": names}], "clusters": {"all": true}});
+    let mut spec = json!({
+        "sources": [{"resources": ["configmaps"], "names": names}], "clusters": {"all": true},
+        "removalLimit": {"count": 10},
+    });
     for (key, value) in more.as_object().unwrap() {
         spec[key] = value.clone();
     }
@@ -64,6 +68,15 @@ fn index(sources: usize) -> Index {
         };
         index.set_cluster(name.into(), cluster);
     }
+    let limit = Limit {
+        count: 50,
+        percent: 1,
+    };
+    index.set_fleet_terms(FleetTerms {
+        fleet: limit,
+        member: limit,
+        ..FleetTerms::default()
+    });
     index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
     for number in 0..sources {
         let name = format!("s{number}");
@@ -199,6 +212,27 @@ fn edited(sources: usize, from: Rule, to: Rule) -> (usize, usize) {
 }
 
 #[test]
+fn stopped_preview_renders_nothing_more() {
+    let set = json!({"mergePatch": {"data": {"a": "b"}}, "clusters": {"all": true}});
+    let rule = || rule(&["s*"], &json!({"overrides": [set]}));
+    let index = index(9);
+    let sent = |stops_after: usize| {
+        let stop = StopFlag::default();
+        let around = index.around(&BTreeSet::new(), Some(&rule()));
+        let mut preview = PreviewIndex::new(around.until(stop.clone()), rule());
+        for (number, source) in preview.unread().clone().into_iter().enumerate() {
+            if number == stops_after {
+                stop.set();
+            }
+            preview.read(&source, body(&source.name));
+        }
+        ask(&preview, "one", false).0.intents.len()
+    };
+    assert_eq!(sent(99), 9);
+    assert!(sent(3) <= 3 && sent(0) == 0);
+}
+
+#[test]
 fn removals_of_an_edit_are_judged_by_the_guard() {
     let all = || rule(&["s*"], &json!({}));
     let few = || rule(&["s0", "s1"], &json!({}));
@@ -270,7 +304,7 @@ fn clusters_behind_in_a_rollout_are_named() {
             .unwrap()
             .target()
             .to_owned();
-        index.rules_mut().set_gate(
+        index.set_gate(
             &"all".into(),
             Gate {
                 revision,
@@ -279,6 +313,9 @@ fn clusters_behind_in_a_rollout_are_named() {
                 wakes_at: None,
                 back_to: None,
                 healthy: Default::default(),
+                newly_chosen: Default::default(),
+                is_blocked: false,
+                is_paused: false,
             },
         );
     };

@@ -4,6 +4,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use crate::now::is_ahead;
+
 /// The most values that a query may return.
 const VALUES: usize = 1000;
 
@@ -199,11 +201,10 @@ impl Checks {
     }
 
     /// Adds a result to the checks of its wave, once.
-    pub(super) fn add(before: Option<Self>, result: &CheckResult) -> Option<Self> {
-        if before
-            .as_ref()
-            .is_some_and(|before| before.last_at >= result.at)
-        {
+    pub(super) fn add(before: Option<Self>, result: &CheckResult, now: Timestamp) -> Option<Self> {
+        let is_counted =
+            |before: &Self| before.last_at >= result.at && !is_ahead(before.last_at, now);
+        if before.as_ref().is_some_and(is_counted) {
             return before;
         }
         let (holds, message) = match &result.result {

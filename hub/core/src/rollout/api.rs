@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runnel_api::conditions::whole_seconds;
 use runnel_api::{
     AnalysisStatus, CountOrPercent, OnFailure, ReachedUpTo, RolloutApproval, RolloutGate,
-    RolloutStatus,
+    RolloutStatus, limits,
 };
 
 use super::{Checks, PendingWave, Portion, Progress, Rollout, RolloutPosition, Windows};
@@ -26,13 +26,18 @@ impl From<&CountOrPercent> for Portion {
 
 impl From<&runnel_api::Rollout> for Rollout {
     fn from(spec: &runnel_api::Rollout) -> Self {
+        let reverts = spec.on_failure == OnFailure::Revert;
+        let by_default = if reverts { 2 } else { 0 };
+        let history = spec.history.and_then(|kept| usize::try_from(kept).ok());
+        let history = history.map_or(by_default, |kept| kept.clamp(1, limits::HISTORY));
         Self {
             max_concurrency: (&spec.max_concurrency).into(),
             order_by: spec.order_by_label.clone(),
             soak: Duration::from_secs(u64::try_from(spec.soak_seconds).unwrap_or_default()),
             max_failures: u64::try_from(spec.max_failures).unwrap_or_default(),
             paused: spec.paused,
-            reverts: spec.on_failure == OnFailure::Revert,
+            reverts,
+            history,
             waits_for_health: spec.gate == RolloutGate::Healthy,
             needs_approval: spec.approval == RolloutApproval::PerWave,
             analysis: spec.analysis.as_ref().map(Into::into),
@@ -131,9 +136,11 @@ impl From<&Progress> for RolloutStatus {
             clusters_failed: number(progress.failing),
             clusters_failed_max: number(progress.failed),
             clusters_reverted: number(progress.reverted),
+            history: Vec::new(),
             former_revision: progress.base.clone(),
             rollback_blocker: progress.rollback_blocker.clone(),
             failure: progress.failure.clone(),
+            removals_blocked: progress.is_blocked,
             ordered_by: progress.order_by.clone(),
             reached_up_to: progress.cursor.as_ref().map(Into::into),
             started_at: Some(whole_seconds(progress.started_at)),
@@ -175,6 +182,7 @@ impl From<&RolloutStatus> for Progress {
             base: status.former_revision.clone(),
             rollback_blocker: status.rollback_blocker.clone(),
             failure: status.failure.clone(),
+            is_blocked: status.removals_blocked,
             started_at: time(&status.started_at).unwrap_or_default(),
             wave_at: time(&status.wave_started_at),
             applied_at: time(&status.applied_at),
@@ -237,6 +245,7 @@ mod tests {
             base: Some("def".to_owned()),
             rollback_blocker: Some("why".to_owned()),
             failure: Some("eu-1: why".to_owned()),
+            is_blocked: true,
             unfinished_since: at(1),
         };
         let status = RolloutStatus::from(&progress);

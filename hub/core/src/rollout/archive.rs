@@ -2,8 +2,9 @@
 //!
 //! Each Secret is a slot. A state is stored in parts, in any free slots. The name of a part
 //! contains its state and the number of parts. A newer state of a rule has a higher number. It is
-//! stored before the older one is dropped, if there is room for both, so that one of them is
-//! complete at any time.
+//! stored before the one before it is dropped, if there is room for both, so that one of them is
+//! complete at any time. Earlier states of any rule make room for the newest one of another.
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::RuleUid;
@@ -38,6 +39,10 @@ impl PartName {
         })
     }
 
+    fn id(&self) -> StateId {
+        (self.uid.as_str().into(), self.number)
+    }
+
     fn text(&self) -> String {
         let Self {
             uid,
@@ -51,6 +56,9 @@ impl PartName {
 
 /// The data of one slot, by the names of parts.
 pub type Slot = BTreeMap<String, Vec<u8>>;
+
+/// A stored state: its rule, and its number among those of the rule.
+pub type StateId = (RuleUid, u64);
 
 /// A state that does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,90 +99,112 @@ impl Archive {
             .collect()
     }
 
-    /// The rules of which anything is stored.
-    pub fn rules(&self) -> BTreeSet<RuleUid> {
-        self.slots
-            .iter()
-            .flat_map(BTreeMap::keys)
-            .map(|name| name.uid.as_str().into())
-            .collect()
+    /// The numbers of the whole states of each rule of which anything is stored, the newest first.
+    pub fn states(&self) -> BTreeMap<RuleUid, Vec<u64>> {
+        let mut parts = BTreeMap::<StateId, (usize, usize)>::new();
+        for name in self.slots.iter().flat_map(BTreeMap::keys) {
+            let known = parts.entry(name.id()).or_default();
+            *known = (known.0 + 1, name.parts);
+        }
+        let mut states = BTreeMap::<_, Vec<_>>::new();
+        for ((uid, number), (found, parts)) in parts.into_iter().rev() {
+            let numbers = states.entry(uid).or_default();
+            if found == parts {
+                numbers.push(number);
+            }
+        }
+        states
     }
 
-    /// The newest whole state of a rule; `None` where no state of it is whole.
-    pub fn state(&self, uid: &RuleUid) -> Option<Vec<u8>> {
-        let numbers: BTreeSet<u64> = self.parts_of(uid).map(|(name, _)| name.number).collect();
-        numbers.into_iter().rev().find_map(|number| {
-            let mut parts: Vec<_> = self
-                .parts_of(uid)
-                .filter(|(name, _)| name.number == number)
-                .collect();
-            parts.sort_by_key(|(name, _)| name.part);
-            parts.dedup_by_key(|(name, _)| name.part);
-            let is_whole = parts
-                .first()
-                .is_some_and(|(name, _)| name.parts == parts.len());
-            is_whole.then(|| {
-                parts
-                    .into_iter()
-                    .map(|(_, bytes)| bytes.as_slice())
-                    .collect::<Vec<_>>()
-                    .concat()
-            })
-        })
+    /// Returns the bytes of a whole state.
+    pub fn state(&self, id: &StateId) -> Vec<u8> {
+        let parts = self.slots.iter().flatten();
+        let mut parts: Vec<_> = parts.filter(|(name, _)| name.id() == *id).collect();
+        parts.sort_by_key(|(name, _)| name.part);
+        let bytes = parts.into_iter().map(|(_, bytes)| bytes.as_slice());
+        bytes.collect::<Vec<_>>().concat()
     }
 
-    fn parts_of(&self, uid: &RuleUid) -> impl Iterator<Item = (&PartName, &Vec<u8>)> {
-        self.slots
-            .iter()
-            .flatten()
-            .filter(move |(name, _)| name.uid == uid.as_str())
+    /// The sizes of all states in bytes, with their places among those of their rules: 0 is the newest. A state that is not
+    /// whole comes last.
+    fn sizes(&self) -> BTreeMap<StateId, (usize, usize)> {
+        let states = self.states();
+        let mut sizes = BTreeMap::<StateId, (usize, usize)>::new();
+        for (name, bytes) in self.slots.iter().flatten() {
+            let numbers = states.get(&name.id().0).into_iter().flatten();
+            let place = numbers.take_while(|number| **number > name.number).count();
+            let is_whole = states
+                .get(&name.id().0)
+                .is_some_and(|all| all.contains(&name.number));
+            let place = if is_whole { place } else { usize::MAX };
+            sizes.entry(name.id()).or_insert((place, 0)).1 += bytes.len();
+        }
+        sizes
     }
 
-    /// Returns the maximum size of a rule's state that replaces its older one, in bytes.
-    pub fn room_for(&self, uid: &RuleUid) -> usize {
-        let used: usize = self
-            .slots
-            .iter()
-            .flatten()
-            .filter(|(name, _)| name.uid != uid.as_str())
-            .map(size)
-            .sum();
+    /// Returns the maximum size of a new state of a rule, in bytes: the newest ones of other rules and those `in_use` stay.
+    pub fn room_for(&self, uid: &RuleUid, in_use: &BTreeSet<StateId>) -> usize {
+        let stays = |(id, (place, _)): &(&StateId, &(usize, usize))| {
+            in_use.contains(id) || (id.0 != *uid && *place == 0)
+        };
+        let sizes = self.sizes();
+        let used: usize = sizes.iter().filter(stays).map(|(_, (_, size))| size).sum();
         (self.slots.len() * self.slot_bytes).saturating_sub(used)
     }
 
-    /// Replaces the stored state of a rule. Returns the slots to write, in order: first those with
-    /// new parts, then those with dropped parts; the other way around if there is no room for both
-    /// states.
+    /// Stores a new state of a rule, which is its newest, and drops states: those of the rule among `dropped`, and then as many
+    /// earlier ones of any rule as there is no room for, the oldest first. Returns the slots to write, in order. The rule's
+    /// newest state before is dropped before the new one is whole only if there is no room for both.
     ///
     /// # Errors
     /// [`Full`], if the state does not fit; nothing has changed then.
-    pub fn put(&mut self, uid: &RuleUid, bytes: &[u8]) -> Result<Vec<(usize, Slot)>, Full> {
-        if bytes.len() > self.room_for(uid) {
+    pub fn put(
+        &mut self,
+        uid: &RuleUid,
+        bytes: &[u8],
+        dropped: &BTreeSet<u64>,
+        in_use: &BTreeSet<StateId>,
+    ) -> Result<Vec<(usize, Slot)>, Full> {
+        if bytes.len() > self.room_for(uid, in_use) {
             return Err(Full);
         }
-        let number = self
-            .parts_of(uid)
-            .map(|(name, _)| name.number)
-            .max()
-            .map_or(1, |last| last + 1);
-        let total = self.slots.len() * self.slot_bytes;
-        let used: usize = self.slots.iter().flatten().map(size).sum();
-        let mut writes = Vec::new();
-        let is_older = |name: &PartName| name.uid == uid.as_str() && name.number < number;
-        if used + bytes.len() > total {
-            self.drop_parts(is_older, &mut writes);
-            self.add(uid, number, bytes, &mut writes);
-        } else {
-            self.add(uid, number, bytes, &mut writes);
-            self.drop_parts(is_older, &mut writes);
+        let sizes = self.sizes();
+        let number = sizes.keys().filter(|id| id.0 == *uid).map(|id| id.1).max();
+        let number = number.map_or(1, |last| last + 1);
+        let before = |id: &StateId, place: usize| id.0 == *uid && place == 0;
+        let mut room = (self.slots.len() * self.slot_bytes)
+            .saturating_sub(sizes.values().map(|(_, size)| size).sum());
+        let (mut early, mut late) = (BTreeSet::new(), BTreeSet::new());
+        // The oldest come first, and the newest one before at last.
+        let mut all: Vec<_> = sizes
+            .iter()
+            .filter(|(id, _)| !in_use.contains(id))
+            .collect();
+        all.retain(|(id, (place, _))| *place > 0 || id.0 == *uid);
+        all.sort_by_key(|(id, (place, _))| (before(id, *place), Reverse(*place)));
+        for (id, (place, size)) in all {
+            let is_dropped = id.0 == *uid && (dropped.contains(&id.1) || *place == usize::MAX);
+            if room < bytes.len() {
+                room += size;
+                early.insert(id.clone());
+            } else if is_dropped {
+                late.insert(id.clone());
+            }
         }
+        let mut writes = Vec::new();
+        self.drop_parts(|name| early.contains(&name.id()), &mut writes);
+        self.add(uid, number, bytes, &mut writes);
+        self.drop_parts(|name| late.contains(&name.id()), &mut writes);
         Ok(writes)
     }
 
-    /// Drops the stored state of a rule. Returns the slots to write.
-    pub fn remove(&mut self, uid: &RuleUid) -> Vec<(usize, Slot)> {
+    /// Drops states of a rule, or all of them and what is left of others. Returns the slots to write.
+    pub fn remove(&mut self, uid: &RuleUid, numbers: Option<&BTreeSet<u64>>) -> Vec<(usize, Slot)> {
         let mut writes = Vec::new();
-        self.drop_parts(|name| name.uid == uid.as_str(), &mut writes);
+        let is_dropped = |name: &PartName| {
+            name.uid == uid.as_str() && numbers.is_none_or(|all| all.contains(&name.number))
+        };
+        self.drop_parts(is_dropped, &mut writes);
         writes
     }
 
@@ -262,13 +292,31 @@ mod tests {
         crashed(archive, &[], 0)
     }
 
+    /// The whole states of a rule, the newest first.
+    fn states(archive: &Archive, uid: &RuleUid) -> Vec<Vec<u8>> {
+        let numbers = archive.states().remove(uid).unwrap_or_default();
+        let state = |number| archive.state(&(uid.clone(), number));
+        numbers.into_iter().map(state).collect()
+    }
+
+    fn put(
+        archive: &mut Archive,
+        uid: &RuleUid,
+        bytes: &[u8],
+        kept: usize,
+    ) -> Result<Vec<(usize, Slot)>, Full> {
+        let numbers = archive.states().remove(uid).unwrap_or_default();
+        let dropped = numbers.into_iter().skip(kept - 1).collect();
+        archive.put(uid, bytes, &dropped, &BTreeSet::new())
+    }
+
     #[test]
     fn state_larger_than_a_slot_is_split_and_read_back() {
         let (mut archive, uid) = (empty(3), RuleUid::from("a.b-c"));
         let bytes: Vec<u8> = (0..SLOT_BYTES * 2 + 7)
             .map(|number| number.to_le_bytes()[0])
             .collect();
-        let writes = archive.put(&uid, &bytes).unwrap();
+        let writes = put(&mut archive, &uid, &bytes, 1).unwrap();
         assert_eq!(writes.len(), 3);
         assert!(
             writes
@@ -276,54 +324,93 @@ mod tests {
                 .all(|(_, slot)| slot.values().map(Vec::len).sum::<usize>() <= SLOT_BYTES)
         );
         let read = crashed(&empty(3), &writes, 3);
-        assert_eq!(
-            (read.state(&uid), read.rules()),
-            (Some(bytes), BTreeSet::from([uid.clone()]))
-        );
+        assert_eq!(states(&read, &uid), [bytes]);
         // A part is missing.
-        assert_eq!(crashed(&empty(3), &writes, 2).state(&uid), None);
+        let read = crashed(&empty(3), &writes, 2);
+        assert_eq!(read.states(), [(uid, vec![])].into());
     }
 
     #[test]
     fn state_that_does_not_fit_changes_nothing() {
         let (mut archive, a, b) = (empty(2), RuleUid::from("a"), RuleUid::from("b"));
-        archive.put(&a, &[1; SLOT_BYTES]).unwrap();
-        assert_eq!(archive.put(&b, &[2; SLOT_BYTES + 1]), Err(Full));
-        assert_eq!(
-            (archive.state(&a), archive.state(&b)),
-            (Some(vec![1; SLOT_BYTES]), None)
-        );
-        archive.remove(&a);
-        assert!(archive.put(&b, &[2; SLOT_BYTES + 1]).is_ok());
-        assert_eq!(empty(0).put(&a, &[1]), Err(Full));
+        put(&mut archive, &a, &[1; SLOT_BYTES], 1).unwrap();
+        let full = put(&mut archive, &b, &[2; SLOT_BYTES + 1], 1);
+        assert_eq!(full, Err(Full));
+        assert_eq!(states(&archive, &a), [vec![1; SLOT_BYTES]]);
+        assert!(states(&archive, &b).is_empty());
+        archive.remove(&a, None);
+        assert!(put(&mut archive, &b, &[2; SLOT_BYTES + 1], 1).is_ok());
+        assert_eq!(put(&mut empty(0), &a, &[1], 1), Err(Full));
+    }
+
+    #[test]
+    fn earlier_states_make_room_for_newest_ones() {
+        let (mut archive, a, b) = (empty(4), RuleUid::from("a"), RuleUid::from("b"));
+        for number in 1..=3 {
+            put(&mut archive, &a, &[number; SLOT_BYTES], 3).unwrap();
+        }
+        put(&mut archive, &b, &[7; SLOT_BYTES], 3).unwrap();
+        assert_eq!(states(&archive, &a).len(), 3);
+        // The oldest state of the other rule goes, then the one that is not in use.
+        put(&mut archive, &b, &[8; SLOT_BYTES], 3).unwrap();
+        let kept: Vec<_> = states(&archive, &a).iter().map(|state| state[0]).collect();
+        assert_eq!((kept, states(&archive, &b).len()), (vec![3, 2], 2));
+        let in_use = [(a.clone(), 2), (b.clone(), 1)].into();
+        assert_eq!(archive.room_for(&b, &in_use), SLOT_BYTES);
+        let full = archive.put(&b, &[9; SLOT_BYTES + 1], &BTreeSet::new(), &in_use);
+        assert_eq!(full, Err(Full));
+        archive
+            .put(&b, &[9; SLOT_BYTES], &BTreeSet::new(), &in_use)
+            .unwrap();
+        let firsts = |uid| {
+            states(&archive, uid)
+                .iter()
+                .map(|state| state[0])
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((firsts(&a), firsts(&b)), (vec![3, 2], vec![9, 7]));
+    }
+
+    #[test]
+    fn fewer_kept_states_drop_the_others() {
+        let (mut archive, a) = (empty(4), RuleUid::from("a"));
+        for number in 1..=3 {
+            put(&mut archive, &a, &[number; 8], 3).unwrap();
+        }
+        let before = copy(&archive);
+        let writes = archive.remove(&a, Some(&[1, 2].into()));
+        assert_eq!(states(&crashed(&before, &writes, 9), &a), [[3; 8]]);
     }
 
     proptest! {
         #[test]
         fn crash_at_any_write_leaves_the_old_state_or_the_new_one(
-            sizes in proptest::collection::vec((0..3usize, 1..5usize), 1..12), done in 0..8usize,
+            sizes in proptest::collection::vec((0..3usize, 1..5usize, 1..4usize), 1..16), done in 0..8usize,
         ) {
             let mut archive = empty(9);
-            for (rule, size) in sizes {
+            for (rule, size, kept) in sizes {
                 let uid = RuleUid::from(["a", "b", "c"][rule]);
                 let before = copy(&archive);
-                let old = before.state(&uid);
+                let old = states(&before, &uid);
                 let bytes = vec![size as u8; size * SLOT_BYTES / 2];
-                let has_room = archive.room_for(&uid) >= bytes.len();
-                let both = before.slots.iter().flatten().map(super::size).sum::<usize>() + bytes.len() <= 9 * SLOT_BYTES;
-                let Ok(writes) = archive.put(&uid, &bytes) else {
-                    prop_assert!(!has_room);
+                let room = archive.room_for(&uid, &BTreeSet::new());
+                let both = old.first().map_or(0, Vec::len) + bytes.len() <= room;
+                let Ok(writes) = put(&mut archive, &uid, &bytes, kept) else {
+                    prop_assert!(room < bytes.len());
                     continue;
                 };
-                prop_assert_eq!(archive.state(&uid), Some(bytes.clone()));
+                let now = states(&archive, &uid);
+                prop_assert!(now[0] == bytes && now.len() <= kept && now[1..] == old[..now.len() - 1]);
                 for number in 0..9 {
                     prop_assert!(archive.slot(number).values().map(Vec::len).sum::<usize>() <= SLOT_BYTES);
                 }
                 let left = crashed(&before, &writes, done);
-                let state = left.state(&uid);
-                prop_assert!(state == Some(bytes) || state == old || (!both && state.is_none()));
+                let state = states(&left, &uid).first().cloned();
+                prop_assert!(state == Some(bytes) || state.as_ref() == old.first() || !both);
                 for other in ["a", "b", "c"].map(RuleUid::from).iter().filter(|other| **other != uid) {
-                    prop_assert_eq!(left.state(other), before.state(other));
+                    let (now, old) = (states(&left, other), states(&before, other));
+                    // Earlier states may have gone for room.
+                    prop_assert!(now.first() == old.first() && now.iter().all(|state| old.contains(state)));
                 }
             }
         }

@@ -4,8 +4,9 @@
 //! Each change is a new *target*: what the rule selects, how copies are rendered, and its terms
 //! (except `suspend`, an emergency stop that takes effect everywhere at once). The chosen clusters,
 //! their labels and their grants are no part of the target: a newly chosen cluster waits for its
-//! wave during a rollout and gets the newest target at once after it. Items that the removal guard
-//! blocks are no part of it either; their approval makes another target.
+//! wave during a rollout and gets the newest target at once after it. What the removal guard blocks
+//! is no part of it either: removals that pass later go through the waves again, as the same target
+//! ([`LeftOut`]).
 //!
 //! Clusters have one order ([`RolloutPosition`]): by the value of a label, in natural order, then
 //! by name. So the progress is one cursor in the rule's status, which survives a restart and a
@@ -35,7 +36,8 @@
 //!   again. A rollback waits for no health.
 //! - With `approval: PerWave` a wave after the first one begins only when its digest is approved
 //!   ([`Observation::approval`]). The digest names the target, the begin of its rollout, the number of
-//!   the wave, and all its clusters. A cluster that disconnects or returns does not change it.
+//!   the wave, and all its clusters. A cluster that disconnects or returns does not change it. The first wave has at most
+//!   `maxConcurrency` clusters, those included that are not connected or whose removal waits: nobody approves it.
 //! - No cluster is admitted, in the first wave or later, while no window of the rule or none of the
 //!   cluster is open ([`Observation::windows`]). A cluster that was admitted before continues. A
 //!   rollback waits for no window, and so does a cluster that is chosen after a complete rollout.
@@ -47,6 +49,10 @@
 //! - It ends, or waits for a user: a disconnected cluster is passed over after [`DISCONNECTED_TIMEOUT`], and
 //!   a cluster that does not settle counts as failed after [`STUCK_LIMIT`]. Only while no cluster
 //!   at all is connected does it wait for one.
+//! - A cluster whose removal waits, because the rule does not select it or has no grant for it any
+//!   more, belongs to the rollout as one that is not available ([`Observation::removals_wait`]). The
+//!   rollout does not complete without it. A cluster that is chosen after a completed rollout and has
+//!   copies already is admitted as one that was away.
 //! - If the removal guard blocks something, the state of a cluster cannot be compared with the
 //!   target. Such a cluster counts neither as applied nor as failed, and has settled when it had no
 //!   work for [`QUIET_FOR`] after its admission.
@@ -80,7 +86,7 @@ use runnel_proto::model::ClusterName;
 
 pub use allowed_urls::AllowedUrls;
 pub use analysis::{Analysis, Check, CheckResult, CheckedWave, Checks};
-pub use archive::{Archive, Full, SLOT_BYTES, Slot};
+pub use archive::{Archive, Full, SLOT_BYTES, Slot, StateId};
 pub use order::RolloutPosition;
 pub use progress::{PendingWave, Progress};
 pub use reached::{Health, Observation};
@@ -95,6 +101,20 @@ pub const STUCK_LIMIT: Duration = Duration::from_secs(600);
 
 /// The time without changes after which a cluster that cannot be compared counts as updated.
 pub const QUIET_FOR: Duration = Duration::from_secs(30);
+
+/// What the removal guard has decided about the copies that a target leaves out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeftOut {
+    /// All of them may be removed.
+    #[default]
+    Passed,
+    /// It has not decided yet.
+    Undecided,
+    /// An earlier process blocked removals, and it is not known which.
+    Unknown,
+    /// Some of them wait for approval.
+    Blocked,
+}
 
 /// A number of clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +152,8 @@ pub struct Rollout {
     pub paused: bool,
     /// Whether, with one more, clusters get the state of the last completed rollout again.
     pub reverts: bool,
+    /// How many states of completed rollouts are kept; 0: none.
+    pub history: usize,
     /// Whether a cluster has the target only when its copies with a health are healthy.
     pub waits_for_health: bool,
     /// Whether each wave after the first one waits for approval.
@@ -176,6 +198,12 @@ pub struct Gate {
     pub back_to: Option<String>,
     /// The admitted clusters that have had the target with healthy copies. A wave waits for no others.
     pub healthy: BTreeSet<ClusterName>,
+    /// The clusters that were chosen since it admits all: it is shut to them.
+    pub newly_chosen: BTreeSet<ClusterName>,
+    /// Whether removals of the target were blocked.
+    pub is_blocked: bool,
+    /// Whether it is that of a paused step.
+    pub is_paused: bool,
 }
 
 impl Gate {
@@ -188,7 +216,7 @@ impl Gate {
     pub fn admits(&self, target: &str, cluster: &ClusterName) -> bool {
         self.revision == target
             && match &self.reach {
-                AdmittedClusters::All => true,
+                AdmittedClusters::All => !self.newly_chosen.contains(cluster),
                 AdmittedClusters::Only(these) => these.contains_key(cluster),
             }
     }
@@ -200,7 +228,9 @@ impl Gate {
 
     /// Whether every cluster may have this target.
     pub fn is_open(&self, target: &str) -> bool {
-        self.revision == target && self.reach == AdmittedClusters::All
+        self.revision == target
+            && self.reach == AdmittedClusters::All
+            && self.newly_chosen.is_empty()
     }
 
     /// The admitted clusters that have had this target with healthy copies. None of a rollback.
@@ -213,9 +243,26 @@ impl Gate {
         }
     }
 
-    /// The clusters that apply this target or return from it, with the start of that.
-    fn clusters_in_progress(&self, target: &str, back: bool) -> BTreeMap<ClusterName, Instant> {
+    /// The clusters that apply this target or return from it, with the start of that. A gate that admits all but the newly
+    /// chosen ones has admitted the others `now`.
+    fn clusters_in_progress(
+        &self,
+        observation: &Observation<'_>,
+        back: bool,
+        now: Instant,
+    ) -> BTreeMap<ClusterName, Instant> {
+        let target = observation.target;
         match &self.reach {
+            AdmittedClusters::All if self.revision == target => {
+                let here = observation
+                    .clusters
+                    .iter()
+                    .filter(|(_, health)| *health != Health::Unavailable);
+                here.map(|(turn, _)| &turn.cluster)
+                    .filter(|cluster| self.admits(target, cluster))
+                    .map(|cluster| (cluster.clone(), now))
+                    .collect()
+            }
             AdmittedClusters::Only(these)
                 if self.revision == target && self.is_rolling_back() == back =>
             {

@@ -3,7 +3,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Analysis, CheckResult, CheckedWave, Checks, Phase, Rollout, RolloutPosition};
+use crate::now::is_ahead;
+
+use super::{Analysis, CheckResult, CheckedWave, Checks, LeftOut, Phase, Rollout, RolloutPosition};
 
 /// The progress of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +56,8 @@ pub struct Progress {
     pub rollback_blocker: Option<String>,
     /// The first failure, with its cause, of a rollout that stopped or is rolled back.
     pub failure: Option<String>,
+    /// Whether the removal guard blocked removals of this change.
+    pub is_blocked: bool,
 }
 
 /// The next wave, while it waits for approval.
@@ -114,9 +118,16 @@ impl Progress {
             base: before.and_then(|before| before.completed_target().map(ToOwned::to_owned)),
             rollback_blocker: None,
             failure: None,
+            is_blocked: false,
             unfinished_since: unfinished
                 .map(|before| before.unfinished_since.unwrap_or(before.started_at)),
         }
+    }
+
+    /// Whether removals have passed that were blocked before. A rollout that failed does not begin again with them.
+    pub(super) fn begins_again(&self, left_out: LeftOut) -> bool {
+        let has_failed = self.phase == Phase::Stopped || self.phase.is_rollback();
+        self.is_blocked && left_out == LeftOut::Passed && !has_failed
     }
 
     /// Whether the rollout was completed, independent of clusters that were added later.
@@ -155,18 +166,28 @@ impl Progress {
         let wave = self.checked_wave();
         let last = last.filter(|last| last.of == wave).map(|last| last.at);
         let before = self.checks.as_ref().map(|checks| checks.last_at);
-        // A time in the future: the clock was set back.
+        // A check in the future does not count: the clock was set back.
+        let known = [last, before].into_iter().flatten();
+        let newest = known.filter(|at| !is_ahead(*at, now)).max();
         let is_recent = |at: Timestamp| {
             Duration::try_from(now.duration_since(at)).is_ok_and(|since| since < analysis.interval)
         };
-        (!last.max(before).is_some_and(is_recent)).then_some(wave)
+        (!newest.is_some_and(is_recent)).then_some(wave)
     }
 
     /// Adds the result of a check, if it is about this wave.
-    pub(super) fn add_check(&mut self, result: Option<&CheckResult>) {
-        if let Some(result) = result.filter(|result| result.of == self.checked_wave()) {
-            self.checks = Checks::add(self.checks.take(), result);
+    pub(super) fn add_check(&mut self, result: Option<&CheckResult>, now: Timestamp) {
+        let is_of_now =
+            |result: &&CheckResult| result.of == self.checked_wave() && !is_ahead(result.at, now);
+        if let Some(result) = result.filter(is_of_now) {
+            self.checks = Checks::add(self.checks.take(), result, now);
         }
+    }
+
+    /// Whether the last check of the wave held. A check in the future does not count: the clock was set back.
+    pub(super) fn holds(&self, now: Timestamp) -> bool {
+        let checks = self.checks.as_ref();
+        checks.is_some_and(|checks| checks.holds && !is_ahead(checks.last_at, now))
     }
 
     /// Whether more checks of the wave failed than may.

@@ -5,7 +5,8 @@ use std::time::Instant;
 use runnel_proto::model::ClusterName;
 
 use super::{
-    CheckResult, DISCONNECTED_TIMEOUT, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT, Windows,
+    CheckResult, DISCONNECTED_TIMEOUT, LeftOut, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT,
+    Windows,
 };
 
 /// The health of a cluster with respect to the target, or to the former state during a rollback.
@@ -22,7 +23,7 @@ pub enum Health {
     Unready,
     /// It is connected and does not have it, or is at work on it.
     Pending,
-    /// The cluster is disconnected, cordoned or waits for a confirmation.
+    /// The cluster is disconnected, cordoned or waits for a confirmation, or its copies wait for their removal.
     Unavailable,
 }
 
@@ -48,6 +49,14 @@ pub struct Observation<'a> {
     pub check: Option<&'a CheckResult>,
     /// Whether the hub may not make the checks, so that no wave begins.
     pub is_check_refused: bool,
+    /// Whether the rule asked for a pause since the last step, which may have ended again.
+    pub was_paused: bool,
+    /// Whether some of the clusters are no longer selected and have copies whose removal waits.
+    pub removals_wait: bool,
+    /// The copies that the target leaves out.
+    pub left_out: LeftOut,
+    /// The connected clusters that have nothing of the rule.
+    pub empty: BTreeSet<ClusterName>,
 }
 
 /// The clusters that were reached, by how they are.
@@ -107,6 +116,13 @@ pub(super) fn reached_clusters(
             }
             // Another process admitted the cluster, so it occupies a slot.
             (Health::Pending, None) if observation.at_work.contains(&turn.cluster) => {
+                keep(now);
+                reached.in_flight.push(turn.cluster.clone());
+            }
+            // There is nothing of an older change, so it needs no slot.
+            (Health::Pending, None)
+                if progress.is_completed() && observation.empty.contains(&turn.cluster) =>
+            {
                 keep(now);
                 reached.in_flight.push(turn.cluster.clone());
             }

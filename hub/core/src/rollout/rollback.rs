@@ -20,6 +20,7 @@ pub(super) fn begin(
         reverted: 0,
         pending_wave: None,
         opens_at: None,
+        is_blocked: false,
         ..progress
     };
     let gate = gate_to(
@@ -42,6 +43,7 @@ pub(super) fn step(
     observation: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
+    let is_paused = rollout.paused || observation.was_paused;
     let nothing = |progress: &Progress, is_settled| {
         let reach = AdmittedClusters::Only(BTreeMap::new());
         Gate {
@@ -51,9 +53,12 @@ pub(super) fn step(
             wakes_at: None,
             back_to: None,
             healthy: BTreeSet::new(),
+            newly_chosen: BTreeSet::new(),
+            is_blocked: false,
+            is_paused,
         }
     };
-    if rollout.paused && before.phase == Phase::Reverted {
+    if is_paused && before.phase == Phase::Reverted {
         let again = Progress::begin(observation.target, rollout, Some(before), now.wall);
         let clusters = u64::try_from(observation.clusters.len()).unwrap_or(u64::MAX);
         let gate = nothing(&again, false);
@@ -77,7 +82,7 @@ pub(super) fn step(
     }
     let mut progress = before.clone();
     let under_way = gate
-        .map(|gate| gate.clusters_in_progress(observation.target, true))
+        .map(|gate| gate.clusters_in_progress(observation, true, now.instant))
         .unwrap_or_default();
     let mut reached: ReachedClusters = reached_clusters(
         before,
@@ -87,7 +92,7 @@ pub(super) fn step(
         now.instant,
     );
     progress.failing = at_least(reached.failed, before.failing, observation);
-    if !rollout.paused {
+    if !is_paused {
         reached.admit(
             rollout.max_concurrency.of(observation.clusters.len()),
             now.instant,
@@ -96,14 +101,13 @@ pub(super) fn step(
     }
     let over = reached.in_flight.is_empty() && reached.waiting.is_empty() && !observation.settling;
     // A pause that was set before it has ended does not ask for another try.
-    if over && !rollout.paused && progress.phase == Phase::Reverting {
+    if over && !is_paused && progress.phase == Phase::Reverting {
         (progress.phase, progress.ended_at) = (Phase::Reverted, Some(now.wall));
     }
     count(&mut progress, before, observation);
-    let is_settled =
-        reached.in_flight.is_empty() && !observation.settling && (over || rollout.paused);
+    let is_settled = reached.in_flight.is_empty() && !observation.settling && (over || is_paused);
     let gate = gate_to(&progress, reached.admitted, is_settled);
-    (progress, gate)
+    (progress, Gate { is_paused, ..gate })
 }
 
 /// Counts the reached clusters, and those of them that are rolled back. A cluster beyond the cursor
@@ -140,5 +144,8 @@ fn gate_to(progress: &Progress, these: BTreeMap<ClusterName, Instant>, is_settle
         wakes_at: None,
         back_to: Some(back_to),
         healthy: BTreeSet::new(),
+        newly_chosen: BTreeSet::new(),
+        is_blocked: false,
+        is_paused: false,
     }
 }

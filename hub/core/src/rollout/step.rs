@@ -7,8 +7,10 @@ use runnel_proto::model::ClusterName;
 
 use super::reached::{Health, Observation, ReachedClusters, at_least, reached_clusters};
 use super::wave::NextWave;
-use super::{AdmittedClusters, Checks, Gate, Phase, Progress, Rollout, RolloutPosition, Windows};
-use crate::now::Now;
+use super::{
+    AdmittedClusters, Checks, Gate, LeftOut, Phase, Progress, Rollout, RolloutPosition, Windows,
+};
+use crate::now::{Now, is_ahead};
 
 /// Waiting clusters whose windows are compared to find the next opening.
 const WAITING_COMPARED: usize = 32;
@@ -22,16 +24,29 @@ pub fn step(
     observation: &Observation<'_>,
     now: Now,
 ) -> (Progress, Gate) {
+    // A pause that has ended already asks for another try, too.
+    let is_paused = rollout.paused || observation.was_paused;
     if let Some(before) =
         before.filter(|before| before.phase.is_rollback() && before.revision == observation.target)
     {
         return super::rollback::step(rollout, before, gate, observation, now);
     }
     let same = |progress: &&Progress| {
-        progress.revision == observation.target && progress.order_by == rollout.order_by
+        progress.revision == observation.target
+            && progress.order_by == rollout.order_by
+            && !progress.begins_again(observation.left_out)
     };
     let fresh = || Progress::begin(observation.target, rollout, before, now.wall);
+    // Removals that were blocked have passed: they go through the waves, too.
+    let gate =
+        gate.filter(|_| !before.is_some_and(|before| before.begins_again(observation.left_out)));
     let mut progress = before.filter(same).cloned().unwrap_or_else(fresh);
+    progress.is_blocked = match observation.left_out {
+        LeftOut::Blocked => true,
+        LeftOut::Passed => false,
+        LeftOut::Undecided | LeftOut::Unknown => progress.is_blocked,
+    };
+    let is_blocked = progress.is_blocked;
     let gate_to = |reach, is_settled, wakes_at, healthy| Gate {
         revision: observation.target.to_owned(),
         reach,
@@ -39,6 +54,9 @@ pub fn step(
         wakes_at,
         back_to: None,
         healthy,
+        newly_chosen: BTreeSet::new(),
+        is_blocked,
+        is_paused,
     };
     let completed = progress.is_completed();
     if progress.phase == Phase::Completed
@@ -48,34 +66,34 @@ pub fn step(
         return (progress, gate_to(AdmittedClusters::All, true, None, none));
     }
     let under_way = gate
-        .map(|gate| gate.clusters_in_progress(observation.target, false))
+        .map(|gate| gate.clusters_in_progress(observation, false, now.instant))
         .unwrap_or_default();
     let none = BTreeSet::new();
     let healthy = gate.map_or(&none, |gate| gate.healthy_with(observation.target));
     let mut reached = reached_clusters(&progress, &under_way, healthy, observation, now.instant);
     progress.failing = at_least(reached.failed, progress.failing, observation);
     progress.failed = match progress.phase {
-        Phase::Stopped if !rollout.paused => progress.failed.max(reached.failed),
+        Phase::Stopped if !is_paused => progress.failed.max(reached.failed),
         _ => at_least(reached.failed, progress.failed, observation),
     };
     if rollout.analysis.is_none() {
         progress.checks = None;
-    } else if rollout.paused {
+    } else if is_paused {
         // A pause asks for another try.
         progress.checks = progress.checks.map(Checks::restarted);
     } else if !completed {
-        progress.add_check(observation.check);
+        progress.add_check(observation.check, now.wall);
     }
     let is_bad = progress.has_failed_analysis(rollout) && !completed;
     // After a completed rollout only disconnected clusters are left.
     let is_left = !completed || progress.phase == Phase::Stopped || !reached.waiting.is_empty();
     let stopped = (progress.failed > rollout.max_failures || is_bad) && is_left;
     // No state before a completed rollout is stored.
-    if stopped && rollout.reverts && observation.has_former && !rollout.paused && !completed {
+    if stopped && rollout.reverts && observation.has_former && !is_paused && !completed {
         count(&mut progress, &reached, observation);
         return super::rollback::begin(progress, reached.in_flight, now.instant);
     }
-    if !rollout.paused && !stopped {
+    if !is_paused && !stopped {
         let room = rollout.max_concurrency.of(observation.clusters.len());
         let is_open = is_open_to(rollout, observation, now.wall);
         reached.admit(room, now.instant, is_open);
@@ -89,16 +107,16 @@ pub fn step(
     if settled && progress.cursor.is_some() {
         progress.applied_at.get_or_insert(now.wall);
     }
-    let is_checked = progress.cursor.is_none()
-        || rollout.analysis.is_none()
-        || progress.checks.as_ref().is_some_and(|checks| checks.holds);
+    let is_checked =
+        progress.cursor.is_none() || rollout.analysis.is_none() || progress.holds(now.wall);
     let soaked = is_checked
         && progress
             .applied_at
             .is_none_or(|at| since(at, now.wall) >= rollout.soak);
-    progress.phase = if rollout.paused && !completed {
+    let wave = progress.wave;
+    progress.phase = if is_paused && !completed {
         Phase::Paused
-    } else if stopped && !rollout.paused {
+    } else if stopped && !is_paused {
         Phase::Stopped
     } else if completed {
         Phase::Completed
@@ -129,6 +147,9 @@ pub fn step(
         .flatten();
     progress.opens_at = opening.as_ref().map(|opening| opening.at);
     count(&mut progress, &reached, observation);
+    // The next wave cannot begin: no cluster is connected, or removals wait.
+    let awaits_event =
+        progress.phase == Phase::Progressing && settled && soaked && progress.wave == wave;
     // An admitted cluster that has not settled may still count as failed or as disconnected later,
     // without an event.
     let is_over = matches!(
@@ -138,8 +159,9 @@ pub fn step(
             | Phase::Completed
             | Phase::AwaitingApproval
             | Phase::AwaitingWindow
+            | Phase::Soaking
     );
-    let is_settled = (is_over || observation.is_check_refused)
+    let is_settled = (is_over || observation.is_check_refused || awaits_event)
         && reached.in_flight.is_empty()
         && !observation.settling;
     let has_all_clusters = progress.phase == Phase::Completed
@@ -150,7 +172,13 @@ pub fn step(
     } else {
         (AdmittedClusters::Only(reached.admitted), reached.healthy)
     };
-    let wakes_at = opening.map(|opening| opening.wakes_at);
+    let soak = SignedDuration::try_from(rollout.soak).unwrap_or(SignedDuration::MAX);
+    let soaks_until = progress
+        .applied_at
+        .filter(|_| progress.phase == Phase::Soaking && !soaked)
+        .map(|at| at.checked_add(soak).unwrap_or(Timestamp::MAX))
+        .filter(|until| *until > now.wall);
+    let wakes_at = opening.map(|opening| opening.wakes_at).or(soaks_until);
     (progress, gate_to(reach, is_settled, wakes_at, healthy))
 }
 
@@ -176,6 +204,7 @@ fn advance(
     }
     let room = rollout.max_concurrency.of(observation.clusters.len());
     let next = NextWave::after(progress, room, rollout.needs_approval, observation);
+    let is_over = next.ends_the_rollout() && !observation.removals_wait;
     if rollout.needs_approval && !next.is_approved(progress, observation) {
         progress.pending_wave = Some(next.pending(progress, now.wall));
         return Phase::AwaitingApproval;
@@ -193,12 +222,14 @@ fn advance(
             reached.healthy.insert(turn.cluster.clone());
         }
     }
-    let is_over = next.ends_the_rollout();
     progress.cursor = next.end().cloned().or(progress.cursor.take());
     if is_over {
         progress.ended_at = Some(now.wall);
         (progress.superseded, progress.unfinished_since) = (0, None);
         return Phase::Completed;
+    }
+    if next.ends_the_rollout() {
+        return Phase::Progressing;
     }
     (progress.wave, progress.wave_at, progress.applied_at) =
         (progress.wave + 1, Some(now.wall), None);
@@ -302,12 +333,7 @@ fn count(progress: &mut Progress, reached: &ReachedClusters, observation: &Obser
     );
 }
 
-/// The time since then; zero if the clock was set back. Also whether a stored moment lies in the
-/// future, because a status rounds it up to whole seconds.
-fn is_ahead(at: Timestamp, now: Timestamp) -> bool {
-    at.duration_since(now) > SignedDuration::from_secs(1)
-}
-
+/// The time since then; zero if the clock was set back.
 fn since(at: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(at)).unwrap_or_default()
 }

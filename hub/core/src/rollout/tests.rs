@@ -33,6 +33,10 @@ struct World {
     /// The last result of the analysis.
     check: Option<CheckResult>,
     is_check_refused: bool,
+    was_paused: bool,
+    removals_wait: bool,
+    left_out: LeftOut,
+    empty: BTreeSet<ClusterName>,
     start: Instant,
     seconds: u64,
     /// By how much the wall clock was set back.
@@ -47,6 +51,7 @@ fn rollout() -> Rollout {
         max_failures: 0,
         paused: false,
         reverts: false,
+        history: 0,
         waits_for_health: true,
         needs_approval: false,
         windows: Windows::default(),
@@ -80,6 +85,10 @@ impl World {
             windows: BTreeMap::new(),
             check: None,
             is_check_refused: false,
+            was_paused: false,
+            removals_wait: false,
+            left_out: LeftOut::Passed,
+            empty: BTreeSet::new(),
             start: Instant::now(),
             seconds: 0,
             set_back: 0,
@@ -131,6 +140,10 @@ impl World {
             windows: self.windows.iter().collect(),
             check: self.check.as_ref(),
             is_check_refused: self.is_check_refused,
+            was_paused: self.was_paused,
+            removals_wait: self.removals_wait,
+            left_out: self.left_out,
+            empty: self.empty.clone(),
         };
         let (progress, gate) = step(
             &self.rollout,
@@ -323,6 +336,73 @@ fn clock_set_back_lets_a_wave_soak_once_more_and_go_on() {
     assert_eq!(world.after(299), Phase::Soaking);
     assert_eq!(world.after(1), Phase::Progressing);
     assert_eq!(world.admitted(), ["c1", "c2", "c3"]);
+}
+
+#[test]
+fn soaking_rollout_sleeps_until_its_soak_is_over() {
+    let mut world = World::new(
+        3,
+        Rollout {
+            soak: Duration::from_secs(300),
+            ..rollout()
+        },
+    );
+    let is_idle = |world: &World| world.gate.as_ref().unwrap().is_idle(world.now().wall);
+    world.step();
+    assert!(!is_idle(&world));
+    world.all_are(&["c1", "c2"], Health::Applied);
+    assert_eq!(world.step(), Phase::Soaking);
+    let gate = world.gate.clone();
+    for _ in 0..2 {
+        world.seconds += 149;
+        assert!(is_idle(&world));
+        world.step();
+        assert_eq!(world.gate, gate, "a step in between changes nothing");
+    }
+    let mut failed = world.clone();
+    failed.is("c1", Health::Failed);
+    assert_eq!(failed.step(), Phase::Stopped);
+    world.seconds += 2;
+    assert!(!is_idle(&world));
+    assert_eq!(world.step(), Phase::Progressing);
+    // While no cluster is connected, only an event brings the next step.
+    world.all_are(&["c3"], Health::Applied);
+    assert_eq!(world.step(), Phase::Soaking);
+    world.all_are(&["c1", "c2", "c3"], Health::Unavailable);
+    assert_eq!(world.after(301), Phase::Soaking);
+    assert!(is_idle(&world));
+    world.is("c1", Health::Applied);
+    assert_eq!(world.step(), Phase::Completed);
+}
+
+#[test]
+fn pause_that_ended_before_a_step_asks_for_another_try() {
+    for reverts in [false, true] {
+        let mut world = World::after_t0(
+            2,
+            Rollout {
+                reverts,
+                ..rollout()
+            },
+        );
+        world.step();
+        world.is("c1", Health::Failed);
+        world.is("c2", Health::Applied);
+        world.step();
+        world.is("c1", Health::Applied);
+        let ended = world.step();
+        let expected = [Phase::Stopped, Phase::Reverted][usize::from(reverts)];
+        assert_eq!(ended, expected);
+        world.was_paused = true;
+        assert_eq!(world.step(), Phase::Paused);
+        assert!(world.gate.as_ref().unwrap().is_paused);
+        world.was_paused = false;
+        world.step();
+        assert!(!matches!(
+            world.reported_progress().phase,
+            Phase::Stopped | Phase::Reverted | Phase::Paused
+        ));
+    }
 }
 
 #[test]

@@ -17,7 +17,8 @@ pub(super) struct NextWave<'a> {
 impl<'a> NextWave<'a> {
     /// Returns the next wave: connected clusters of one value, at most `room`, and the clusters between them and directly
     /// after them that have the target or are not connected. A wave that waits for approval stays as it was shown while its
-    /// clusters are the same. All of them have one value, because any may connect before it begins.
+    /// clusters and their values are the same. All of them have one value, because any may connect before it begins. A first
+    /// wave that no person approves has at most `room` clusters, connected or not: they get the target when they are back.
     pub(super) fn after(
         progress: &Progress,
         room: usize,
@@ -36,16 +37,19 @@ impl<'a> NextWave<'a> {
                 return shown;
             }
         }
+        let is_trial = needs_approval && progress.wave == 0;
+        let takes_room =
+            |health: Health| occupies_slot(health) || (is_trial && health == Health::Unavailable);
         let (mut taken, mut value, mut end) = (0, None, 0);
         for (turn, health) in rest {
             let counts = occupies_slot(*health) || (needs_approval && *health != Health::Applied);
             let same_value = value.is_none_or(|value| value == &turn.value);
-            let has_room = taken < room || !occupies_slot(*health);
+            let has_room = taken < room || !takes_room(*health);
             if !has_room || !(same_value || (needs_approval && !counts)) {
                 break;
             }
             end += 1;
-            taken += usize::from(occupies_slot(*health));
+            taken += usize::from(takes_room(*health));
             if counts {
                 value.get_or_insert(&turn.value);
             }
@@ -131,6 +135,7 @@ impl<'a> NextWave<'a> {
         line(&progress.started_at.as_second().to_string());
         line(&(progress.wave + 1).to_string());
         for (turn, _) in self.clusters {
+            line(turn.value.as_deref().unwrap_or_default());
             line(turn.cluster.as_str());
         }
         data_encoding::HEXLOWER.encode(&context.finish().as_ref()[..10])

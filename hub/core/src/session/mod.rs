@@ -37,7 +37,7 @@ use runnel_proto::model::{
 };
 
 use crate::index::Directive;
-use crate::plan::{ClusterAssignment, SourceContent};
+use crate::plan::{ClusterAssignment, PendingClaim, SourceContent};
 use budget::{Budget, RulesOverLimit};
 pub use hello::{HelloStates, state_bytes};
 use outbox::{BATCH_ITEMS, Outbox, Window, delta_of};
@@ -66,6 +66,8 @@ pub struct Session {
     /// Intents of the agent that are not desired and whose removal is not judged yet; no sources:
     /// the whole rule.
     orphaned_intents: BTreeMap<RuleUid, BTreeSet<SourceRef>>,
+    /// Rules whose removals wait until other rules are sent.
+    handovers: BTreeSet<RuleUid>,
     /// The version of the index that the session has processed.
     version: u64,
     /// The memory for the agent's messages.
@@ -73,8 +75,8 @@ pub struct Session {
     hello_done: bool,
     /// The restriction of what is sent.
     restriction: SendRestriction,
-    /// A message that would have removed a copy was not sent.
-    has_withheld: bool,
+    /// The rules of which a message that would have removed a copy was not sent.
+    withheld: BTreeSet<RuleUid>,
 }
 
 impl Session {
@@ -114,6 +116,20 @@ impl Session {
     ) {
         self.update(directives);
         self.version = version;
+    }
+
+    /// The rules whose removals wait until other rules are sent, or to be sent. Their directives change with those of the others.
+    pub fn handovers(&self) -> BTreeSet<RuleUid> {
+        let unsent = self.outbox.intents.with_tombstones();
+        let unsent = unsent.chain(self.outbox.removals.keys());
+        self.handovers.iter().chain(unsent).cloned().collect()
+    }
+
+    /// The rules of which the agent has copies that the hub does not know.
+    pub fn unknown_rules(&self) -> BTreeSet<RuleUid> {
+        let rules = self.rules.iter();
+        let unknown = rules.filter(|(_, stream)| !stream.items.are_known());
+        unknown.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Returns the version of the index that the session has processed.
@@ -242,6 +258,7 @@ impl Session {
     }
 
     fn reconcile(&mut self, uid: &RuleUid, directive: Directive) {
+        let directive = self.hand_over(uid, directive);
         let directive = self.restrict(uid, directive);
         if !matches!(directive, Directive::Assigned(_)) {
             self.over_limit.remove(uid);
@@ -261,6 +278,10 @@ impl Session {
             Directive::Removed(policy) => self.unwanted(uid, *policy),
             Directive::Cordoned(assignment) => self.cordoned(uid, assignment),
             Directive::Unknown => self.withdraw_all(uid),
+            Directive::AwaitingHandover(..) => {
+                self.withdraw_all(uid);
+                self.request_pairs(uid);
+            }
             Directive::AwaitingWave(assignment) => {
                 self.withdraw_all(uid);
                 self.send_suspended(uid, assignment);
@@ -279,12 +300,60 @@ impl Session {
         }
     }
 
+    /// A directive with what the agent has of the rules to which copies are handed over.
+    fn hand_over(&mut self, uid: &RuleUid, directive: Directive) -> Directive {
+        let with_acked = |claims: &[PendingClaim]| {
+            let with_acked =
+                |claim: &PendingClaim| match self.rules.get(&claim.uid).map(|rule| &rule.items) {
+                    Some(Items::ClusterAssignment { assignment, .. }) => {
+                        claim.clone().holding(assignment)
+                    }
+                    _ => claim.clone(),
+                };
+            claims
+                .iter()
+                .map(with_acked)
+                .collect::<Arc<[PendingClaim]>>()
+        };
+        let (directive, waits) = match directive {
+            Directive::Assigned(mut assignment) if !assignment.claims.is_empty() => {
+                assignment.claims = with_acked(&assignment.claims);
+                (Directive::Assigned(assignment), true)
+            }
+            Directive::Cordoned(mut assignment) if !assignment.claims.is_empty() => {
+                assignment.claims = with_acked(&assignment.claims);
+                (Directive::Cordoned(assignment), true)
+            }
+            Directive::AwaitingHandover(policy, claims) => {
+                let claims = with_acked(&claims);
+                let awaits = |intent: &SourceRef| claims.iter().any(|claim| claim.awaits(intent));
+                match self.rules.get(uid).map(|rule| &rule.items) {
+                    Some(items)
+                        if items.are_known()
+                            && !self.pair_requests.has_left_out_of(uid)
+                            && !items.sources().any(awaits) =>
+                    {
+                        (Directive::Removed(policy), true)
+                    }
+                    items => (Directive::AwaitingHandover(policy, claims), items.is_some()),
+                }
+            }
+            directive => (directive, false),
+        };
+        if waits {
+            self.handovers.insert(uid.clone());
+        } else {
+            self.handovers.remove(uid);
+        }
+        directive
+    }
+
     fn set_assignment(&mut self, uid: &RuleUid, assignment: &ClusterAssignment) {
         if !self.has_room_for(uid) {
             return;
         }
         self.send_terms(uid, assignment);
-        if assignment.terms.suspend {
+        if assignment.terms().suspend {
             // Creations, corrections and removals are withdrawn.
             self.withdraw(uid);
             return;
@@ -292,7 +361,7 @@ impl Session {
         if self.has_items(uid, assignment) {
             self.follow(uid, assignment);
         }
-        if !assignment.terms.is_dry_run() {
+        if !assignment.terms().is_dry_run() {
             self.send_prune(uid, self.may_prune(uid, assignment.prune()));
         }
     }
@@ -309,12 +378,17 @@ impl Session {
         if stream.items.is_known_empty() && assignment.sends_all() && !self.outbox.intents.has(uid)
         {
             stream.items = Items::exactly(assignment.clone());
-            self.outbox.intents.put_all(uid, &assignment.plan.intents);
+            self.outbox.intents.put_all(uid, &assignment.plan().intents);
             return self.serve_content_requests(uid);
         }
         let mut step = stream.items.step_to(assignment);
-        if keeps {
-            self.has_withheld |= stream.items.withhold_removals(&mut step);
+        let is_unsent = |source: &SourceRef| self.outbox.intents.has_upsert(uid, source);
+        if step.items.staying().any(is_unsent) {
+            // What stays is what the agent has, not what waits to be sent and may not go any more.
+            return self.withdraw(uid);
+        }
+        if keeps && stream.items.withhold_removals(&mut step) {
+            self.withheld.insert(uid.clone());
         }
         stream.items = step.items;
         stream.former &= !stream.items.are_exact();
@@ -325,7 +399,7 @@ impl Session {
                 .or_default()
                 .extend(orphaned_intents);
         }
-        let policy = assignment.terms.deletion_policy;
+        let policy = assignment.terms().deletion_policy;
         for (source, content) in step.upserts {
             self.outbox.intents.put(uid, source, content);
         }
@@ -392,7 +466,7 @@ impl RuleStreamState {
 
     /// Whether a report is missing before the agent is up to date.
     fn is_waiting(&self) -> bool {
-        let suspended = matches!(&self.directive, Some(Directive::Assigned(assignment) | Directive::Cordoned(assignment)) if assignment.terms.suspend);
+        let suspended = matches!(&self.directive, Some(Directive::Assigned(assignment) | Directive::Cordoned(assignment)) if assignment.terms().suspend);
         match (&self.directive, &self.items) {
             (_, Items::PartialPairs(_)) => true,
             (
@@ -412,6 +486,7 @@ impl RuleStreamState {
                 Directive::Unknown
                     | Directive::AwaitingWave(_)
                     | Directive::RemovalBlocked
+                    | Directive::AwaitingHandover(..)
                     | Directive::Cordoned(_)
             )
         );
@@ -468,8 +543,22 @@ impl Items {
             Items::ClusterAssignment {
                 assignment,
                 over_limit: beyond,
-            } => assignment.plan.intents.is_empty() && beyond.is_empty(),
+            } => assignment.plan().intents.is_empty() && beyond.is_empty(),
         }
+    }
+
+    /// Whether all intents are known.
+    fn are_known(&self) -> bool {
+        matches!(self, Items::Pairs(_) | Items::ClusterAssignment { .. })
+    }
+
+    /// The intents that must stay though they are not in the assignment.
+    fn staying(&self) -> impl Iterator<Item = &SourceRef> {
+        let staying = match self {
+            Items::ClusterAssignment { over_limit, .. } => Some(over_limit.keys()),
+            _ => None,
+        };
+        staying.into_iter().flatten()
     }
 
     /// Whether the intents equal the assignment.

@@ -87,6 +87,12 @@ impl Intents {
         self.upserts.contains_key(uid) || self.tombstones.contains_key(uid)
     }
 
+    /// Whether the content of a source is pending.
+    pub(super) fn has_upsert(&self, uid: &RuleUid, source: &SourceRef) -> bool {
+        let upserts = self.upserts.get(uid);
+        upserts.is_some_and(|upserts| upserts.get(source).is_some())
+    }
+
     /// Whether a tombstone is pending.
     pub(super) fn has_tombstones(&self) -> bool {
         !self.tombstones.is_empty()
@@ -125,6 +131,11 @@ impl Intents {
             .entry(uid.clone())
             .or_default()
             .insert(source, policy);
+    }
+
+    /// The rules with tombstones.
+    pub(super) fn with_tombstones(&self) -> impl Iterator<Item = &RuleUid> {
+        self.tombstones.keys()
     }
 
     /// The sources of the tombstones of a rule.
@@ -267,7 +278,7 @@ impl Session {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
-        let suspend = assignment.terms.suspend;
+        let suspend = assignment.terms().suspend;
         let is_not_sent = keeps || stream.removing.is_some() || stream.sent_orphaned;
         if is_not_sent
             || stream
@@ -284,13 +295,13 @@ impl Session {
         let stream = self.rules.entry(uid.clone()).or_default();
         let revived = stream.removing.take().is_some() | std::mem::take(&mut stream.sent_orphaned);
         self.outbox.removals.remove(uid);
-        let suspended = Some(assignment.terms.suspend);
+        let suspended = Some(assignment.terms().suspend);
         let differs_in_suspended =
             stream.is_suspended.is_some() && stream.is_suspended != suspended;
-        if revived || differs_in_suspended || stream.terms != Some(assignment.terms.digest) {
-            (stream.terms, stream.is_suspended) = (Some(assignment.terms.digest), suspended);
+        if revived || differs_in_suspended || stream.terms != Some(assignment.terms().digest) {
+            (stream.terms, stream.is_suspended) = (Some(assignment.terms().digest), suspended);
             let heading = self.outbox.headings.entry(uid.clone()).or_default();
-            heading.terms = Some((assignment.terms.to_shared(), assignment.terms.digest));
+            heading.terms = Some((assignment.terms().to_shared(), assignment.terms().digest));
             (heading.orphaned, heading.suspend) = (false, None);
         }
     }

@@ -39,6 +39,11 @@ impl PairRequests {
             .for_each(|has_removed| *has_removed = true);
     }
 
+    /// Whether pairs of a rule were left out.
+    pub fn has_left_out_of(&self, uid: &RuleUid) -> bool {
+        self.left_out.contains_key(uid)
+    }
+
     /// Whether left-out pairs will be requested again soon.
     pub fn has_left_out(&self) -> bool {
         self.left_out.values().any(|has_removed| *has_removed)
@@ -62,12 +67,20 @@ impl Session {
             }
             // The digest may still match when the plan is complete.
             Items::Digest { .. } if assignment.is_growing() => {}
-            Items::Digest { .. } | Items::Uncertain => {
-                stream.items = Items::PartialPairs(BTreeMap::new());
-                self.pair_requests.add(uid);
-            }
+            Items::Digest { .. } | Items::Uncertain => self.request_pairs(uid),
         }
         false
+    }
+
+    /// Requests the agent's intents of a rule, unless they are known, or the agent was sent the order to remove all of them.
+    pub(super) fn request_pairs(&mut self, uid: &RuleUid) {
+        if let Some(stream) = self.rules.get_mut(uid)
+            && stream.removing.is_none()
+            && matches!(stream.items, Items::Digest { .. } | Items::Uncertain)
+        {
+            stream.items = Items::PartialPairs(BTreeMap::new());
+            self.pair_requests.add(uid);
+        }
     }
 
     /// The agent reports its intents of these rules again, because it found copies that nothing on
@@ -124,7 +137,7 @@ impl Session {
         while let Some(uid) = self.pair_requests.needed.first().cloned() {
             let expected = self
                 .assignment_of(&uid)
-                .map_or(0, |assignment| assignment.plan.intents.len());
+                .map_or(0, |assignment| assignment.plan().intents.len());
             if pairs > 0 && pairs + expected > PAIRS_AT_A_TIME {
                 break;
             }

@@ -1,6 +1,6 @@
 //! Restricts what is sent: to a diverged member ([`crate::epoch`]), to a cordoned cluster, and about
 //! rules that are unknown or cannot be computed. Pending intents are withdrawn.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{DeletionPolicy, PruneDigest, RuleUid};
 
@@ -27,9 +27,9 @@ impl Session {
         self.restriction = restriction;
     }
 
-    /// Whether a message that would have removed a copy was not sent.
-    pub fn has_withheld(&self) -> bool {
-        self.has_withheld
+    /// Returns the rules of which a message that would have removed a copy was not sent.
+    pub fn withheld(&self) -> &BTreeSet<RuleUid> {
+        &self.withheld
     }
 
     /// Whether the agent connected with exactly the desired intents, so that no removal is
@@ -54,14 +54,14 @@ impl Session {
         match (self.restriction, directive) {
             (SendRestriction::Everything, _) => Directive::Unknown,
             (SendRestriction::Removals, Directive::Removed(_)) if self.withholds_removals(uid) => {
-                self.has_withheld = true;
+                self.withheld.insert(uid.clone());
                 Directive::Unknown
             }
             // Other terms may give namespaces up, and take copies along.
             (SendRestriction::Removals, Directive::Assigned(assignment))
                 if self.withholds_removals(uid) && self.has_other_terms(uid, &assignment) =>
             {
-                self.has_withheld = true;
+                self.withheld.insert(uid.clone());
                 Directive::Unknown
             }
             (_, directive) => directive,
@@ -70,7 +70,7 @@ impl Session {
 
     fn has_other_terms(&self, uid: &RuleUid, assignment: &ClusterAssignment) -> bool {
         let sent_terms = self.rules.get(uid).and_then(|stream| stream.sent_terms);
-        sent_terms.is_some_and(|sent_terms| sent_terms != assignment.terms.digest)
+        sent_terms.is_some_and(|sent_terms| sent_terms != assignment.terms().digest)
     }
 
     /// The approved prunes under the current restriction.
@@ -129,7 +129,7 @@ impl Session {
             .rules
             .get(uid)
             .is_none_or(|stream| stream.removing.is_some())
-            || assignment.terms.is_frozen()
+            || assignment.terms().is_frozen()
         {
             return;
         }
@@ -138,7 +138,7 @@ impl Session {
         let has_terms = self
             .rules
             .get(uid)
-            .is_some_and(|stream| stream.sent_terms == Some(assignment.terms.digest));
+            .is_some_and(|stream| stream.sent_terms == Some(assignment.terms().digest));
         self.send_prune(
             uid,
             self.may_prune(uid, assignment.prune().filter(|_| has_terms)),
@@ -152,7 +152,7 @@ impl Session {
         };
         let (kept, gone) = stream.items.without_surplus(assignment);
         if keeps && !gone.is_empty() {
-            self.has_withheld = true;
+            self.withheld.insert(uid.clone());
             return;
         }
         stream.items = Items::Pairs(kept);
@@ -166,7 +166,7 @@ impl Session {
         for source in gone {
             self.outbox
                 .intents
-                .remove(uid, source, assignment.terms.deletion_policy);
+                .remove(uid, source, assignment.terms().deletion_policy);
         }
     }
 
@@ -181,13 +181,15 @@ impl Session {
         stream.removing = Some(policy);
         stream.sent_orphaned = false;
         stream.prune = None;
-        // Until the order is sent, the agent has its former pairs.
-        stream.items = Items::Uncertain;
+        // Until the order is sent, the agent has its former pairs, and the order may wait again.
+        let has_unsent = self.outbox.intents.drop_of(uid);
+        if has_unsent || !stream.items.are_known() {
+            stream.items = Items::Uncertain;
+        }
         stream.terms = None;
         stream.is_suspended = stream.sent_suspended;
         self.pair_requests.drop_unrequested(uid);
         self.outbox.headings.remove(uid);
-        self.outbox.intents.drop_of(uid);
         self.outbox.removals.insert(uid.clone(), policy);
     }
 

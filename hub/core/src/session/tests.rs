@@ -11,7 +11,10 @@ use serde_json::json;
 use super::{RULES_LIMIT, SendRestriction, Session};
 use crate::guard::{GuardDecision, Item};
 use crate::index::Directive;
-use crate::plan::{ClusterAssignment, NamedTerms, Rule, RulePlan, SourceContent, SourceState};
+use crate::plan::{
+    ClusterAssignment, GrantedTerms, NamedTerms, PendingClaim, Rule, RulePlan, SourceContent,
+    SourceState,
+};
 
 /// A minimal agent.
 #[derive(Clone, Default)]
@@ -160,10 +163,18 @@ fn share_of(uid: &str, suspend: bool, items: &[(u8, SourceState)]) -> ClusterAss
     let judged = GuardDecision::passing((0..=99).map(|name| Item::Source(source(name))));
     ClusterAssignment {
         cluster: "one".into(),
-        plan: Arc::new(plan),
-        terms: rule.terms,
+        authorized: GrantedTerms::unrestricted(rule.terms).authorize(&Arc::new(plan)),
         judged,
         rolled_back: None,
+        claims: Arc::default(),
+    }
+}
+
+fn with_terms(assignment: ClusterAssignment, terms: Terms) -> ClusterAssignment {
+    let terms = GrantedTerms::unrestricted(NamedTerms::new(terms));
+    ClusterAssignment {
+        authorized: terms.authorize(assignment.plan()),
+        ..assignment
     }
 }
 
@@ -395,7 +406,7 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
         agent.drain(&mut session);
         assert_eq!((agent.upserts, agent.removed.len()), (4, removed));
         assert_eq!(
-            session.has_withheld(),
+            !session.withheld().is_empty(),
             restriction == SendRestriction::Removals
         );
         assert_eq!(
@@ -409,7 +420,7 @@ fn rejoined_member_is_brought_up_to_date_and_loses_nothing() {
     session.set_restriction(SendRestriction::Removals);
     session.update(after());
     agent.drain(&mut session);
-    assert!(!session.has_withheld() && session.has_only_desired_intents());
+    assert!(session.withheld().is_empty() && session.has_only_desired_intents());
 }
 
 #[test]
@@ -430,16 +441,22 @@ fn rejoined_member_keeps_only_its_former_copies() {
     ]);
     session.update([wanted("r3", &[(4, content(4)), (5, content(5))])]);
     agent.drain(&mut session);
-    assert!(!session.has_withheld() && !session.has_only_desired_intents());
+    assert!(session.withheld().is_empty() && !session.has_only_desired_intents());
     session.update([
         wanted("r1", &[(1, content(1))]),
         wanted("r3", &[(4, content(4))]),
     ]);
     agent.drain(&mut session);
-    assert_eq!((agent.removed.len(), session.has_withheld()), (2, false));
+    assert_eq!(
+        (agent.removed.len(), !session.withheld().is_empty()),
+        (2, false)
+    );
     session.update([("r2".into(), Directive::Removed(DeletionPolicy::Delete))]);
     agent.drain(&mut session);
-    assert_eq!((agent.removed.len(), session.has_withheld()), (2, true));
+    assert_eq!(
+        (agent.removed.len(), !session.withheld().is_empty()),
+        (2, true)
+    );
 }
 
 #[test]
@@ -523,12 +540,9 @@ fn dry_run_sends_content_and_no_tombstones() {
         let assignment = share_of("r", false, items);
         let terms = Terms {
             enforcement: Enforcement::DryRun,
-            ..Terms::clone(&assignment.terms)
+            ..Terms::clone(assignment.terms())
         };
-        Directive::Assigned(ClusterAssignment {
-            terms: NamedTerms::new(terms),
-            ..assignment
-        })
+        Directive::Assigned(with_terms(assignment, terms))
     };
     let mut agent = Agent::default();
     let mut session = agent.connect();
@@ -907,6 +921,84 @@ fn removing_rule_waits_for_the_report_of_the_new_owner() {
 }
 
 #[test]
+fn copy_that_changes_hands_goes_with_the_upsert_of_the_heir() {
+    let (former, heir) = (RuleUid::from("former"), RuleUid::from("heir"));
+    let claimed = share_of("heir", false, &[(1, content(2))]);
+    let claim = PendingClaim::new(heir.clone(), claimed.authorized.clone(), None);
+    let claims: Arc<[PendingClaim]> = Arc::new([claim]);
+    for is_whole in [false, true] {
+        let mut agent = Agent::default();
+        let mut session = agent.connect();
+        session.update([wanted("former", &[(1, content(1)), (2, content(1))])]);
+        agent.drain(&mut session);
+        let kept = if is_whole {
+            vec![]
+        } else {
+            vec![(2, content(1))]
+        };
+        let without = share_of("former", false, &kept);
+        let directive = |claims: &Arc<[PendingClaim]>| match (is_whole, claims.is_empty()) {
+            (true, true) => Directive::Removed(DeletionPolicy::Delete),
+            (true, false) => Directive::AwaitingHandover(DeletionPolicy::Delete, claims.clone()),
+            (false, _) => Directive::Assigned(ClusterAssignment {
+                claims: claims.clone(),
+                ..without.clone()
+            }),
+        };
+        session.update([(former.clone(), directive(&claims))]);
+        assert!(session.next_batch().is_none());
+        assert!(session.take_orphaned_intents().is_empty());
+        assert!(session.handovers().contains(&former));
+        // The wave comes. The order of the directives does not matter.
+        session.update([
+            (former.clone(), directive(&Arc::default())),
+            (heir.clone(), Directive::Assigned(claimed.clone())),
+        ]);
+        let batch = session.next_batch().unwrap();
+        let of = |uid: &RuleUid| batch.rules.iter().find(|delta| delta.uid == *uid).unwrap();
+        assert_eq!(of(&heir).upserts.len(), 1);
+        assert_eq!(of(&former).removal.is_some(), is_whole);
+        assert_eq!(of(&former).tombstones.len(), usize::from(!is_whole));
+        assert!(!session.handovers().contains(&former));
+        // The agent has the copy of the heir already: nothing waits for a later wave of it.
+        let mut session = Agent::default().connect();
+        session.update([
+            wanted("former", &[(1, content(1))]),
+            wanted("heir", &[(1, content(2))]),
+        ]);
+        while session.next_batch().is_some() {}
+        session.update([
+            (heir.clone(), Directive::AwaitingWave(claimed.clone())),
+            (former.clone(), directive(&claims)),
+        ]);
+        let batch = session.next_batch().unwrap();
+        let delta = &batch.rules[0];
+        assert!(delta.removal.is_some() || !delta.tombstones.is_empty());
+    }
+}
+
+#[test]
+fn order_waits_for_the_heir_of_copies_that_the_agent_has() {
+    let (former, claimed) = (
+        RuleUid::from("former"),
+        share_of("heir", false, &[(1, content(2))]),
+    );
+    let claim = PendingClaim::new("heir".into(), claimed.authorized.clone(), None);
+    for (name, stays) in [(1, true), (2, false)] {
+        let mut agent = Agent::default();
+        let mut session = agent.connect();
+        session.update([wanted("former", &[(name, content(1))])]);
+        agent.drain(&mut session);
+        // The hub knows the names of the copies from the agent alone.
+        let mut session = agent.connect();
+        let order = Directive::AwaitingHandover(DeletionPolicy::Delete, [claim.clone()].into());
+        session.update([(former.clone(), order)]);
+        agent.drain(&mut session);
+        assert_eq!(agent.rules.contains_key(&former), stays);
+    }
+}
+
+#[test]
 fn prune_approval_is_sent_once_and_again_after_a_lapse() {
     let digest = |name| PruneDigest([name; 16]);
     let assignment = |suspend, name: Option<u8>| {
@@ -1070,17 +1162,12 @@ fn headings_of_many_rules_are_sent_in_bounded_batches() {
                 names,
                 ..NamespaceChoice::default()
             };
-            let terms = NamedTerms::new(Terms {
+            let terms = Terms {
                 namespaces: Some(choice),
-                ..Terms::clone(&assignment.terms)
-            });
-            session.update([(
-                uid.as_str().into(),
-                Directive::Assigned(ClusterAssignment {
-                    terms,
-                    ..assignment
-                }),
-            )]);
+                ..Terms::clone(assignment.terms())
+            };
+            let directive = Directive::Assigned(with_terms(assignment, terms));
+            session.update([(uid.as_str().into(), directive)]);
         }
         let (mut seen, mut batches) = (0, 0);
         while let Some(batch) = session.next_batch() {
@@ -1211,9 +1298,11 @@ fn warranted(batch: &Batch, directives: &BTreeMap<RuleUid, Directive>) -> bool {
                     && delta.terms.is_none()
                     && delta
                         .suspend
-                        .is_none_or(|suspend| suspend == assignment.terms.suspend)
+                        .is_none_or(|suspend| suspend == assignment.terms().suspend)
             }
-            Some(Directive::Unknown | Directive::RemovalBlocked) => {
+            Some(
+                Directive::Unknown | Directive::RemovalBlocked | Directive::AwaitingHandover(..),
+            ) => {
                 delta.terms.is_none()
                     && delta.upserts.is_empty()
                     && delta.tombstones.is_empty()
@@ -1232,12 +1321,9 @@ fn suspension_is_sent_before_the_turn_of_a_cluster() {
         let assignment = share_of("r", suspend, &[(1, content(2))]);
         let terms = Terms {
             deletion_policy: DeletionPolicy::Retain,
-            ..Terms::clone(&assignment.terms)
+            ..Terms::clone(assignment.terms())
         };
-        ClusterAssignment {
-            terms: NamedTerms::new(terms),
-            ..assignment
-        }
+        with_terms(assignment, terms)
     };
     let uid = RuleUid::from("r");
     let directive = Directive::AwaitingWave;
@@ -1303,7 +1389,7 @@ fn rollback_removes_created_copies_and_restores_the_rest() {
     let rollback = || ClusterAssignment {
         // The guard passes nothing.
         judged: Arc::default(),
-        rolled_back: Some(failed.plan.clone()),
+        rolled_back: Some(failed.plan().clone()),
         ..former.clone()
     };
     for reconnects in [false, true] {
@@ -1508,16 +1594,16 @@ proptest! {
             let stream_state = agent.rules.get(uid).cloned().unwrap_or_default();
             if let Directive::Assigned(assignment) | Directive::AwaitingWave(assignment) = directive {
                 let is_suspended = agent.is_suspended.get(uid).filter(|_| !agent.orphaned.contains(uid));
-                prop_assert!(is_suspended.is_none_or(|is_suspended| *is_suspended == assignment.terms.suspend), "{} rests: {:?}", uid, is_suspended);
+                prop_assert!(is_suspended.is_none_or(|is_suspended| *is_suspended == assignment.terms().suspend), "{} rests: {:?}", uid, is_suspended);
             }
             match directive {
-                Directive::Assigned(assignment) if !assignment.terms.suspend => {
+                Directive::Assigned(assignment) if !assignment.terms().suspend => {
                     for (source, content) in assignment.intents() {
                         prop_assert_eq!(stream_state.get(source), Some(&content.revision), "{} {}", uid, source);
                     }
                     let surplus = stream_state.keys().filter(|source| assignment.content(source).is_none());
                     prop_assert!(surplus.clone().all(|source| assignment.is_unknown(source)), "{} holds {:?}", uid, surplus.collect::<Vec<_>>());
-                    prop_assert_eq!(agent.terms.get(uid), Some(&assignment.terms.digest));
+                    prop_assert_eq!(agent.terms.get(uid), Some(&assignment.terms().digest));
                 }
                 Directive::Cordoned(assignment) => {
                     let surplus = stream_state.keys().filter(|source| assignment.content(source).is_none());

@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use runnel_proto::model::{ClusterName, CopyFeedback, Failure};
 
-use super::rule_cluster_state::{ProofState, is_newest, proved, state_of};
+use super::rule_cluster_state::{ProofState, has_applied_plan, is_newest, proved, state_of};
 use super::view::ClusterView;
 use super::{ReportStore, View};
 use runnel_api::ClusterState;
@@ -46,6 +46,8 @@ pub struct ClusterDetail {
     pub feedback: Vec<CopyFeedback>,
     /// Whether it has the newest revision of every source, as far as that is known.
     pub newest: bool,
+    /// Whether its agent has reported that it has the newest plan, applied or not.
+    pub has_plan: bool,
     /// Whether the cluster has proved it.
     pub proved: ProofState,
 }
@@ -84,6 +86,8 @@ fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cluste
         feedback: rule_report
             .map(|rule_report| rule_report.feedback.clone())
             .unwrap_or_default(),
+        has_plan: rule_report
+            .is_some_and(|rule_report| has_applied_plan(view, cluster, rule_report)),
         newest: rule_report.is_some_and(|rule_report| is_newest(view, cluster, rule_report)),
         proved: rule_report.map_or(ProofState::NotCompared, |rule_report| {
             proved(view, cluster, rule_report)

@@ -7,7 +7,7 @@ use runnel_proto::model::{self, ClusterName};
 
 use super::granted::{granted, lacks_copies};
 use super::rollout_view::{
-    analysis_refused, invalid_window, rolling_out, rollout_failure, rollout_reverted,
+    analysis_refused, invalid_window, reverted, rolling_out, rollout_failure, rollout_reverted,
     rollout_stopped,
 };
 use super::rule_cluster_state::{
@@ -17,15 +17,15 @@ use super::rule_cluster_state::{
 use super::unmatched::{
     kind_not_served, no_clusters, no_namespaces, no_sources, scope_mismatch, unmatched,
 };
-use super::view::{ConditionValue, View, approve_command, counted};
+use super::view::{ConditionValue, View, counted, describe_pending};
 use super::{Now, ReportStore, SETTLING};
-use crate::plan::{Rule, RulePlan, UnsupportedSource};
+use crate::plan::{RulePlan, UnsupportedSource};
 use runnel_api::conditions::{
     ConditionStatus, ConditionType, Reason, remove_condition, set_condition, shortened,
     whole_seconds,
 };
 use runnel_api::{
-    ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary, limits,
+    ClusterState, ClusterStatus, Display, RolloutStatus, RuleStatus, Summary, limits,
 };
 
 /// Returns the desired status of the rule; `None` if the current one is right, or is kept while
@@ -41,7 +41,13 @@ pub fn fold(view: &View<'_>, report_store: &ReportStore, now: Now) -> Option<Rul
         .rolling
         .as_ref()
         .and_then(|rolling| rolling.progress.as_ref());
-    status.rollout = progress.map(Into::into);
+    // A dry run keeps the progress for the time after it.
+    if !view.rule.terms.is_dry_run() {
+        status.rollout = progress.map(|progress| RolloutStatus {
+            history: view.kept.to_vec(),
+            ..progress.into()
+        });
+    }
     if is_status_premature(view, report_store, &summary, now.instant) {
         // Other replicas read the progress of the rollout only here.
         return (status != *view.previous).then_some(status);
@@ -189,9 +195,9 @@ fn set_conditions(
             now.wall,
         );
     };
-    let fresh: Vec<_> = states
+    let connected: Vec<_> = states
         .iter()
-        .filter(|(_, cluster_state)| cluster_state.fresh)
+        .filter(|(_, cluster_state)| cluster_state.is_connected)
         .collect();
     let all: Vec<_> = states.iter().collect();
     let applied = verdict(view, &all, None, Judged::Applied);
@@ -205,10 +211,10 @@ fn set_conditions(
     set(ConditionType::Ready, ready);
     set(
         ConditionType::Applied,
-        if fresh.is_empty() && !all.is_empty() {
+        if connected.is_empty() && !all.is_empty() {
             unreachable(&all)
         } else {
-            verdict(view, &fresh, None, Judged::Applied)
+            verdict(view, &connected, None, Judged::Applied)
         },
     );
     let in_progress = |judged: Judged| {
@@ -228,13 +234,14 @@ fn set_conditions(
     } else {
         None
     };
-    let text: [(ConditionType, Option<ConditionValue>); 8] = [
+    let text: [(ConditionType, Option<ConditionValue>); 9] = [
         (ConditionType::Granted, granted(view)),
         (ConditionType::Reconciling, reconciling(view, progressing)),
         (ConditionType::Stalled, stalled(view)),
         (ConditionType::ApprovalRequired, approval_required(view)),
         (ConditionType::RolloutStopped, rollout_stopped(view)),
         (ConditionType::RolloutReverted, rollout_reverted(view)),
+        (ConditionType::Reverted, reverted(view)),
         (ConditionType::Suspended, suspended(view)),
         (ConditionType::DryRun, dry_run(view, &all)),
     ];
@@ -294,10 +301,8 @@ fn reconciling(
 
 fn suspended(view: &View<'_>) -> Option<ConditionValue> {
     let message = "spec.suspend is true: nothing is created, corrected or removed";
-    view.rule
-        .terms
-        .suspend
-        .then(|| ConditionValue::new(ConditionStatus::True, Reason::Suspended, message))
+    let is_suspended = view.rule.terms.suspend && view.rule.too_many_nodes.is_none();
+    is_suspended.then(|| ConditionValue::new(ConditionStatus::True, Reason::Suspended, message))
 }
 
 /// Sums up the reports of a dry run.
@@ -329,6 +334,21 @@ fn dry_run(
 }
 
 fn stalled(view: &View<'_>) -> Option<ConditionValue> {
+    if let Some(nodes) = view.rule.too_many_nodes {
+        let message = format!(
+            "the spec has {nodes} JSON values, and {} are the most: it is not used, and existing copies are left \
+             unchanged; use smaller values in spec.overrides, or several rules",
+            limits::RULE_NODES
+        );
+        let reason = Reason::SpecTooLarge;
+        return Some(ConditionValue::new(ConditionStatus::True, reason, message));
+    }
+    if let Some(unavailable) = reverted(view).filter(|_| view.rule.lacks_state()) {
+        return Some(ConditionValue {
+            status: ConditionStatus::True,
+            ..unavailable
+        });
+    }
     if view.target_clusters.unknown {
         return granted(view).map(|known| ConditionValue {
             status: ConditionStatus::True,
@@ -356,7 +376,11 @@ fn stalled(view: &View<'_>) -> Option<ConditionValue> {
     } else if let Some(known) = scope_mismatch(view).or_else(|| kind_not_served(view)) {
         return Some(known);
     } else if let Some(source) = view.plan.unreadable.first() {
-        format!("{source} cannot be read on the hub; existing copies are left unchanged")
+        let why = match view.plan.refused.get(source) {
+            Some(_) => "is larger than an agent accepts",
+            None => "cannot be read on the hub",
+        };
+        format!("{source} {why}; existing copies are left unchanged")
     } else {
         let rolling = || rollout_stopped(view).or_else(|| rollout_failure(view));
         return render_errors(view)
@@ -468,6 +492,7 @@ fn verdict(
                 let unhealthy: i64 = states.iter().map(|(_, state)| state.unhealthy).sum();
                 format!("{} unhealthy", counted(unhealthy, "copy is", "copies are"))
             }
+            0 if worst.is_blind => "the copies are not known".to_owned(),
             0 if worst.reason == Reason::RuleLimit => "the rule is not sent".to_owned(),
             0 if worst.reason == Reason::DigestMismatch => {
                 "copies are not as they should be".to_owned()
@@ -705,7 +730,13 @@ fn rank(reason: Reason) -> usize {
 }
 
 fn with_refused(plan: &RulePlan, message: &str) -> String {
-    let Some((source, refused)) = plan.refused.first_key_value() else {
+    // Those of which copies stay are an error of their own.
+    let never = || {
+        plan.refused
+            .iter()
+            .filter(|(_, refused)| !refused.keeps_copies())
+    };
+    let Some((source, refused)) = never().next() else {
         return message.to_owned();
     };
     let why = match refused {
@@ -716,7 +747,7 @@ fn with_refused(plan: &RulePlan, message: &str) -> String {
         }
         UnsupportedSource::Controlled => UnsupportedSource::Controlled.reason(),
     };
-    match plan.refused.len() {
+    match never().count() {
         1 => format!("{message}; {source} is selected and never distributed: {why}"),
         more => format!(
             "{message}; {more} selected objects are never distributed, among them {source}: {why}"
@@ -763,29 +794,4 @@ fn list_clusters(
             since: Some(since(cluster, cluster_state.state)),
         });
     status.clusters = entries.collect();
-}
-
-/// Returns the message about a removal that waits for approval: its size, its cause and the command.
-fn describe_pending(rule: &Rule, pending: &PendingApproval) -> String {
-    let (what, it) = if pending.copies == 1 {
-        ("this one", "it")
-    } else {
-        ("these", "them")
-    };
-    let copies = counted(pending.copies, "copy", "copies");
-    let clusters = counted(pending.clusters, "cluster", "clusters");
-    let names = match pending.names.as_slice() {
-        [] => String::new(),
-        names => format!(" ({})", names.join(", ")),
-    };
-    let undo = if rule.deleting {
-        format!("the rule is kept until then; to keep {it}, set deletionPolicy to Retain")
-    } else {
-        format!("to keep {it}, undo the change")
-    };
-    format!(
-        "the removal of {copies} in {clusters} needs approval: {}{names}. To remove exactly {what}: {}; {undo}",
-        pending.cause,
-        approve_command(rule, &pending.digest),
-    )
 }

@@ -13,8 +13,10 @@ const LISTED: usize = 5;
 /// Missing grants, each with its clusters.
 #[derive(Default)]
 struct Missing<'a> {
-    /// Clusters without any grant.
+    /// Clusters without any grant for the kinds of the rule.
     whole: BTreeSet<&'a ClusterName>,
+    /// The kinds of the rule.
+    requested: BTreeSet<&'a str>,
     kinds: BTreeMap<&'a str, BTreeSet<&'a ClusterName>>,
     namespaces: BTreeMap<String, BTreeSet<&'a ClusterName>>,
     overwrite: BTreeSet<&'a ClusterName>,
@@ -70,6 +72,7 @@ pub(super) fn lacks_copies(view: &View<'_>) -> bool {
 fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
     let mut missing = Missing {
         whole: view.target_clusters.not_granted.iter().collect(),
+        requested: sent_kinds(view),
         ..Missing::default()
     };
     let mut alike: BTreeMap<[u8; 16], (&Terms, BTreeSet<&ClusterName>)> = BTreeMap::new();
@@ -81,14 +84,14 @@ fn missing<'a>(view: &'a View<'_>) -> Missing<'a> {
     {
         alike
             .entry(terms.digest.0)
-            .or_insert_with(|| (&**terms, BTreeSet::new()))
+            .or_insert_with(|| (&***terms, BTreeSet::new()))
             .1
             .insert(cluster);
     }
     if alike.is_empty() {
         return missing;
     }
-    let sent_kinds = sent_kinds(view);
+    let sent_kinds = missing.requested.clone();
     let named = target_namespaces(view, &sent_kinds);
     for (terms, clusters) in alike.into_values() {
         collect_missing(view, terms, &clusters, (&sent_kinds, &named), &mut missing);
@@ -196,7 +199,13 @@ fn target_namespaces<'a>(
 fn parts(missing: &Missing<'_>) -> Vec<String> {
     let mut parts = vec![];
     if !missing.whole.is_empty() {
-        parts.push(format!("anything {}", clusters_text(&missing.whole)));
+        // Other kinds may be granted there to the namespace of the rule.
+        let kinds = if missing.requested.is_empty() {
+            "anything".to_owned()
+        } else {
+            listed(missing.requested.iter().copied())
+        };
+        parts.push(format!("{kinds} {}", clusters_text(&missing.whole)));
     }
     parts.extend(
         missing
@@ -205,27 +214,14 @@ fn parts(missing: &Missing<'_>) -> Vec<String> {
             .map(|(resource, clusters)| format!("{resource} {}", clusters_text(clusters))),
     );
     if !missing.namespaces.is_empty() {
-        let names: Vec<_> = missing
-            .namespaces
-            .keys()
-            .take(LISTED)
-            .map(String::as_str)
-            .collect();
-        let more = match missing.namespaces.len() - names.len() {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let names = listed(missing.namespaces.keys().map(String::as_str));
         let clusters: BTreeSet<_> = missing.namespaces.values().flatten().copied().collect();
         let noun = if missing.namespaces.len() == 1 {
             "the namespace"
         } else {
             "the namespaces"
         };
-        parts.push(format!(
-            "{noun} {}{more} {}",
-            names.join(", "),
-            clusters_text(&clusters)
-        ));
+        parts.push(format!("{noun} {names} {}", clusters_text(&clusters)));
     }
     if !missing.overwrite.is_empty() {
         parts.push(format!(
@@ -252,6 +248,16 @@ fn parts(missing: &Missing<'_>) -> Vec<String> {
         ));
     }
     parts
+}
+
+/// Lists the first names, and how many more there are.
+fn listed<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    let all: Vec<_> = names.collect();
+    let (first, others) = all.split_at(all.len().min(LISTED));
+    match others.len() {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
 }
 
 fn clusters_text(clusters: &BTreeSet<&ClusterName>) -> String {

@@ -9,7 +9,7 @@ use runnel_api::conditions::{
     ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition,
     whole_seconds,
 };
-use runnel_api::{Certificate, MemberClusterStatus};
+use runnel_api::{Certificate, Identity, MemberClusterStatus};
 
 /// Number of orphaned rules in a message.
 const NAMES_SHOWN: usize = 5;
@@ -48,18 +48,20 @@ pub struct MemberView<'a> {
     /// Reasons against letting the member follow this hub, or other clusters that use its name;
     /// with the member's name.
     pub divergence: Option<(&'a ClusterName, &'a Divergence)>,
-    /// One failed watch in the member's API, as an example for all that its agent has lost.
-    pub lost_watch: Option<LostWatch>,
+    /// One failed watch in the member's API, as an example for all that its agent has lost, and
+    /// whether some rule has copies that depend on it.
+    pub lost_watch: Option<(LostWatch, bool)>,
     /// Why its windows cannot be read.
     pub windows_error: Option<&'a str>,
     /// Whether two agents use the key alternately.
     pub key_shared: bool,
+    /// The keys on its record.
+    pub identity: &'a Identity,
     /// The status that is there.
     pub previous: &'a MemberClusterStatus,
 }
 
-/// Returns the desired status of the member; `None` if the current one is right. Identity, join and
-/// pending removals are unchanged.
+/// Returns the desired status of the member; `None` if the current one is right.
 pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatus> {
     let mut status = view.previous.clone();
     status.observed_generation = Some(view.generation);
@@ -67,7 +69,7 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
         status.agent_version = Some(session.agent_version.clone());
         status.kubernetes_version = Some(session.kubernetes_version.clone());
         // A cluster that joins again may be another one; the former session may not have ended yet.
-        if has_key(view.previous, &session.key) {
+        if has_key(view.identity, &session.key) {
             status.cluster_uid = Some(session.cluster_uid.clone());
         }
         status.certificate = Some(Certificate {
@@ -219,15 +221,25 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
     if view.session.is_none() {
         return connected(view, now);
     }
-    if let Some(watch) = &view.lost_watch {
+    if let Some(lost @ (_, true)) = &view.lost_watch {
         return (
             ConditionStatus::False,
             Reason::MemberAPIUnavailable,
-            api_unavailable(watch),
+            api_unavailable(lost),
         );
     }
     let divergence = divergences(view).into_iter().find_map(|(_, why)| why);
-    if let Some((reason, message)) = divergence {
+    let is_other = matches!(
+        view.divergence,
+        Some((
+            _,
+            Divergence::SecondMembership {
+                is_refused: false,
+                ..
+            }
+        ))
+    );
+    if let Some((reason, message)) = divergence.filter(|_| !is_other) {
         return (ConditionStatus::False, reason, message);
     }
     if let Some(why) = view.windows_error {
@@ -250,8 +262,13 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
     (ConditionStatus::True, reason, message)
 }
 
-fn api_unavailable(watch: &LostWatch) -> String {
-    format!("nothing is known of its copies: {}", without_watch(watch))
+fn api_unavailable((watch, has_copies): &(LostWatch, bool)) -> String {
+    let lost = if *has_copies {
+        "nothing is known of its copies".to_owned()
+    } else {
+        format!("no rule has copies of {} there yet", watch.resource)
+    };
+    format!("{lost}: {}", without_watch(watch))
 }
 
 /// Whether this hub has nothing left to remove there. Copies of unknown rules stay and delay
@@ -379,11 +396,7 @@ fn connected(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason,
 
 /// A client used a key that had been replaced.
 fn stolen(view: &MemberView<'_>) -> Option<String> {
-    let retired = view
-        .previous
-        .identity
-        .iter()
-        .flat_map(|identity| &identity.retired);
+    let retired = view.identity.retired.iter();
     let (at, key) = retired
         .filter_map(|key| Some((key.seen_at.as_ref()?.0, &key.fingerprint)))
         .min()?;
@@ -395,11 +408,8 @@ fn stolen(view: &MemberView<'_>) -> Option<String> {
 }
 
 /// Whether the hub has this key of the agent.
-fn has_key(previous: &MemberClusterStatus, key: &str) -> bool {
-    previous
-        .identity
-        .as_ref()
-        .is_none_or(|identity| identity.keys.iter().any(|known| known.fingerprint == key))
+fn has_key(identity: &Identity, key: &str) -> bool {
+    identity.keys.is_empty() || identity.keys.iter().any(|known| known.fingerprint == key)
 }
 
 /// The current divergences by kind.
@@ -440,6 +450,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use runnel_api::NO_RECORD;
 
     fn view<'a>(
         previous: &'a MemberClusterStatus,
@@ -461,6 +472,7 @@ mod tests {
             lost_watch: None,
             windows_error: None,
             key_shared: false,
+            identity: &NO_RECORD.identity,
             previous,
         }
     }
@@ -522,16 +534,48 @@ mod tests {
         };
         assert_eq!(is_ready(&reported(&shared)), ("True", "ConcurrentSessions"));
         let blind = MemberView {
-            lost_watch: Some(LostWatch {
-                resource: "secrets".into(),
-                status: 403,
-            }),
+            lost_watch: Some((
+                LostWatch {
+                    resource: "secrets".into(),
+                    status: 403,
+                },
+                true,
+            )),
             ..shared
         };
         assert_eq!(
             is_ready(&reported(&blind)),
             ("False", "MemberAPIUnavailable")
         );
+        // No rule has copies of that kind.
+        let unused = MemberView {
+            lost_watch: blind.lost_watch.clone().map(|(watch, _)| (watch, false)),
+            ..stays(Some(&facts))
+        };
+        let reported_unused = reported(&unused);
+        assert_eq!(is_ready(&reported_unused), ("True", "MemberReady"));
+        let conditions = &reported_unused.conditions;
+        let api = condition(conditions, ConditionType::APIAvailable).unwrap();
+        assert!(api.message.starts_with("no rule has copies of secrets"));
+        // The agent of another MemberCluster is refused; this one's is not.
+        let name = ClusterName::from("eu-1");
+        for (is_refused, ready) in [
+            (true, ("False", "SecondMembership")),
+            (false, ("True", "MemberReady")),
+        ] {
+            let second = Divergence::SecondMembership {
+                other: "eu-2".to_owned(),
+                is_refused,
+            };
+            let view = MemberView {
+                divergence: Some((&name, &second)),
+                ..stays(Some(&facts))
+            };
+            let status = reported(&view);
+            assert_eq!(is_ready(&status), ready);
+            let duplicate = condition(&status.conditions, ConditionType::Duplicate).unwrap();
+            assert!(duplicate.message.contains("eu-1") && duplicate.message.contains("eu-2"));
+        }
         let leaving = view(&none, Some(&facts), 2);
         assert_eq!(is_ready(&reported(&leaving)), ("False", "Leaving"));
         let revoked = MemberView {

@@ -39,12 +39,13 @@ mod write_pace;
 use std::time::Duration;
 
 pub use crate::now::Now;
+pub use crate::now::SETTLING;
 pub use detail::{ClusterDetail, detail};
 pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::fold;
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, connection_notice, fleet_notices, notices};
-pub use report_store::{ReportStore, SessionFacts};
+pub use report_store::{ReportStore, SessionFacts, Unconfirmed};
 pub use reports::{Deliveries, DeliveryTimes, ReportOutcome, ReportState, prune_requests};
 pub use rule_cluster_state::{ProofState, SentRule, is_settled};
 pub(crate) use view::counted;
@@ -54,5 +55,3 @@ pub use write_pace::Pace;
 /// How long a session may be lost before its cluster counts as unreachable. Keepalives detect a
 /// half-open connection within another 25 s, so the hub reports an unreachable cluster within 45 s.
 pub const SILENCE: Duration = Duration::from_secs(15);
-/// How long after its start a hub waits for clusters to connect before they count as unreachable.
-pub const SETTLING: Duration = Duration::from_secs(45);

@@ -73,18 +73,25 @@ impl Notice {
 }
 
 /// Conditions whose appearance is an Event of its own.
-const APPEARING: [ConditionType; 3] = [
+const APPEARING: [ConditionType; 4] = [
     ConditionType::ApprovalRequired,
     ConditionType::RolloutStopped,
     ConditionType::RolloutReverted,
+    ConditionType::Reverted,
 ];
 
 /// The Events that a change of a rule's status is worth: another reason of `Ready`, conditions that need a user, and
 /// waves that wait for approval or no longer do. None for ordinary edits.
 pub fn notices(previous: &RuleStatus, next: &RuleStatus) -> Vec<Notice> {
     let appeared = APPEARING.into_iter().filter_map(|condition_type| {
-        let now = condition(&next.conditions, condition_type)?;
-        let is_new = condition(&previous.conditions, condition_type).is_none();
+        // A revert that is not possible is a reason of `Ready`.
+        let shown = |status: &RuleStatus| {
+            let found = condition(&status.conditions, condition_type)?;
+            (condition_type != ConditionType::Reverted || found.status == "True")
+                .then(|| found.clone())
+        };
+        let now = shown(next)?;
+        let is_new = shown(previous).is_none();
         is_new.then(|| Notice::new(true, condition_type, now.message.clone()))
     });
     readiness(previous, next)
@@ -241,7 +248,7 @@ pub fn fleet_notices(previous: &FleetStatus, next: &FleetStatus) -> Vec<Notice> 
         let message = format!(
             "the removal of {} copies of {} rules in {} clusters needs approval: {} (rules {names}). To remove exactly these: kubectl \
              runnel approve; to keep them, undo the change",
-            approval.copies, pending.rules, approval.clusters, approval.cause
+            approval.copies, pending.rules, approval.clusters, approval.why()
         );
         Notice::new(true, ConditionType::ApprovalRequired, message)
     });

@@ -10,7 +10,7 @@ use runnel_proto::model::{
 };
 
 use super::SILENCE;
-use crate::index::ReportedCopies;
+use crate::index::{Clusters, ReportedCopies, RuleEntry};
 use crate::session::state_bytes;
 
 /// An agent's last report about one rule.
@@ -33,6 +33,15 @@ pub(super) struct RuleReport {
     pub(super) bytes: usize,
 }
 
+impl RuleReport {
+    /// The copies that the rule has, those in namespaces that are no longer targets too.
+    fn copies(&self) -> u64 {
+        let prunes = self.namespace_prunes.as_ref();
+        let pruned = prunes.map_or(0, |prunes| prunes.copies);
+        self.counts.existing().saturating_add(pruned).into()
+    }
+}
+
 /// The facts of a session about its member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionFacts {
@@ -50,6 +59,15 @@ pub struct SessionFacts {
     pub certificate_expires: Timestamp,
 }
 
+/// What is not sent to a cluster until an administrator confirms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unconfirmed {
+    /// Nothing is sent.
+    Everything,
+    /// No removals are sent of these rules, and no other terms.
+    RemovalsOf(BTreeSet<RuleUid>),
+}
+
 /// A cluster, as its agent reported it.
 #[derive(Default)]
 pub(super) struct Connectivity {
@@ -58,10 +76,12 @@ pub(super) struct Connectivity {
     number: u64,
     lost_at: Option<Instant>,
     rule_reports: BTreeMap<RuleUid, RuleReport>,
+    /// The copies of all of them.
+    copies: u64,
     /// Rules of the agent, with their names.
     names: BTreeMap<RuleUid, RuleName>,
-    /// Messages to it are restricted until an administrator confirms.
-    unconfirmed: bool,
+    /// What is not sent to it until an administrator confirms.
+    unconfirmed: Option<Unconfirmed>,
     /// Rules that are not sent to it, because it would have too many.
     over_limit: BTreeSet<RuleUid>,
     /// About how many bytes its rule reports take.
@@ -86,9 +106,13 @@ impl Connectivity {
         self.session.is_some()
     }
 
-    /// Whether messages to it are restricted until an administrator confirms.
-    pub(super) fn is_unconfirmed(&self) -> bool {
-        self.unconfirmed
+    /// Whether messages to it about a rule are restricted until an administrator confirms.
+    pub(super) fn is_unconfirmed_for(&self, rule: &RuleUid) -> bool {
+        match &self.unconfirmed {
+            None => false,
+            Some(Unconfirmed::Everything) => true,
+            Some(Unconfirmed::RemovalsOf(rules)) => rules.contains(rule),
+        }
     }
 
     /// Whether a rule is not sent to it, because it would have too many.
@@ -147,23 +171,28 @@ impl ReportStore {
         }
     }
 
-    /// Whether messages to a connected cluster are restricted until an administrator confirms.
-    pub fn waits_for_confirmation(&mut self, cluster: &ClusterName, waits: bool) {
+    /// Sets what is not sent to a connected cluster until an administrator confirms.
+    pub fn waits_for_confirmation(
+        &mut self,
+        cluster: &ClusterName,
+        unconfirmed: Option<Unconfirmed>,
+    ) {
         if let Some(connectivity) = self.clusters.get_mut(cluster) {
-            connectivity.unconfirmed = waits;
+            connectivity.unconfirmed = unconfirmed;
         }
     }
 
     /// Whether the cluster waits for a confirmation.
     pub fn is_unconfirmed(&self, cluster: &ClusterName) -> bool {
         self.connectivity(cluster)
-            .is_some_and(Connectivity::is_unconfirmed)
+            .is_some_and(|connectivity| connectivity.unconfirmed.is_some())
     }
 
     /// Whether a cluster is connected, and needs no confirmation.
     pub fn accepts_edits(&self, cluster: &ClusterName) -> bool {
-        self.connectivity(cluster)
-            .is_some_and(|connectivity| connectivity.session.is_some() && !connectivity.unconfirmed)
+        self.connectivity(cluster).is_some_and(|connectivity| {
+            connectivity.session.is_some() && connectivity.unconfirmed.is_none()
+        })
     }
 
     /// An agent has connected and reports everything; its earlier reports are void. `number`
@@ -179,11 +208,12 @@ impl ReportStore {
         connectivity.session = Some(facts);
         connectivity.number = number;
         let before = std::mem::take(&mut connectivity.rule_reports);
+        connectivity.copies = 0;
         connectivity.names.clear();
         connectivity.over_limit.clear();
         connectivity.bytes = 0;
         connectivity.lost_at = None;
-        connectivity.unconfirmed = false;
+        connectivity.unconfirmed = None;
         self.lost.remove(cluster);
         connectivity.lost_watches.clear();
         for state in states {
@@ -194,20 +224,33 @@ impl ReportStore {
             self.report(cluster, number, state);
             // An agent that was restarted, or is busy, has not computed its waiting prunes again,
             // and reports them later.
-            let rule_report = self
-                .clusters
-                .get_mut(cluster)
-                .and_then(|connectivity| connectivity.rule_reports.get_mut(&uid));
+            let Some(connectivity) = self.clusters.get_mut(cluster) else {
+                continue;
+            };
+            let rule_report = connectivity.rule_reports.get_mut(&uid);
             if let (Some(rule_report), Some(before)) = (rule_report, before.get(&uid))
                 && (rule_report.counts.copies_in_progress() > 0
                     || (before.intents_digest, before.terms_digest) != digests)
             {
+                connectivity.copies = connectivity.copies.saturating_sub(rule_report.copies());
                 rule_report.namespace_prunes = before
                     .namespace_prunes
                     .clone()
                     .or_else(|| rule_report.namespace_prunes.take());
+                connectivity.copies = connectivity.copies.saturating_add(rule_report.copies());
             }
         }
+    }
+
+    /// Returns another connected member whose agent is in the cluster with this uid.
+    pub fn other_in_cluster(&self, cluster: &ClusterName, uid: &str) -> Option<ClusterName> {
+        let is_there = |connectivity: &Connectivity| {
+            let session = connectivity.session.as_ref();
+            connectivity.lost_at.is_none() && session.is_some_and(|facts| facts.cluster_uid == uid)
+        };
+        let mut others = self.clusters.iter().filter(|(name, _)| *name != cluster);
+        let other = others.find(|(_, connectivity)| !uid.is_empty() && is_there(connectivity));
+        other.map(|(name, _)| name.clone())
     }
 
     /// Handles a new session. It replaces a live session with the same key. Returns whether key
@@ -257,11 +300,17 @@ impl ReportStore {
         })
     }
 
-    /// A lost watch that makes reports of a cluster uncertain, if there is one: that of namespaces before that of a kind.
-    pub fn first_lost_watch(&self, cluster: &ClusterName) -> Option<LostWatch> {
+    /// Returns a lost watch, and whether it makes reports about these kinds uncertain: such a watch if
+    /// there is one, that of namespaces before that of a kind.
+    pub fn first_lost_watch<'r>(
+        &self,
+        cluster: &ClusterName,
+        resources: impl Iterator<Item = &'r str>,
+    ) -> Option<(LostWatch, bool)> {
         let connectivity = self.connectivity(cluster)?;
-        let namespaces = connectivity.lost_watch(std::iter::empty());
-        namespaces.or_else(|| connectivity.lost_watches.first().cloned())
+        let first = connectivity.lost_watches.first()?;
+        let in_use = connectivity.lost_watch(resources);
+        Some(in_use.map_or_else(|| (first.clone(), false), |watch| (watch, true)))
     }
 
     /// An agent's session ended.
@@ -333,11 +382,10 @@ impl ReportStore {
         else {
             return false;
         };
-        let before_bytes = connectivity
-            .rule_reports
-            .get(&state.uid)
-            .map_or(0, |rule_report| rule_report.bytes);
-        connectivity.bytes = connectivity.bytes.saturating_sub(before_bytes);
+        let before = connectivity.rule_reports.get(&state.uid);
+        let (bytes, copies) = before.map_or((0, 0), |known| (known.bytes, known.copies()));
+        connectivity.bytes = connectivity.bytes.saturating_sub(bytes);
+        connectivity.copies = connectivity.copies.saturating_sub(copies);
         if state.gone {
             connectivity.names.remove(&state.uid);
             return connectivity.rule_reports.remove(&state.uid).is_some();
@@ -365,6 +413,7 @@ impl ReportStore {
             feedback: state.feedback,
             bytes,
         };
+        connectivity.copies = connectivity.copies.saturating_add(rule_report.copies());
         connectivity
             .rule_reports
             .insert(state.uid, rule_report.clone())
@@ -493,13 +542,17 @@ impl ReportStore {
             objects: message.copies,
             digest: message.digest,
         });
-        let pruned = prunes.map_or(0, |prunes| prunes.objects);
-        let copies = rule_report.counts.existing().saturating_add(pruned);
         Some(ReportedCopies {
-            copies: copies.into(),
+            copies: rule_report.copies(),
             intents: rule_report.intents.into(),
             prunes,
         })
+    }
+
+    /// The copies of all rules in a cluster, as of its last reports.
+    pub fn copies_in(&self, cluster: &ClusterName) -> u64 {
+        self.connectivity(cluster)
+            .map_or(0, |connectivity| connectivity.copies)
     }
 
     /// Some of the namespaces from which copies of a rule are to be removed in a cluster.
@@ -521,6 +574,24 @@ impl ReportStore {
     ) -> bool {
         self.rule_report(cluster, rule)
             .is_some_and(|rule_report| rule_report.intents_digest == intents)
+    }
+
+    /// Whether each cluster reports exactly the intents that a rule sends there, and none where it sends nothing. A cluster
+    /// that has not connected yet may have others.
+    pub fn has_only_selected(&self, entry: &RuleEntry, clusters: &Clusters) -> bool {
+        clusters.iter().all(|(name, cluster)| {
+            let uid = &entry.rule.uid;
+            let is_known = self.has_connected(name) || !cluster.was_connected;
+            let is_exact = match entry.assignment(name) {
+                Some(assignment) if cluster.was_connected => {
+                    self.reports_exactly(name, uid, assignment.digest())
+                }
+                _ => self
+                    .rule_report(name, uid)
+                    .is_none_or(|report| report.intents == 0),
+            };
+            is_known && is_exact
+        })
     }
 
     pub(super) fn rule_report(&self, cluster: &ClusterName, rule: &RuleUid) -> Option<&RuleReport> {

@@ -269,7 +269,7 @@ impl Deliveries {
         let failed = !over && state.counts.failed > 0;
         let holds = assignment.as_ref().is_some_and(|assignment| {
             let same = state.intents_digest == assignment.digest()
-                && state.terms_digest == Some(assignment.terms.digest);
+                && state.terms_digest == Some(assignment.terms().digest);
             same && state.counts.is_settled()
         });
         if failed {
@@ -434,26 +434,26 @@ mod tests {
         let (cluster, plan, judged) = ("one".into(), Arc::new(plan), Arc::default());
         ClusterAssignment {
             cluster,
-            plan,
-            terms: rule.terms,
+            authorized: crate::plan::GrantedTerms::unrestricted(rule.terms).authorize(&plan),
             judged,
             rolled_back: None,
+            claims: Arc::default(),
         }
     }
 
     fn counted_state(assignment: &ClusterAssignment, applied: u32, failed: u32) -> RuleState {
         RuleState {
-            rule: assignment.terms.rule.clone(),
+            rule: assignment.terms().rule.clone(),
             intents_digest: assignment.digest(),
             intents: 1,
-            terms_digest: Some(assignment.terms.digest),
+            terms_digest: Some(assignment.terms().digest),
             counts: Counts {
                 copies: 2,
                 applied,
                 failed,
                 ..Counts::default()
             },
-            ..RuleState::new(assignment.plan.uid.clone())
+            ..RuleState::new(assignment.plan().uid.clone())
         }
     }
 
@@ -482,7 +482,7 @@ mod tests {
         fn begin(&mut self, cluster: &str, after: u64, awaits: bool) {
             let since = self.start + Duration::from_secs(after);
             self.deliveries
-                .begin(&cluster.into(), &self.new.plan.uid, since, awaits);
+                .begin(&cluster.into(), &self.new.plan().uid, since, awaits);
         }
 
         fn report(
@@ -599,7 +599,10 @@ mod tests {
         let kept = story
             .deliveries
             .retain(|cluster, _| *cluster != "one".into());
-        assert_eq!(kept, [(story.new.plan.uid.clone(), Duration::from_secs(1))]);
+        assert_eq!(
+            kept,
+            [(story.new.plan().uid.clone(), Duration::from_secs(1))]
+        );
         assert!(story.is_over());
     }
 

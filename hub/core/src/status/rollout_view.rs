@@ -9,14 +9,17 @@ use super::rule_cluster_state::{
     ProofState, has_applied_plan, health_state, is_awaited, is_comparable, is_failure, is_pruning,
     is_reading, proved, state_of,
 };
-use super::view::{ClusterView, ConditionValue, Rolling, View, approve_command, counted};
-use super::{Now, ReportStore};
-use crate::plan::{RollbackBlocker, Rule};
+use super::view::{
+    ClusterView, ConditionValue, Rolling, View, annotate_command, approve_command, counted,
+};
+use super::{Now, ReportStore, SETTLING};
+use crate::index::{Cluster, Index, StoredState};
+use crate::plan::{RollbackBlocker, Rule, SourceState};
 use crate::rollout::{
-    Gate, Health, Observation, Phase, Progress, Rollout, RolloutPosition, Windows, step,
+    Gate, Health, LeftOut, Observation, Phase, Progress, Rollout, RolloutPosition, Windows, step,
 };
 use runnel_api::conditions::{ConditionStatus, Reason, shortened};
-use runnel_api::{ClusterState, limits};
+use runnel_api::{ClusterState, REVERT_TO, limits};
 
 impl View<'_> {
     /// Whether a cluster's turn has not come.
@@ -57,6 +60,42 @@ impl View<'_> {
         self.rolling.as_ref()?.progress.as_ref()
     }
 
+    /// Returns the state of the completed rollout to store, or `Some(None)` to delete the stored one;
+    /// `None` if it stays unchanged.
+    pub fn state_to_store(&mut self, index: &Index) -> Option<Option<StoredState>> {
+        let uid = &self.rule.uid;
+        let entry = index.rules().get(uid)?;
+        if entry.rule.terms.is_dry_run() {
+            return None;
+        }
+        let rollout = entry.rule.rollout.as_ref();
+        let keeps = rollout.is_some_and(|rollout| rollout.history > 0);
+        let progress = self.progress();
+        if !keeps {
+            let is_in_use = entry.rule.revert.is_some()
+                || progress.is_some_and(|progress| progress.phase.is_rollback());
+            let stored = index.rules().completed().get(uid);
+            return stored.filter(|_| !is_in_use).map(|_| None);
+        }
+        let is_completed = |progress: &&Progress| {
+            progress.phase == Phase::Completed && progress.revision == entry.target()
+        };
+        let progress = progress.filter(is_completed)?;
+        let revision = progress.revision.clone();
+        if entry.rule.lacks_state()
+            || entry.former_state().is_decided(&revision)
+            || index.rules().completed().blocker().is_some()
+        {
+            return None;
+        }
+        let state = entry.completed_state(progress.ended_at);
+        self.record_state_stored(state.as_ref().map(drop));
+        Some(Some(StoredState {
+            revision,
+            state: Ok(state.ok()?),
+        }))
+    }
+
     /// Takes the next step of the rule's rollout, if it is due: the view then has what the status
     /// should state. Returns the gate for the time after the write.
     ///
@@ -69,10 +108,17 @@ impl View<'_> {
         now: Now,
     ) -> Option<Gate> {
         self.rolling.as_ref()?;
-        let is_settled =
-            self.rule.terms.suspend || self.rule.deleting || self.target_clusters.unknown;
-        let is_known =
-            self.unreadable.is_empty() && self.plan.unreadable.is_empty() && !is_reading(self);
+        let is_settled = self.rule.terms.suspend
+            || self.rule.deleting
+            || self.target_clusters.unknown
+            || self.rule.lacks_state();
+        // Nor is the target known while a Secret that it takes values from has not been read.
+        let is_read =
+            |body: &SourceState| !matches!(body, SourceState::Unread | SourceState::Unreadable);
+        let is_known = self.unreadable.is_empty()
+            && self.plan.unreadable.is_empty()
+            && !is_reading(self)
+            && self.plan.secret_refs.values().all(is_read);
         if is_settled || !is_known {
             return None;
         }
@@ -96,22 +142,37 @@ impl View<'_> {
         let has_former = rolling.former.is_of(base).is_ok();
         let target = rolling.target.to_owned();
         let waits_for_health = rolling.rollout.waits_for_health && !back;
+        let is_rendered = !back || rolling.former.plans(self.rule, rolling.newest.1).is_some();
         let health = |turn: &RolloutPosition| {
+            let is_chosen = rolling.newest.1.clusters.contains_key(&turn.cluster);
+            if !is_chosen && rolling.removals_wait.contains(&turn.cluster) {
+                return Health::Unavailable;
+            }
             let cluster = self.cluster(report_store, &turn.cluster);
-            health(self, &cluster, waits_for_health, now)
+            match health(self, &cluster, waits_for_health, now) {
+                Health::Unavailable => Health::Unavailable,
+                // What the cluster has cannot be compared yet.
+                _ if !is_rendered => Health::Pending,
+                health => health,
+            }
         };
         let clusters: Vec<_> = turns
             .into_iter()
             .map(|turn| (health(&turn), turn))
             .map(|(how, it)| (it, how))
             .collect();
-        let settling = clusters.iter().any(|(turn, _)| {
-            is_awaited(
-                self,
-                &self.cluster(report_store, &turn.cluster),
-                now.instant,
-            )
-        });
+        // A new leader does not know the clusters yet in which removals wait: any member may be one.
+        let is_starting = now.instant.saturating_duration_since(self.hub_started) < SETTLING;
+        let may_have_copies = |(name, member): (&ClusterName, &Cluster)| {
+            let is_awaited = || is_awaited(self, &self.cluster(report_store, name), now.instant);
+            member.is_eligible() && member.was_connected && is_awaited()
+        };
+        let settling = rolling.left_out == LeftOut::Unknown
+            || (is_starting && self.members.iter().any(may_have_copies))
+            || clusters.iter().any(|(turn, _)| {
+                let cluster = self.cluster(report_store, &turn.cluster);
+                is_awaited(self, &cluster, now.instant)
+            });
         // Clusters that another process admitted are known once they connect.
         let is_new = settling || rolling.gate.is_none();
         let is_at_work = |cluster: &ClusterView<'_>, rule_report: &RuleReport| {
@@ -123,6 +184,14 @@ impl View<'_> {
         } else {
             BTreeSet::new()
         };
+        let is_empty = |turn: &&RolloutPosition| {
+            let cluster = self.cluster(report_store, &turn.cluster);
+            let is_nothing = |report: &RuleReport| report.intents == 0 && report.counts.copies == 0;
+            cluster.rule_report.is_none_or(is_nothing)
+        };
+        let pending = clusters.iter().filter(|(_, how)| *how == Health::Pending);
+        let empty = pending.map(|(turn, _)| turn).filter(is_empty);
+        let empty = empty.map(|turn| turn.cluster.clone()).collect();
         let seen = Observation {
             target: rolling.target,
             clusters,
@@ -133,6 +202,10 @@ impl View<'_> {
             windows: self.windows().collect(),
             check: rolling.check,
             is_check_refused: rolling.refused_url.is_some(),
+            was_paused: rolling.was_paused,
+            removals_wait: !rolling.removals_wait.is_empty(),
+            left_out: rolling.left_out,
+            empty,
         };
         let (mut progress, gate) = step(
             rolling.rollout,
@@ -176,19 +249,14 @@ impl View<'_> {
     pub(super) fn compare_with_former(&mut self, back: bool) {
         let Some(rolling) = &self.rolling else { return };
         let (former, newest) = (rolling.former, rolling.newest);
-        let plans = || former.plans(self.rule, newest.1, &self.plan.scope);
-        (self.cluster_plans, self.target_clusters) = match back.then(plans).flatten() {
-            Some(former) => (&former.cluster_plans, &former.target_clusters),
-            None => newest,
-        };
+        let plans = || former.plans(self.rule, newest.1);
+        (self.cluster_plans, self.target_clusters) = back.then(plans).flatten().unwrap_or(newest);
     }
 
     /// Records whether the state of the completed target was stored.
     pub fn record_state_stored(&mut self, kept: Result<(), &RollbackBlocker>) {
-        if let Some(progress) = self
-            .rolling
-            .as_mut()
-            .and_then(|rolling| rolling.progress.as_mut())
+        if let Some(rolling) = self.rolling.as_mut().filter(|it| it.rollout.reverts)
+            && let Some(progress) = &mut rolling.progress
         {
             progress.rollback_blocker = kept.err().map(RollbackBlocker::message);
         }
@@ -210,7 +278,7 @@ fn health(view: &View<'_>, cluster: &ClusterView<'_>, waits_for_health: bool, no
         .filter(|rule_report| has_applied_plan(view, cluster, rule_report));
     let Some(rule_report) = rule_report else {
         let takes_nothing =
-            view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed();
+            view.target_clusters.cordoned.contains(cluster.name) || cluster.is_unconfirmed(view);
         return if takes_nothing {
             Health::Unavailable
         } else {
@@ -420,6 +488,51 @@ fn rollback_message(view: &View<'_>) -> Option<String> {
     ))
 }
 
+/// The rule is reverted, or is to be.
+pub(super) fn reverted(view: &View<'_>) -> Option<ConditionValue> {
+    let revert = view.rule.revert.as_ref()?;
+    let revision = &revert.revision;
+    let end = format!(
+        "To end the revert: {}",
+        annotate_command(view.rule, &format!("{REVERT_TO}-"))
+    );
+    let blocker = match &revert.state {
+        Ok(state) => {
+            let completed = state
+                .completed_at
+                .map(|at| format!(", completed at {at:.0}"));
+            let message = format!(
+                "the rule is reverted to revision {revision}{}: edits of the rule and of its sources are not sent, except of its \
+                 clusters, its rollout, its removalLimit, suspend and enforcement. {end}",
+                completed.unwrap_or_default()
+            );
+            return Some(ConditionValue::new(
+                ConditionStatus::True,
+                Reason::Reverted,
+                message,
+            ));
+        }
+        Err(RollbackBlocker::NoneCompleted) => {
+            let kept: Vec<_> = view
+                .kept
+                .iter()
+                .map(|kept| kept.revision.as_str())
+                .collect();
+            match kept.as_slice() {
+                [] => "no state of the rule is kept".to_owned(),
+                _ => format!("no such state is kept; these are: {}", kept.join(", ")),
+            }
+        }
+        Err(RollbackBlocker::Damaged) => "its stored state is damaged".to_owned(),
+        Err(blocker) => blocker.message(),
+    };
+    let message = format!(
+        "the rule cannot be reverted to revision {revision}: {blocker}. Nothing is sent or removed. {end}"
+    );
+    let reason = Reason::RevisionUnavailable;
+    Some(ConditionValue::new(ConditionStatus::False, reason, message))
+}
+
 /// A change is on its way, wave by wave.
 pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
     let (rolling, progress) = progress_of(view)?;
@@ -438,6 +551,13 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
         Phase::Progressing if progress.wave == 0 => (
             Reason::RollingOut,
             "the first wave has not begun".to_owned(),
+        ),
+        Phase::Progressing if let Some(names) = waiting_removals(rolling, progress) => (
+            Reason::RollingOut,
+            format!(
+                "{wave} is done, {far}. {names} may still have older copies, because their removal waits: the rollout goes on \
+                 when the rule selects them again or the removal is approved"
+            ),
         ),
         Phase::Progressing => (Reason::RollingOut, format!("{wave} is in progress, {far}")),
         Phase::AwaitingApproval => (
@@ -468,6 +588,23 @@ pub(super) fn rolling_out(view: &View<'_>) -> Option<ConditionValue> {
     };
     let message = message + &superseded(progress);
     Some(ConditionValue::new(ConditionStatus::False, reason, message))
+}
+
+/// The names of the clusters for which alone the rollout waits, because the removal of their copies does.
+fn waiting_removals(rolling: &Rolling<'_>, progress: &Progress) -> Option<String> {
+    let is_waiting = rolling.gate.as_ref().is_some_and(|gate| gate.is_settled);
+    let names: Vec<_> = rolling
+        .removals_wait
+        .iter()
+        .map(ClusterName::as_str)
+        .collect();
+    let shown = names.iter().take(limits::PENDING_NAMES).copied();
+    let more = match names.len().saturating_sub(limits::PENDING_NAMES) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let names = shown.collect::<Vec<_>>().join(", ") + &more;
+    (is_waiting && !names.is_empty() && progress.phase == Phase::Progressing).then_some(names)
 }
 
 /// The checks of a wave that soaks.

@@ -11,7 +11,7 @@ use super::view::{ClusterView, counted};
 use super::{ReportStore, SETTLING, View};
 use crate::index::RuleEntry;
 use crate::plan::{
-    ClusterPlans, NamedTerms, RenderError, RenderErrorKind, RulePlan, TargetClusters, digest_on,
+    ClusterPlans, GrantedTerms, RenderError, RenderErrorKind, RulePlan, TargetClusters, digest_on,
     proof_on,
 };
 use crate::session::RULES_LIMIT;
@@ -55,7 +55,9 @@ pub(super) struct RuleClusterState {
     /// The namespaces for which copies wait.
     pub(super) absent: WaitingNamespaces,
     /// Whether the cluster counts as connected.
-    pub(super) fresh: bool,
+    pub(super) is_connected: bool,
+    /// Whether its agent is connected and cannot read its copies.
+    pub(super) is_blind: bool,
 }
 
 /// Whether no change is in progress: every cluster has reported its copies of the newest plan, or
@@ -115,8 +117,15 @@ fn applied_state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cl
     if is_awaited(view, cluster, now) {
         return ClusterState::Progressing;
     }
-    if !cluster.is_connected(now) || cluster.lost_watch(view).is_some() {
+    if !cluster.is_connected(now) {
         return ClusterState::Unreachable;
+    }
+    if let Some(watch) = cluster.lost_watch(view) {
+        return if is_forbidden(&watch) {
+            ClusterState::Failed
+        } else {
+            ClusterState::Unreachable
+        };
     }
     if cluster.is_over_limit(view) {
         return ClusterState::Failed;
@@ -124,7 +133,7 @@ fn applied_state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cl
     let Some(rule_report) = cluster.rule_report else {
         let awaits_turn =
             view.awaits(cluster.name) || view.target_clusters.cordoned.contains(cluster.name);
-        return if cluster.is_unconfirmed() || (awaits_turn && !is_reading(view)) {
+        return if cluster.is_unconfirmed(view) || (awaits_turn && !is_reading(view)) {
             ClusterState::Waiting
         } else {
             ClusterState::Progressing
@@ -180,6 +189,11 @@ fn to_delete(view: &View<'_>, cluster: &ClusterView<'_>, rule_report: &RuleRepor
     i64::try_from(ordered.saturating_add(rule_report.counts.to_delete.into())).unwrap_or(i64::MAX)
 }
 
+/// Whether the member's API server refuses the watch to the agent.
+fn is_forbidden(watch: &LostWatch) -> bool {
+    matches!(watch.status, 401 | 403)
+}
+
 /// Returns the message about a lost watch, with a fix.
 pub(super) fn without_watch(watch: &LostWatch) -> String {
     let resource = &watch.resource;
@@ -221,7 +235,13 @@ pub(super) fn state_of(
     let counts = rule_report
         .map(|rule_report| rule_report.counts)
         .unwrap_or_default();
+    let lost_watch = cluster
+        .lost_watch(view)
+        .filter(|_| cluster.is_connected(now));
     let (reason, message) = match state {
+        ClusterState::Failed if let Some(watch) = &lost_watch => {
+            (model::Reason::Forbidden.into(), without_watch(watch))
+        }
         ClusterState::Failed if is_by_health => unhealthy(rule_report),
         ClusterState::Progressing if is_by_health => (
             Reason::AwaitingHealth,
@@ -236,16 +256,25 @@ pub(super) fn state_of(
         ClusterState::Failed | ClusterState::Drifted => worst(rule_report)
             .or_else(|| from_cluster(cluster.sent))
             .unwrap_or_else(failed),
-        ClusterState::Unreachable
-            if cluster.is_connected(now)
-                && let Some(watch) = cluster.lost_watch(view) =>
-        {
-            (Reason::MemberAPIUnavailable, without_watch(&watch))
+        ClusterState::Unreachable if let Some(watch) = &lost_watch => {
+            (Reason::MemberAPIUnavailable, without_watch(watch))
         }
         ClusterState::Unreachable => {
             let has_joined = view.members.contains_key(name) && !is_absent(view, cluster);
             silent(
                 cluster.has_connected() || has_joined || before().is_some_and(was_connected),
+            )
+        }
+        ClusterState::Waiting
+            if rule_report.map_or(cluster.is_unconfirmed(view), |rule_report| {
+                is_unconfirmed(view, cluster, rule_report)
+            }) =>
+        {
+            (
+                Reason::Unconfirmed,
+                format!(
+                    "it waits for an administrator: see the conditions of MemberCluster {name}"
+                ),
             )
         }
         ClusterState::Waiting
@@ -261,18 +290,6 @@ pub(super) fn state_of(
             "its copies are as the last completed rollout sent them: the newest one failed"
                 .to_owned(),
         ),
-        ClusterState::Waiting
-            if rule_report.map_or(cluster.is_unconfirmed(), |rule_report| {
-                is_unconfirmed(view, cluster, rule_report)
-            }) =>
-        {
-            (
-                Reason::Unconfirmed,
-                format!(
-                    "it waits for an administrator: see the conditions of MemberCluster {name}"
-                ),
-            )
-        }
         ClusterState::Waiting
             if view.awaits(name)
                 || rule_report.is_none_or(|rule_report| is_behind(view, cluster, rule_report)) =>
@@ -308,7 +325,6 @@ pub(super) fn state_of(
         }),
         ClusterState::Ready => (Reason::AllApplied, String::new()),
     };
-    let fresh = cluster.is_connected(now) && reason != Reason::MemberAPIUnavailable;
     let cluster_state = RuleClusterState {
         state,
         applied_state,
@@ -331,7 +347,8 @@ pub(super) fn state_of(
         absent: rule_report
             .map(|rule_report| rule_report.waiting.clone())
             .unwrap_or_default(),
-        fresh,
+        is_connected: cluster.is_connected(now),
+        is_blind: lost_watch.is_some(),
     };
     // The hub only has a report from before its start.
     let before = if rule_report.is_none() && state == ClusterState::Unreachable {
@@ -500,7 +517,9 @@ fn is_behind(view: &View<'_>, cluster: &ClusterView<'_>, rule_report: &RuleRepor
 
 /// Whether a cluster with a send restriction lacks the rule's current state.
 fn is_unconfirmed(view: &View<'_>, cluster: &ClusterView<'_>, rule_report: &RuleReport) -> bool {
-    cluster.is_unconfirmed() && !is_reading(view) && !has_applied_plan(view, cluster, rule_report)
+    cluster.is_unconfirmed(view)
+        && !is_reading(view)
+        && !has_applied_plan(view, cluster, rule_report)
 }
 
 /// Whether a cluster has the newest revision of every source and has applied all of them, except
@@ -593,7 +612,7 @@ impl<'a> SentRule<'a> {
     fn proved(
         &self,
         plan: &RulePlan,
-        terms: &NamedTerms,
+        terms: &GrantedTerms,
         key: Option<&ProofKey>,
         rule_report: &RuleReport,
     ) -> ProofState {

@@ -4,15 +4,16 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use runnel_proto::model::{
-    ClusterName, Counts, FAILURES_LIMIT, Failure, MESSAGE_LIMIT, Payload, Proof, ProofKey, Reason,
-    Revision, RuleState, SourceRef,
+    ClusterName, Counts, FAILURES_LIMIT, Failure, LostWatch, MESSAGE_LIMIT, Payload, Proof,
+    ProofKey, Reason, Revision, RuleState, SourceRef,
 };
 use serde_json::json;
 
 use super::*;
 use crate::index::Cluster;
 use crate::plan::{
-    ClusterPlans, Rule, RulePlan, SourceContent, SourceState, TargetClusters, WatchScope,
+    ClusterPlans, GrantedTerms, Rule, RulePlan, SourceContent, SourceState, TargetClusters,
+    WatchScope,
 };
 use runnel_api::conditions::{ConditionType, condition};
 use runnel_api::{self, ClusterState, RuleStatus};
@@ -85,7 +86,12 @@ impl World {
         );
         let clusters = clusters
             .iter()
-            .map(|name| (ClusterName::from(*name), rule.terms.clone()))
+            .map(|name| {
+                (
+                    ClusterName::from(*name),
+                    GrantedTerms::unrestricted(rule.terms.clone()),
+                )
+            })
             .collect();
         let target_clusters = TargetClusters {
             clusters,
@@ -123,7 +129,7 @@ impl World {
         self.target_clusters
             .clusters
             .values_mut()
-            .for_each(|terms| *terms = rule.terms.clone());
+            .for_each(|terms| *terms = GrantedTerms::unrestricted(rule.terms.clone()));
         self.rule = rule;
     }
 
@@ -155,6 +161,7 @@ impl World {
             blocks_removals: self.blocks_removals,
             blocks_prunes: self.pending.is_some() && !self.blocks_removals,
             planned_removals: self.planned_removals.clone(),
+            kept: &[],
             rolling: self
                 .rolling
                 .as_ref()
@@ -185,7 +192,7 @@ impl World {
             .target_clusters
             .clusters
             .get(&cluster.into())
-            .unwrap_or(&self.rule.terms);
+            .map_or(&self.rule.terms, |terms| terms);
         RuleState {
             rule: self.rule.terms.rule.clone(),
             intents_digest: self
@@ -385,6 +392,53 @@ fn silence_turns_unknown_within_its_time() {
     world.fold();
     assert_eq!(world.ready(), pair("True", "AllApplied"));
     assert_eq!(notices(&before, &world.status), []);
+}
+
+#[test]
+fn rule_is_not_applied_while_a_connected_agent_is_blind() {
+    let mut world = World::new(&["one", "two"]);
+    world.applied("one");
+    world.applied("two");
+    world.fold();
+    let lost = |status| LostWatch {
+        resource: "configmaps".into(),
+        status,
+    };
+    for (status, condition, state) in [
+        (403, ("False", "Forbidden"), ClusterState::Failed),
+        (401, ("False", "Forbidden"), ClusterState::Failed),
+        (
+            503,
+            ("Unknown", "MemberAPIUnavailable"),
+            ClusterState::Unreachable,
+        ),
+    ] {
+        let name = "two".into();
+        world
+            .report_store
+            .lost_watches(&name, 1, vec![lost(status)]);
+        world.fold();
+        let expected = pair(condition.0, condition.1);
+        assert_eq!(world.condition(ConditionType::Applied), expected);
+        assert_eq!(world.ready(), expected, "{status}");
+        let cluster = world.status.clusters.iter().find(|c| c.name == "two");
+        let cluster = cluster.unwrap();
+        assert_eq!((cluster.state, &*cluster.reason), (state, condition.1));
+    }
+    // A kind without copies of the rule does not concern it.
+    let other = LostWatch {
+        resource: "gears.example.com".into(),
+        status: 403,
+    };
+    world
+        .report_store
+        .lost_watches(&"two".into(), 1, vec![other]);
+    world.fold();
+    assert_eq!(
+        world.condition(ConditionType::Applied),
+        pair("True", "AllApplied")
+    );
+    assert_eq!(world.ready(), pair("True", "AllApplied"));
 }
 
 #[test]
@@ -795,6 +849,7 @@ fn pending_prunes_are_under_way_until_blocked() {
     );
 
     world.pending = Some(runnel_api::PendingApproval {
+        causes: Vec::new(),
         digest: "0123".to_owned(),
         cause: "namespaces in member clusters are no longer targets".to_owned(),
         copies: 12,

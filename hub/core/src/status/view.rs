@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{ClusterName, LostWatch, ProofKey};
+use runnel_proto::model::{ClusterName, LostWatch, ProofKey, RuleUid};
 
 use super::ReportStore;
 use super::report_store::{Connectivity, RuleReport, SessionFacts};
-use crate::index::{Cluster, RollbackPlan};
-use crate::plan::{ClusterPlans, NamedTerms, Rule, RulePlan, TargetClusters, WatchScope};
-use crate::rollout::{CheckResult, Gate, Progress, Rollout};
+use crate::index::{Cluster, Index, RollbackPlan};
+use crate::plan::{ClusterPlans, GrantedTerms, Rule, RulePlan, TargetClusters, WatchScope};
+use crate::rollout::{CheckResult, Gate, LeftOut, Progress, Rollout};
 use runnel_api::conditions::{ConditionStatus, Reason};
-use runnel_api::{APPROVE, PendingApproval, RuleStatus};
+use runnel_api::{APPROVE, KeptRevision, PendingApproval, RuleStatus};
 
 /// The state of a rule in the hub.
 pub struct View<'a> {
@@ -40,6 +40,8 @@ pub struct View<'a> {
     pub blocks_prunes: bool,
     /// Number of copies that a dry run would remove by order of the hub, by cluster.
     pub planned_removals: BTreeMap<ClusterName, u64>,
+    /// The states of completed rollouts that are kept, the newest first.
+    pub kept: &'a [KeptRevision],
     /// The rollout of its newest change, if the rule has one.
     pub rolling: Option<Rolling<'a>>,
     /// The status that is there.
@@ -51,6 +53,52 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
+    /// Returns the state of a rule in the hub; `None` if it is not in the index.
+    pub fn of(
+        index: &'a Index,
+        report_store: &ReportStore,
+        uid: &RuleUid,
+        previous: &'a RuleStatus,
+        hub_started: Instant,
+        overdue: bool,
+    ) -> Option<Self> {
+        let entry = index.rules().get(uid)?;
+        let (cluster_plans, target_clusters) = entry.sent();
+        Some(Self {
+            pending: entry.guard.pending().cloned(),
+            blocks_removals: entry.guard.blocks_removals(),
+            blocks_prunes: entry.guard.blocks_prunes(),
+            planned_removals: index.planned_removals(uid, &|rule, cluster| {
+                report_store.reported_copies(rule, cluster)
+            }),
+            rule: &entry.rule,
+            plan: &entry.plan,
+            cluster_plans,
+            target_clusters,
+            members: index.clusters().by_name(),
+            unreadable: index.scopes().unreadable(&entry.plan),
+            not_served: index.scopes().not_served(&entry.plan),
+            mismatched: index.scopes().mismatched(&entry.plan),
+            kept: index.rules().completed().kept(uid),
+            rolling: entry.rule.rollout.as_ref().map(|rollout| Rolling {
+                rollout,
+                target: entry.target(),
+                gate: entry.gate.as_ref().map(Cow::Borrowed),
+                newest: (&entry.cluster_plans, &entry.target_clusters),
+                former: entry.former_state(),
+                check: index.rules().check(uid),
+                refused_url: index.rules().refused_url(rollout),
+                was_paused: entry.was_paused,
+                left_out: entry.left_out(),
+                removals_wait: entry.clusters_with_waiting_removals(index.clusters()),
+                progress: previous.rollout.as_ref().map(Into::into),
+            }),
+            previous,
+            hub_started,
+            overdue,
+        })
+    }
+
     /// Returns the plan for a cluster.
     pub(super) fn sent(&self, cluster: &ClusterName) -> &'a RulePlan {
         self.cluster_plans
@@ -71,7 +119,7 @@ impl<'a> View<'a> {
 pub(super) struct ClusterView<'a> {
     pub(super) name: &'a ClusterName,
     /// The terms of the rule there.
-    pub(super) terms: Option<&'a NamedTerms>,
+    pub(super) terms: Option<&'a GrantedTerms>,
     /// What is sent there.
     pub(super) sent: &'a RulePlan,
     connectivity: Option<&'a Connectivity>,
@@ -106,7 +154,7 @@ impl View<'_> {
         &'s self,
         report_store: &'s ReportStore,
         name: &'s ClusterName,
-        terms: Option<&'s NamedTerms>,
+        terms: Option<&'s GrantedTerms>,
     ) -> ClusterView<'s> {
         let connectivity = report_store.connectivity(name);
         let rule_report =
@@ -137,9 +185,10 @@ impl<'a> ClusterView<'a> {
         self.connectivity.is_some_and(Connectivity::has_connected)
     }
 
-    /// Whether messages to it are restricted until an administrator confirms.
-    pub(super) fn is_unconfirmed(&self) -> bool {
-        self.connectivity.is_some_and(Connectivity::is_unconfirmed)
+    /// Whether messages to it about the rule are restricted until an administrator confirms.
+    pub(super) fn is_unconfirmed(&self, view: &View<'_>) -> bool {
+        self.connectivity
+            .is_some_and(|connectivity| connectivity.is_unconfirmed_for(&view.rule.uid))
     }
 
     /// Whether the rule is not sent to it, because the agent has its maximum of rules.
@@ -155,22 +204,26 @@ impl<'a> ClusterView<'a> {
 
     /// The watch of the member's API that its agent has lost and without which nothing is known of the rule's copies.
     pub(super) fn lost_watch(&self, view: &View<'_>) -> Option<LostWatch> {
-        self.connectivity?.lost_watch(view.rule.resources())
+        // Bundles have manifests of other kinds.
+        let kinds = view.plan.kinds(view.rule);
+        self.connectivity?.lost_watch(kinds.into_iter())
     }
 }
 
 /// Returns the command that approves what has this digest.
 pub(super) fn approve_command(rule: &Rule, digest: &str) -> String {
+    annotate_command(rule, &format!("--overwrite {APPROVE}={digest}"))
+}
+
+/// Returns the command that changes an annotation of a rule.
+pub(super) fn annotate_command(rule: &Rule, change: &str) -> String {
     let name = &rule.terms.rule;
     let (kind, namespace) = if name.is_cluster_scoped() {
         ("cdrule", String::new())
     } else {
         ("drule", format!(" -n {}", name.namespace))
     };
-    format!(
-        "kubectl annotate {kind} {}{namespace} --overwrite {APPROVE}={digest}",
-        name.name
-    )
+    format!("kubectl annotate {kind} {}{namespace} {change}", name.name)
 }
 
 /// The value of a condition.
@@ -212,10 +265,41 @@ pub struct Rolling<'a> {
     pub check: Option<&'a CheckResult>,
     /// The URL of its analysis, if the hub may not request it.
     pub refused_url: Option<String>,
+    /// Whether it was paused since its last step.
+    pub was_paused: bool,
+    /// What the removal guard has decided about the copies that the target leaves out.
+    pub left_out: LeftOut,
+    /// The clusters that are no longer selected and whose copies wait for their removal.
+    pub removals_wait: BTreeSet<ClusterName>,
 }
 
 /// A number with its noun.
 pub(crate) fn counted(number: impl Into<i128>, one: &str, more: &str) -> String {
     let number = number.into();
     format!("{number} {}", if number == 1 { one } else { more })
+}
+
+/// Returns the message about a removal that waits for approval: its size, its cause and the command.
+pub(super) fn describe_pending(rule: &Rule, pending: &PendingApproval) -> String {
+    let (what, it) = if pending.copies == 1 {
+        ("this one", "it")
+    } else {
+        ("these", "them")
+    };
+    let copies = counted(pending.copies, "copy", "copies");
+    let clusters = counted(pending.clusters, "cluster", "clusters");
+    let names = match pending.names.as_slice() {
+        [] => String::new(),
+        names => format!(" ({})", names.join(", ")),
+    };
+    let undo = if rule.deleting {
+        format!("the rule is kept until then; to keep {it}, set deletionPolicy to Retain")
+    } else {
+        format!("to keep {it}, undo the change")
+    };
+    format!(
+        "the removal of {copies} in {clusters} needs approval: {}{names}. To remove exactly {what}: {}; {undo}",
+        pending.why(),
+        approve_command(rule, &pending.digest),
+    )
 }

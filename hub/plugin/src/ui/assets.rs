@@ -70,6 +70,13 @@ mod tests {
     }
 
     #[test]
+    fn page_reads_the_count_of_the_hub_and_drops_unseen_characters() {
+        let count = format!("annotations?.[\"{}\"]", runnel_api::COPY_COUNT);
+        assert!(asset("views.js").unwrap().text.contains(&count));
+        assert!(asset("dom.js").unwrap().text.contains(r"/\p{Cf}/gu"));
+    }
+
+    #[test]
     fn page_has_no_inline_code_and_no_other_hosts() {
         for asset in ASSETS {
             for refused in ["innerHTML", "eval(", "style=\"", "onclick=\"", "<script>"] {

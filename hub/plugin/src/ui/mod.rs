@@ -12,6 +12,7 @@ mod server;
 mod state;
 
 use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -71,9 +72,12 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Ui) -> anyhow::R
     let url = format!("http://127.0.0.1:{port}/{token}/");
     print(&format!("{url}\n"))?;
     note("The page shows what your kubeconfig may read, and changes nothing. Ctrl-C ends it.");
-    if options.open {
-        open(&url);
-    }
+    // The file lasts as long as the page.
+    let _file = if options.open {
+        open(&url).map_err(|error| note(&format!("warning: {error:#}: open the address yourself")))
+    } else {
+        Err(())
+    };
     tokio::select! {
         served = server::serve(listener, page) => served.context("the page is not served any more"),
         _ = join_all(followers) => Ok(()),
@@ -88,21 +92,68 @@ fn new_token() -> anyhow::Result<String> {
     Ok(BASE64URL_NOPAD.encode(&random.expose()))
 }
 
-/// Opens the page in the user's browser.
-fn open(url: &str) {
+/// Opens the page in the user's browser, by a file that only the user may read: arguments of a program are visible to
+/// other users of the machine, and the address has the token.
+fn open(url: &str) -> anyhow::Result<RedirectFile> {
     let program = if cfg!(target_os = "macos") {
         "open"
     } else {
         "xdg-open"
     };
-    let opened = std::process::Command::new(program)
-        .arg(url)
+    let directory = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let directory = directory.filter(|directory| directory.is_dir());
+    let file = RedirectFile::create(&directory.unwrap_or_else(std::env::temp_dir), url)
+        .context("cannot write the file that leads to the page")?;
+    std::process::Command::new(program)
+        .arg(&file.0)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
-        .spawn();
-    if let Err(error) = opened {
-        note(&format!(
-            "warning: cannot run {program} ({error}): open the address yourself"
-        ));
+        .spawn()
+        .with_context(|| format!("cannot run {program}"))?;
+    Ok(file)
+}
+
+/// A file that leads a browser to an address. It is deleted at the end.
+struct RedirectFile(PathBuf);
+
+impl RedirectFile {
+    fn create(directory: &Path, url: &str) -> anyhow::Result<Self> {
+        let path = directory.join(format!("runnel-ui-{}.html", new_token()?));
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut file = options.open(&path)?;
+        let redirect = Self(path);
+        let text =
+            format!("<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={url}\">\n");
+        std::io::Write::write_all(&mut file, text.as_bytes())?;
+        Ok(redirect)
+    }
+}
+
+impl Drop for RedirectFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn file_with_the_token_is_readable_by_its_user_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let url = "http://127.0.0.1:1/token/";
+        let file = RedirectFile::create(&std::env::temp_dir(), url).unwrap();
+        let path = file.0.clone();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains(&format!("url={url}")), "{text}");
+        drop(file);
+        assert!(!path.exists());
     }
 }

@@ -115,7 +115,7 @@ impl Resource {
         }
     }
 
-    /// Removes what the page does not show: field managers, keys and hashes of tokens.
+    /// Removes what the page does not show: field managers, joins and uids of clusters.
     pub(super) fn reduce(self, object: &mut Value) {
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             metadata.remove("managedFields");
@@ -127,10 +127,7 @@ impl Resource {
             }
         }
         if self == Self::Members {
-            for (part, fields) in [
-                ("spec", &["join"][..]),
-                ("status", &["identity", "tokens", "clusterUid"][..]),
-            ] {
+            for (part, fields) in [("spec", &["join"][..]), ("status", &["clusterUid"][..])] {
                 if let Some(part) = object.get_mut(part).and_then(Value::as_object_mut) {
                     fields.iter().for_each(|field| _ = part.remove(*field));
                 }
@@ -175,11 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_token_hashes_of_members_are_removed() {
+    fn joins_and_uids_of_members_are_removed() {
         let mut member = json!({
             "metadata": {"name": "eu-1", "managedFields": [{}], "labels": {"env": "prod"}},
             "spec": {"accepted": true, "join": {"tokenHash": "sha256:1"}},
-            "status": {"identity": {"keys": []}, "tokens": [{}], "agentVersion": "0.1.0"},
+            "status": {"clusterUid": "u", "agentVersion": "0.1.0"},
         });
         Resource::Members.reduce(&mut member);
         let expected = json!({

@@ -1,10 +1,14 @@
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 use runnel_transport::identity::{Ca, Token};
 
 use super::*;
-use runnel_api::{Identity, Join, KeyRecord, MemberClusterSpec, MemberClusterStatus};
+use crate::membership::Member as RecordedMember;
+use runnel_api::{
+    Identity, Join, KeyRecord, MemberCluster, MemberClusterSpec, MemberRecord, MemberRecordSpec,
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const LIFE: Duration = Duration::from_secs(60 * 60);
@@ -35,26 +39,29 @@ fn stamp(time: SystemTime) -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Ti
 }
 
 /// Returns a member with certificates of these CAs, each with its end.
-fn member(keys: &[(Option<Fingerprint>, SystemTime)]) -> MemberCluster {
+fn member(keys: &[(Option<Fingerprint>, SystemTime)]) -> RecordedMember {
     let record = |(number, (ca, end)): (usize, &(Option<Fingerprint>, SystemTime))| KeyRecord {
         fingerprint: Fingerprint::of_key(&number.to_be_bytes()).to_string(),
         issued_at: stamp(start()),
         expires_at: stamp(*end),
         ca: ca.map(|print| print.to_string()),
     };
-    let mut member = MemberCluster::new("eu-1", MemberClusterSpec::default());
+    let cluster = MemberCluster::new("eu-1", MemberClusterSpec::default());
     let keys = keys.iter().enumerate().map(record).collect();
-    member.status = Some(MemberClusterStatus {
-        identity: Some(Identity {
+    let record = MemberRecordSpec {
+        identity: Identity {
             keys,
             ..Identity::default()
-        }),
-        ..Default::default()
-    });
-    member
+        },
+        ..MemberRecordSpec::default()
+    };
+    RecordedMember::new(
+        cluster.into(),
+        Some(MemberRecord::new("eu-1", record).into()),
+    )
 }
 
-fn needs(members: &[MemberCluster]) -> Needs {
+fn needs(members: &[RecordedMember]) -> Needs {
     let mut needs = Needs::default();
     members
         .iter()
@@ -139,7 +146,7 @@ fn former_ca_stays_exactly_as_long_as_needed() {
     let known = TrustedCas::default()
         .switched(old.certificate(), start())
         .switched(new.certificate(), replaced);
-    let kept = |members: &[MemberCluster], now| {
+    let kept = |members: &[RecordedMember], now| {
         known
             .clone()
             .retired(&needs(members), OVERLAP, now)
@@ -172,26 +179,23 @@ fn former_ca_stays_exactly_as_long_as_needed() {
     // Records without a CA may belong to any CA.
     assert!(kept(&[member(&[(None, end)])], now));
     let mut revoked = of_old;
-    revoked.spec.accepted = false;
+    Arc::make_mut(&mut revoked.cluster).spec.accepted = false;
     assert!(!kept(&[revoked], now));
     let mut joining = MemberCluster::new("eu-2", MemberClusterSpec::default());
     let token_hash = Token::generate().unwrap().hash();
-    joining.spec.join = Some(Join {
-        token_hash,
-        token_id: None,
-        expires_at: stamp(end),
-    });
-    assert!(
-        kept(std::slice::from_ref(&joining), end - MINUTE)
-            && !kept(std::slice::from_ref(&joining), end)
-    );
+    let mut kept_until = |expires_at, now| {
+        joining.spec.join = Some(Join {
+            token_hash: token_hash.clone(),
+            token_id: None,
+            expires_at: stamp(expires_at),
+        });
+        kept(&[RecordedMember::new(joining.clone().into(), None)], now)
+    };
+    assert!(kept_until(end, end - MINUTE) && !kept_until(end, end));
     // An open join that is valid for years does not keep a CA.
-    joining.spec.join.as_mut().unwrap().expires_at = stamp(end + 100 * OVERLAP);
-    assert!(kept(
-        std::slice::from_ref(&joining),
-        replaced + OVERLAP - MINUTE
-    ));
-    assert!(!kept(&[joining], replaced + OVERLAP));
+    let years = end + 100 * OVERLAP;
+    assert!(kept_until(years, replaced + OVERLAP - MINUTE));
+    assert!(!kept_until(years, replaced + OVERLAP));
 }
 
 #[derive(Clone, Debug)]

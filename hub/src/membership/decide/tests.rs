@@ -1,9 +1,10 @@
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use proptest::prelude::*;
 
 use super::*;
-use runnel_api::{Identity, MemberClusterSpec, MemberClusterStatus};
+use runnel_api::{MemberClusterSpec, MemberClusterStatus, MemberRecord, UsedToken};
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
@@ -13,32 +14,43 @@ fn print(name: &str) -> Fingerprint {
     Fingerprint::of_key(name.as_bytes())
 }
 
-fn member(token: &Token) -> MemberCluster {
+fn member_cluster(token: &Token) -> MemberCluster {
     let join = Join {
         token_hash: token.hash(),
         token_id: Some(token.id().to_owned()),
         expires_at: Time(at(3600)),
     };
-    let mut member = MemberCluster::new(
-        "eu-3",
-        MemberClusterSpec {
-            join: Some(join),
-            ..MemberClusterSpec::default()
-        },
-    );
+    let spec = MemberClusterSpec {
+        join: Some(join),
+        ..MemberClusterSpec::default()
+    };
+    let mut member = MemberCluster::new("eu-3", spec);
     member.metadata.uid = Some("uid-1".to_owned());
     member
 }
 
-fn with_keys(mut member: MemberCluster, keys: Vec<KeyRecord>) -> MemberCluster {
-    member.status = Some(MemberClusterStatus {
-        identity: Some(Identity {
-            keys,
-            ..Identity::default()
-        }),
-        ..MemberClusterStatus::default()
-    });
-    member
+fn member(token: &Token) -> Member {
+    Member::new(member_cluster(token).into(), None)
+}
+
+/// Returns the member with another record.
+fn with_record(member: &Member, record: MemberRecordSpec) -> Member {
+    let record = MemberRecordSpec {
+        member_uid: member.cluster.metadata.uid.clone().unwrap(),
+        ..record
+    };
+    let record = MemberRecord::new("eu-3", record);
+    Member::new(member.cluster.clone(), Some(record.into()))
+}
+
+fn with_keys(member: &Member, keys: Vec<KeyRecord>) -> Member {
+    let mut record = member.record().clone();
+    record.identity.keys = keys;
+    with_record(member, record)
+}
+
+fn set(member: &mut Member, change: impl FnOnce(&mut MemberCluster)) {
+    change(Arc::make_mut(&mut member.cluster));
 }
 
 fn peer(hub: &str, cluster: &str, uid: &str, key: &str, until: i64) -> PeerCertificate {
@@ -53,6 +65,41 @@ fn peer(hub: &str, cluster: &str, uid: &str, key: &str, until: i64) -> PeerCerti
 }
 
 #[test]
+fn cluster_belongs_to_one_member_until_another_replaces_it() {
+    let token = Token::generate().unwrap();
+    let named = |name: &str, uid: Option<&str>, age: i64| {
+        let mut member = member_cluster(&token);
+        member.metadata.name = Some(name.to_owned());
+        member.metadata.creation_timestamp = Some(Time(at(-age)));
+        member.status = Some(MemberClusterStatus {
+            cluster_uid: uid.map(str::to_owned),
+            ..MemberClusterStatus::default()
+        });
+        member
+    };
+    let (old, new) = (named("old", Some("u"), 9), named("new", None, 1));
+    assert!(holds_cluster(&old, &new, "u"));
+    assert!(!holds_cluster(&old, &new, "another cluster"));
+    assert!(!holds_cluster(&new, &old, "u") && !holds_cluster(&old, &old, "u"));
+    // Both were in one cluster before the hub refused that: the older one has it.
+    let both = named("new", Some("u"), 1);
+    assert!(holds_cluster(&old, &both, "u") && !holds_cluster(&both, &old, "u"));
+    // A member that is older and never connected does not have it.
+    let (first, second) = (named("a", None, 9), named("b", Some("u"), 1));
+    assert!(holds_cluster(&second, &first, "u") && !holds_cluster(&first, &second, "u"));
+    let mut renamed = both;
+    renamed.metadata.annotations = Some([(REPLACES.to_owned(), "old".to_owned())].into());
+    assert!(!holds_cluster(&old, &renamed, "u") && holds_cluster(&renamed, &old, "u"));
+    assert_eq!(replaced(&renamed), Some("old"));
+    let mut deleted = old;
+    deleted.metadata.deletion_timestamp = Some(Time(at(0)));
+    assert!(!holds_cluster(&deleted, &new, "u"));
+    let invalid = [(REPLACES.to_owned(), "No name".to_owned())].into();
+    renamed.metadata.annotations = Some(invalid);
+    assert_eq!(replaced(&renamed), None);
+}
+
+#[test]
 fn a_token_opens_its_own_cluster_in_time_only() {
     let (token, other) = (Token::generate().unwrap(), Token::generate().unwrap());
     let whole = member(&token);
@@ -64,7 +111,7 @@ fn a_token_opens_its_own_cluster_in_time_only() {
     );
     assert_eq!(check_token(None, "eu-3", &token, at(0)).map(drop), wrong);
     let mut without = whole.clone();
-    without.spec.join = None;
+    set(&mut without, |cluster| cluster.spec.join = None);
     assert_eq!(
         check_token(Some(&without), "eu-3", &token, at(0)).map(drop),
         wrong
@@ -88,10 +135,9 @@ fn guess(token: &Token) -> Token {
 fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
     let token = Token::generate().unwrap();
     let mut member = member(&token);
-    let join = member.spec.join.clone().unwrap();
-    let checked = |member: &MemberCluster, token: &Token| {
-        check_token(Some(member), "eu-3", token, at(0)).map(drop)
-    };
+    let join = member.cluster.spec.join.clone().unwrap();
+    let checked =
+        |member: &Member, token: &Token| check_token(Some(member), "eu-3", token, at(0)).map(drop);
     assert_eq!(
         checked(&member, &guess(&token)),
         Err(JoinRefusal::WrongSecret("eu-3".to_owned()))
@@ -111,10 +157,11 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
         wrong_secrets: tokens::WRONG_SECRETS,
         ..tokens::record(&member, &join)
     };
-    member.status = Some(MemberClusterStatus {
+    let record = MemberRecordSpec {
         tokens: vec![burnt],
-        ..MemberClusterStatus::default()
-    });
+        ..MemberRecordSpec::default()
+    };
+    member = with_record(&member, record);
     for token in [&token, &guess(&token)] {
         assert_eq!(
             checked(&member, token),
@@ -123,11 +170,12 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
     }
     // A new token is valid. Without an id in the join its wrong secrets are not counted.
     let new = Token::generate().unwrap();
-    member.spec.join = Some(Join {
+    let join = Join {
         token_hash: new.hash(),
         token_id: None,
         ..join
-    });
+    };
+    set(&mut member, |cluster| cluster.spec.join = Some(join));
     assert_eq!(checked(&member, &new), Ok(()));
     assert_eq!(
         checked(&member, &guess(&new)),
@@ -139,13 +187,15 @@ fn a_wrong_secret_counts_for_the_token_of_its_id_only() {
 fn restored_join_stays_redeemed() {
     let (old, new) = (Token::generate().unwrap(), Token::generate().unwrap());
     let mut member = member(&old);
-    let join = member.spec.join.clone().unwrap();
+    let join = member.cluster.spec.join.clone().unwrap();
     for (token, key) in [(&old, "a"), (&new, "b")] {
-        member.spec.join = Some(Join {
+        let join = Join {
             token_hash: token.hash(),
             ..join.clone()
+        };
+        set(&mut member, |cluster| {
+            cluster.spec.join = Some(join.clone())
         });
-        let join = member.spec.join.clone().unwrap();
         let redeemed = redeem(
             &member,
             "eu-3",
@@ -154,15 +204,16 @@ fn restored_join_stays_redeemed() {
             at(0),
         )
         .unwrap();
-        member = with_keys(member, redeemed.keys);
-        member.status.as_mut().unwrap().tokens = redeemed.tokens;
+        member = with_record(&member, redeemed);
     }
     // The join as Git restores it, with a longer validity.
     let back = Join {
         expires_at: Time(at(9999)),
         ..join
     };
-    member.spec.join = Some(back.clone());
+    set(&mut member, |cluster| {
+        cluster.spec.join = Some(back.clone())
+    });
     assert!(check_token(Some(&member), "eu-3", &old, at(5000)).is_ok());
     let other = redeem(
         &member,
@@ -178,14 +229,16 @@ fn restored_join_stays_redeemed() {
 fn rejected_cluster_does_not_spend_its_token() {
     let token = Token::generate().unwrap();
     let mut refused = member(&token);
-    refused.spec.accepted = false;
+    set(&mut refused, |cluster| cluster.spec.accepted = false);
     let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
     assert_eq!(answer, Err(JoinRefusal::NotAccepted("eu-3".to_owned())));
     // Only the holder of the token gets this answer.
     let stranger =
         check_token(Some(&refused), "eu-3", &Token::generate().unwrap(), at(0)).map(drop);
     assert_eq!(stranger, Err(JoinRefusal::WrongToken("eu-3".to_owned())));
-    refused.metadata.deletion_timestamp = Some(Time(at(0)));
+    set(&mut refused, |cluster| {
+        cluster.metadata.deletion_timestamp = Some(Time(at(0)));
+    });
     let answer = check_token(Some(&refused), "eu-3", &token, at(0)).map(drop);
     assert_eq!(answer, Err(JoinRefusal::Deleting("eu-3".to_owned())));
 }
@@ -194,7 +247,7 @@ fn rejected_cluster_does_not_spend_its_token() {
 fn a_token_is_for_one_key_which_may_repeat() {
     let token = Token::generate().unwrap();
     let mut member = member(&token);
-    let join = member.spec.join.clone().unwrap();
+    let join = member.cluster.spec.join.clone().unwrap();
     let first = redeem(
         &member,
         "eu-3",
@@ -203,8 +256,7 @@ fn a_token_is_for_one_key_which_may_repeat() {
         at(0),
     )
     .unwrap();
-    member = with_keys(member, first.keys.clone());
-    member.status.as_mut().unwrap().tokens = first.tokens.clone();
+    member = with_record(&member, first.clone());
     let again = redeem(
         &member,
         "eu-3",
@@ -213,7 +265,7 @@ fn a_token_is_for_one_key_which_may_repeat() {
         at(1),
     )
     .unwrap();
-    assert_eq!((again.tokens, again.keys.len()), (first.tokens, 1));
+    assert_eq!((again.tokens, again.identity.keys.len()), (first.tokens, 1));
     let other = redeem(
         &member,
         "eu-3",
@@ -235,14 +287,20 @@ fn a_token_is_for_one_key_which_may_repeat() {
         at(1),
     )
     .unwrap();
-    assert_eq!(redeemed.keys, [key_record(print("b"), at(1), at(10))]);
+    assert_eq!(
+        redeemed.identity.keys,
+        [key_record(print("b"), at(1), at(10))]
+    );
 }
 
 #[test]
 fn only_a_recorded_key_of_the_cluster_is_accepted() {
     let token = Token::generate().unwrap();
-    let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
-    let admitted = |member: Option<&MemberCluster>, peer| admit(member, "hubid", &peer, at(50));
+    let whole = with_keys(
+        &member(&token),
+        vec![key_record(print("a"), at(0), at(100))],
+    );
+    let admitted = |member: Option<&Member>, peer| admit(member, "hubid", &peer, at(50));
     assert_eq!(
         admitted(Some(&whole), peer("hubid", "eu-3", "uid-1", "a", 100)),
         Ok(())
@@ -252,9 +310,10 @@ fn only_a_recorded_key_of_the_cluster_is_accepted() {
         admitted(None, peer("hubid", "eu-3", "uid-1", "a", 100)),
         gone
     );
+    // A new member of the name says nothing about the former cluster, except that it is not accepted.
     assert_eq!(
         admitted(Some(&whole), peer("hubid", "eu-3", "uid-2", "a", 100)),
-        gone
+        Err(JoinRefusal::Recreated("eu-3".to_owned()))
     );
     assert_eq!(
         admitted(Some(&whole), peer("other", "eu-3", "uid-1", "a", 100)),
@@ -275,20 +334,67 @@ fn only_a_recorded_key_of_the_cluster_is_accepted() {
         expired
     );
     let mut cut = whole;
-    cut.spec.accepted = false;
+    set(&mut cut, |cluster| cluster.spec.accepted = false);
     let refused = Err(JoinRefusal::NotAccepted("eu-3".to_owned()));
-    assert_eq!(
-        admitted(Some(&cut), peer("hubid", "eu-3", "uid-1", "a", 100)),
-        refused
+    for uid in ["uid-1", "uid-2"] {
+        assert_eq!(
+            admitted(Some(&cut), peer("hubid", "eu-3", uid, "a", 100)),
+            refused
+        );
+    }
+}
+
+#[test]
+fn member_created_again_inherits_no_key_and_no_token() {
+    let token = Token::generate().unwrap();
+    let before = member(&token);
+    let join = before.cluster.spec.join.clone().unwrap();
+    let key = || key_record(print("a"), at(0), at(100));
+    let before = with_record(
+        &before,
+        redeem(&before, "eu-3", &join, key(), at(0)).unwrap(),
     );
+    let mut cluster = member_cluster(&token);
+    cluster.metadata.uid = Some("uid-2".to_owned());
+    // The garbage collector has not deleted the record yet.
+    let record = before.stored().cloned().map(Into::into);
+    let again = Member::new(cluster.into(), record);
+    assert!(again.stored().is_none() && *again.record() == runnel_api::NO_RECORD);
+    for (uid, refusal) in [
+        ("uid-1", JoinRefusal::Recreated("eu-3".to_owned())),
+        ("uid-2", JoinRefusal::UnknownKey("eu-3".to_owned())),
+    ] {
+        let peer = peer("hubid", "eu-3", uid, "a", 100);
+        let refused = admit(Some(&again), "hubid", &peer, at(50));
+        assert_eq!(refused, Err(refusal));
+    }
+    assert!(!tokens::is_redeemed(tokens::used(&again), &join));
+}
+
+#[test]
+fn join_keeps_the_pending_removals() {
+    let token = Token::generate().unwrap();
+    let pending_removals = vec![runnel_api::PendingRemoval::default()];
+    let record = MemberRecordSpec {
+        pending_removals: pending_removals.clone(),
+        ..MemberRecordSpec::default()
+    };
+    let away = with_record(&member(&token), record);
+    let join = away.cluster.spec.join.clone().unwrap();
+    let key = key_record(print("a"), at(0), at(9));
+    let redeemed = redeem(&away, "eu-3", &join, key, at(0)).unwrap();
+    assert_eq!(redeemed.pending_removals, pending_removals);
 }
 
 #[test]
 fn an_expired_certificate_may_be_renewed_for_a_while() {
     let token = Token::generate().unwrap();
-    let whole = with_keys(member(&token), vec![key_record(print("a"), at(0), at(100))]);
+    let whole = with_keys(
+        &member(&token),
+        vec![key_record(print("a"), at(0), at(100))],
+    );
     let limit = Duration::from_secs(1000);
-    let renewal = |member: Option<&MemberCluster>, key, now| {
+    let renewal = |member: Option<&Member>, key, now| {
         admit_renewal(
             member,
             "hubid",
@@ -314,12 +420,13 @@ fn an_expired_certificate_may_be_renewed_for_a_while() {
         Err(JoinRefusal::Gone("eu-3".to_owned()))
     );
     let mut cut = whole.clone();
-    cut.spec.accepted = false;
+    set(&mut cut, |cluster| cluster.spec.accepted = false);
     assert_eq!(
         renewal(Some(&cut), "a", 200),
         Err(JoinRefusal::NotAccepted("eu-3".to_owned()))
     );
-    assert_eq!(renewable_until(keys(&whole), limit), Some(at(1100)));
+    let keys = &whole.record().identity.keys;
+    assert_eq!(renewable_until(keys, limit), Some(at(1100)));
     assert_eq!(renewable_until(&[], limit), None);
 }
 
@@ -336,6 +443,8 @@ fn every_refusal_names_the_cluster_and_a_hint() {
         JoinRefusal::NotAccepted("c".into()),
         JoinRefusal::Deleting("c".into()),
         JoinRefusal::Gone("c".into()),
+        JoinRefusal::Unclear("c".into()),
+        JoinRefusal::Recreated("c".into()),
         JoinRefusal::UnknownKey("c".into()),
         JoinRefusal::RetiredKey("c".into()),
         JoinRefusal::CertificateExpired("c".into()),
@@ -405,8 +514,8 @@ proptest! {
     #[test]
     fn certificate_gives_access_to_its_cluster_only((ours, theirs) in names(), swapped in any::<bool>()) {
         let (ours, theirs) = if swapped { (theirs, ours) } else { (ours, theirs) };
-        let mut member = with_keys(member(&Token::generate().unwrap()), vec![key_record(print("k"), at(0), at(100))]);
-        member.metadata.name = Some(ours.clone());
+        let mut member = with_keys(&member(&Token::generate().unwrap()), vec![key_record(print("k"), at(0), at(100))]);
+        set(&mut member, |cluster| cluster.metadata.name = Some(ours.clone()));
         let built = SpiffeId::cluster("hubid", &theirs, "uid-1");
         let read = SpiffeId::parse(&format!("spiffe://hubid/cluster/{theirs}/uid-1"));
         // The key and the uid are those of the cluster, so only the name differs.

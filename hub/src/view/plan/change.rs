@@ -8,17 +8,19 @@ use kube::ResourceExt;
 use kube::api::DynamicObject;
 use runnel_proto::model::{
     ClusterName, RuleName, RuleUid, SourceRef, is_label_key, is_label_value, is_subdomain,
-    split_resource,
 };
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::{PlanRequest, resource_of};
 use crate::hub_state::HubState;
+use crate::view::ViewServer;
 use crate::view::error::ViewError;
+use crate::view::head::Head;
 use crate::view::review::{ResourceAccess, name_of};
-use crate::view::{ViewServer, run_blocking};
+use crate::view::turns::Turn;
 use crate::watch::body_of;
-use runnel_api::BUNDLE_KIND;
+use runnel_api::{BUNDLE_KIND, NO_RECORD};
 use runnel_hub_core::index::{ChangedObject, Cluster};
 use runnel_hub_core::plan::{Rule, RuleGrant, SourceState};
 
@@ -61,7 +63,8 @@ impl ViewServer {
         &self,
         user: &UserInfo,
         kind: &'static str,
-        asked: &PlanRequest,
+        asked: &PlanRequest<'_>,
+        turn: &Turn,
     ) -> Result<PlannedChange, ViewError> {
         let (object, exists) = if kind == BUNDLE.0 {
             self.changed_bundle(user, asked).await?
@@ -69,7 +72,7 @@ impl ViewServer {
             self.changed_object(user, kind, asked).await?
         };
         let (state, changed) = (self.hub_state.clone(), object.clone());
-        let mut affected = run_blocking(move || affected(&state, changed)).await?;
+        let mut affected = turn.run(move || affected(&state, changed)).await?;
         let all = affected.len();
         let mut notes: Vec<String> = judged(&mut affected).into_iter().collect();
         if all == 0 && matches!(object, ChangedObject::Bundle(..)) {
@@ -113,15 +116,8 @@ impl ViewServer {
         let may = match readable.get(&(resource, namespace.clone())) {
             Some(may) => *may,
             None => {
-                let access = ResourceAccess {
-                    verb: "get",
-                    group: runnel_api::GROUP,
-                    version: runnel_api::VERSION,
-                    resource,
-                    namespace: &namespace,
-                    name: "",
-                };
-                let may = self.content_reviewer.allows(user, &access).await?;
+                let reviewer = &self.content_reviewer;
+                let may = reviewer.may_get(user, resource, &namespace, "").await?;
                 readable.insert((resource, namespace), may);
                 may
             }
@@ -140,7 +136,7 @@ impl ViewServer {
         &self,
         user: &UserInfo,
         kind: &'static str,
-        asked: &PlanRequest,
+        asked: &PlanRequest<'_>,
     ) -> Result<(ChangedObject, bool), ViewError> {
         let malformed = |why: &dyn std::fmt::Display| {
             ViewError::BadRequest(format!("the {kind} cannot be read: {why}"))
@@ -187,11 +183,12 @@ impl ViewServer {
             };
             return Ok((object, exists));
         }
-        let Some(value) = asked.object.clone() else {
+        let Some(object) = asked.object else {
             return Err(ViewError::BadRequest(format!(
                 "a saved {kind} changes nothing: write object, or delete: true"
             )));
         };
+        let value: Value = serde_json::from_str(object.get()).map_err(|why| malformed(&why))?;
         runnel_api::check_spec(kind, &value["spec"]).map_err(|why| malformed(&why))?;
         if is_grant {
             let grant: runnel_api::DistributionGrant =
@@ -206,7 +203,7 @@ impl ViewServer {
         if !has_valid_labels(&member) {
             return Err(malformed(&"metadata.labels: a key or value is no label"));
         }
-        let read = Cluster::read(&member);
+        let read = Cluster::read(&member, &NO_RECORD);
         // The fields that only the hub and the agent set stay unchanged.
         let known = known.unwrap_or_else(|| Cluster {
             uid: "plan".into(),
@@ -238,13 +235,13 @@ impl ViewServer {
     async fn changed_bundle(
         &self,
         user: &UserInfo,
-        asked: &PlanRequest,
+        asked: &PlanRequest<'_>,
     ) -> Result<(ChangedObject, bool), ViewError> {
         let (namespace, name) = (&asked.name.namespace, &asked.name.name);
         let (source, exists) = self
             .bundle_to_change(user, asked.deletes(), (namespace, name))
             .await?;
-        match &asked.object {
+        match asked.object {
             Some(object) => Ok((self.edited_bundle(user, source, object).await?, exists)),
             None if asked.deletes() && exists => Ok((ChangedObject::Bundle(source, None), exists)),
             None if asked.deletes() => Err(ViewError::Missing(format!(
@@ -260,18 +257,13 @@ impl ViewServer {
     pub(super) async fn assumed_bundle(
         &self,
         user: &UserInfo,
-        object: &Value,
+        object: &RawValue,
     ) -> Result<ChangedObject, ViewError> {
-        let text = |path: &str| {
-            object
-                .pointer(path)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-        };
-        if text("/kind") != BUNDLE.0 {
+        let head = Head::read(object)?.into_name();
+        if head.kind != BUNDLE.0 {
             return Err(malformed_bundle(&"kind: it is no ManifestBundle"));
         }
-        let name = (text("/metadata/namespace"), text("/metadata/name"));
+        let name = (head.namespace.as_str(), head.name.as_str());
         let (source, _) = self.bundle_to_change(user, false, name).await?;
         self.edited_bundle(user, source, object).await
     }
@@ -308,11 +300,13 @@ impl ViewServer {
         &self,
         user: &UserInfo,
         source: SourceRef,
-        object: &Value,
+        object: &RawValue,
     ) -> Result<ChangedObject, ViewError> {
+        let object: Value =
+            serde_json::from_str(object.get()).map_err(|error| malformed_bundle(&error))?;
         runnel_api::check_spec(BUNDLE.0, &object["spec"]).map_err(|why| malformed_bundle(&why))?;
         let object: DynamicObject =
-            serde_json::from_value(object.clone()).map_err(|error| malformed_bundle(&error))?;
+            serde_json::from_value(object).map_err(|error| malformed_bundle(&error))?;
         if !has_valid_labels(&object) {
             return Err(malformed_bundle(
                 &"metadata.labels: a key or value is no label",
@@ -368,15 +362,7 @@ impl ViewServer {
         kind: &str,
         namespace: &str,
     ) -> Result<(), ViewError> {
-        let (plural, group) = split_resource(kind);
-        let access = ResourceAccess {
-            verb: "create",
-            group,
-            version: "*",
-            resource: plural,
-            namespace,
-            name: "",
-        };
+        let access = ResourceAccess::to_kind("create", kind, namespace);
         if self.content_reviewer.allows(user, &access).await? {
             return Ok(());
         }
@@ -387,36 +373,6 @@ impl ViewServer {
         };
         Err(ViewError::Forbidden(format!(
             "the bundle has a manifest of {kind}, which {} may not create {place}: grant that permission, or remove it",
-            name_of(user)
-        )))
-    }
-
-    async fn may_change(
-        &self,
-        user: &UserInfo,
-        verb: &str,
-        resource: &str,
-        (namespace, name): (&str, &str),
-    ) -> Result<(), ViewError> {
-        let name = if verb == "create" { "" } else { name };
-        let access = ResourceAccess {
-            verb,
-            group: runnel_api::GROUP,
-            version: runnel_api::VERSION,
-            resource,
-            namespace,
-            name,
-        };
-        if self.content_reviewer.allows(user, &access).await? {
-            return Ok(());
-        }
-        let place = if namespace.is_empty() {
-            String::new()
-        } else {
-            format!(" in namespace {namespace}")
-        };
-        Err(ViewError::Forbidden(format!(
-            "{} may not {verb} {resource}.runnel.dev{place}",
             name_of(user)
         )))
     }

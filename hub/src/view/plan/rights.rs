@@ -5,22 +5,24 @@ use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
-use runnel_proto::model::{FieldsKey, RuleName, RuleUid, is_label, is_subdomain, split_resource};
+use runnel_proto::model::{FieldsKey, RuleName, RuleUid, is_label, is_privileged, is_subdomain};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::{PlanRequest, RULE_KINDS, random_key, resource_of};
 use crate::view::ViewServer;
 use crate::view::error::ViewError;
+use crate::view::head::Head;
 use crate::view::review::{ResourceAccess, name_of};
 use runnel_hub_core::plan::Rule;
 
 impl ViewServer {
-    /// Checks the rights on a saved rule: `get`. A dry run also needs `update`, because its content
+    /// Checks the rights on a saved rule: `get`, besides the `create` that each plan needs. A dry run also needs `update`, because its content
     /// is sent and requests are made in its name. A planned deletion also needs `delete`.
     pub(super) async fn saved(
         &self,
         user: &UserInfo,
-        asked: &PlanRequest,
+        asked: &PlanRequest<'_>,
     ) -> Result<Rule, ViewError> {
         let name = &asked.name;
         self.may(user, "get", name).await?;
@@ -40,49 +42,38 @@ impl ViewServer {
             .ok_or_else(|| ViewError::Missing("the hub has no such rule".to_owned()))
     }
 
-    /// Checks the rights on an unsaved rule: those to save it.
-    pub(super) async fn unsaved(&self, user: &UserInfo, object: &Value) -> Result<Rule, ViewError> {
+    /// Checks the rights on an unsaved rule: those to save it. Each plan needs `create`, the edit of a saved rule also
+    /// `update`.
+    pub(super) async fn unsaved(
+        &self,
+        user: &UserInfo,
+        name: &RuleName,
+        object: &RawValue,
+    ) -> Result<Rule, ViewError> {
         let malformed = |why: &dyn std::fmt::Display| {
             ViewError::BadRequest(format!("the rule cannot be read: {why}"))
         };
-        let value = object.clone();
-        let text = |path: &str| {
-            value
-                .pointer(path)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let name = RuleName {
-            kind: text("/kind"),
-            namespace: text("/metadata/namespace"),
-            name: text("/metadata/name"),
-        };
-        if !text("/apiVersion").starts_with("runnel.dev/")
-            || !RULE_KINDS.iter().any(|(kind, _)| *kind == name.kind)
-        {
+        if !Head::read(object)?.api_version.starts_with("runnel.dev/") {
             return Err(malformed(
                 &"kind: it is no DistributionRule or ClusterDistributionRule of runnel.dev",
             ));
         }
         let is_whole = name.kind == RULE_KINDS[1].0;
         // The API server has not validated it, and parts of it are sent to agents.
-        check_identity(&name).map_err(|why| malformed(&why))?;
-        runnel_api::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
+        check_identity(name).map_err(|why| malformed(&why))?;
         let known = {
             let index = self.hub_state.index.read();
             let found = index
                 .rules()
                 .iter()
-                .find(|(_, entry)| entry.rule.terms.rule == name);
+                .find(|(_, entry)| entry.rule.terms.rule == *name);
             found.map(|(uid, entry)| (uid.clone(), entry.rule.terms.created_at))
         };
-        self.may(
-            user,
-            if known.is_some() { "update" } else { "create" },
-            &name,
-        )
-        .await?;
+        if known.is_some() {
+            self.may(user, "update", name).await?;
+        }
+        let value: Value = serde_json::from_str(object.get()).map_err(|error| malformed(&error))?;
+        runnel_api::check_spec(&name.kind, &value["spec"]).map_err(|why| malformed(&why))?;
         let namespace = &self.hub_state.settings.namespace;
         let rule = if is_whole {
             let rule: runnel_api::ClusterDistributionRule =
@@ -93,7 +84,35 @@ impl ViewServer {
                 serde_json::from_value(value).map_err(|error| malformed(&error))?;
             Rule::namespaced(&identified(rule, known)?, namespace)
         };
-        rule.ok_or_else(|| malformed(&"metadata: it has no namespace"))
+        let rule = rule.ok_or_else(|| malformed(&"metadata: it has no namespace"))?;
+        self.may_make_copies(user, &rule).await?;
+        Ok(rule)
+    }
+
+    /// Checks that the user may `create` the privileged kinds of which the copies of a rule of a namespace are other objects than
+    /// the sources. Without this right the user may not save the rule either.
+    async fn may_make_copies(&self, user: &UserInfo, rule: &Rule) -> Result<(), ViewError> {
+        let namespace = &*rule.terms.rule.namespace;
+        if namespace.is_empty() || !rule.shape.makes_other_objects() {
+            return Ok(());
+        }
+        let selected = rule.resources();
+        let mut made: BTreeSet<&str> = selected.filter(|kind| is_privileged(kind)).collect();
+        if rule.resources().any(|kind| kind == runnel_api::BUNDLE_KIND) {
+            // A bundle may have manifests of any kind: these stand for those that run programs and those that carry rights.
+            made.extend(["pods", "roles.rbac.authorization.k8s.io"]);
+        }
+        for kind in made {
+            let access = ResourceAccess::to_kind("create", kind, namespace);
+            if !self.content_reviewer.allows(user, &access).await? {
+                return Err(ViewError::Forbidden(format!(
+                    "overrides, removeFields, transform.name and substitute.fields make other objects of {kind}, which {} may \
+                     not create in namespace {namespace}: have that right given, or leave {kind} out",
+                    name_of(user)
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Checks one right on a rule.
@@ -103,27 +122,27 @@ impl ViewServer {
         verb: &str,
         rule: &RuleName,
     ) -> Result<(), ViewError> {
-        let resource = resource_of(rule)?;
-        let name = if verb == "create" {
-            ""
-        } else {
-            rule.name.as_str()
-        };
-        let access = ResourceAccess {
-            verb,
-            group: runnel_api::GROUP,
-            version: runnel_api::VERSION,
-            resource,
-            namespace: &rule.namespace,
-            name,
-        };
+        let place = (rule.namespace.as_str(), rule.name.as_str());
+        self.may_change(user, verb, resource_of(rule)?, place).await
+    }
+
+    /// Checks one right on an object of Runnel. Who creates one names no object.
+    pub(super) async fn may_change(
+        &self,
+        user: &UserInfo,
+        verb: &str,
+        resource: &str,
+        (namespace, name): (&str, &str),
+    ) -> Result<(), ViewError> {
+        let name = if verb == "create" { "" } else { name };
+        let access = ResourceAccess::to_runnel(verb, resource, namespace, name);
         if self.content_reviewer.allows(user, &access).await? {
             return Ok(());
         }
-        let place = if rule.namespace.is_empty() {
+        let place = if namespace.is_empty() {
             String::new()
         } else {
-            format!(" in namespace {}", rule.namespace)
+            format!(" in namespace {namespace}")
         };
         Err(ViewError::Forbidden(format!(
             "{} may not {verb} {resource}.runnel.dev{place}",
@@ -133,7 +152,7 @@ impl ViewServer {
 
     /// Checks that the user may `get` each selected kind. Otherwise the plan would disclose its
     /// objects. Without this right the user may not save a rule that selects the kind either.
-    pub(super) async fn may_read_sources(
+    pub(in crate::view) async fn may_read_sources(
         &self,
         user: &UserInfo,
         rule: &Rule,
@@ -155,15 +174,7 @@ impl ViewServer {
         }
         let mut everywhere: BTreeMap<&str, bool> = BTreeMap::new();
         for (kind, namespace) in wanted {
-            let (plural, group) = split_resource(kind);
-            let access = |namespace| ResourceAccess {
-                verb: "get",
-                group,
-                version: "*",
-                resource: plural,
-                namespace,
-                name: "",
-            };
+            let access = |namespace| ResourceAccess::to_kind("get", kind, namespace);
             let whole = match everywhere.get(kind) {
                 Some(known) => *known,
                 None if rule.terms.rule.is_cluster_scoped() => {

@@ -85,10 +85,11 @@ pub const LOG_KEYS: &[(&str, &str)] = &[
     ("wrote", "result of a write"),
 ];
 
-/// Modules of libraries that log whole bodies of requests or answers, including Secrets. They are
-/// disabled at every level.
+/// Modules of libraries that log whole bodies of requests or answers, including Secrets, or what the programs log
+/// themselves. They are disabled at every level.
 const QUIET: &[&str] = &[
     "kube_client::client=off",
+    "kube_runtime::watcher=error",
     "h2=info",
     "hyper=info",
     "tower=info",

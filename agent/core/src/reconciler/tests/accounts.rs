@@ -147,3 +147,55 @@ fn preview_has_the_account_of_its_rule() {
             .all(|item| item.account == account("team"))
     );
 }
+
+/// A cluster in which these accounts may not write. Rule r of team wants `a/one`, and so does the younger rule q of others.
+fn contested(refused: &[&str]) -> World {
+    let accounts = "impersonate: [{hubNamespace: team, serviceAccount: tenants/team}, \
+                    {hubNamespace: others, serviceAccount: tenants/others}]";
+    let mut world = world(accounts);
+    world.refused_accounts = refused.iter().map(|&name| name.to_owned()).collect();
+    let mut younger = of_namespace("q", "others", &["one"]);
+    younger.terms.as_mut().unwrap().0.created_at = 900;
+    world.batch(vec![of_namespace("r", "team", &["one"]), younger]);
+    world.settle_now();
+    world
+}
+
+#[test]
+fn rule_whose_account_is_refused_holds_no_place() {
+    let mut world = contested(&["team"]);
+    assert!(world.holds(&copy("a", "one"), "q", "one", 1));
+    let state = world.reported_state("r").unwrap();
+    assert_eq!(
+        state.failures[0].message,
+        "others/q wins this copy: the account of this rule may not write it"
+    );
+    // Its rights come, and the other rule keeps what it has.
+    world.refused_accounts.clear();
+    world.now += std::time::Duration::from_secs(60);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "one"), "q", "one", 1));
+    world.remove_rule("q", DeletionPolicy::Delete);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "one"), "r", "one", 1));
+}
+
+#[test]
+fn refused_rules_try_in_turn_until_one_may_write() {
+    let mut world = contested(&["team", "others"]);
+    assert!(world.objects.is_empty());
+    let tries = world.tries;
+    world.now += std::time::Duration::from_secs(60);
+    world.settle_now();
+    assert!(
+        (1..=4).contains(&(world.tries - tries)),
+        "{}",
+        world.tries - tries
+    );
+    world.refused_accounts.remove("others");
+    for _ in 0..2 {
+        world.now += std::time::Duration::from_secs(60);
+        world.settle_now();
+    }
+    assert!(world.holds(&copy("a", "one"), "q", "one", 1));
+}

@@ -327,15 +327,16 @@ impl Hub {
         Ok(())
     }
 
-    /// Returns the expected rule and revision of a copy: the older rule wins.
-    fn wants(&self, namespace: &str, name: &str) -> Option<(&str, u8)> {
-        ["r0", "r1"].into_iter().find_map(|uid| {
+    /// Returns the rules that want a copy, with its revision: the one that has it keeps it.
+    fn wants(&self, namespace: &str, name: &str) -> Vec<(&str, u8)> {
+        let rules = ["r0", "r1"].into_iter().filter_map(|uid| {
             let (namespaces, sources) = self.rules.get(uid)?;
             let chosen = namespaces
                 .iter()
                 .any(|chosen| chosen == namespace || chosen == "*");
             Some((uid, *sources.get(name).filter(|_| chosen)?))
-        })
+        });
+        rules.collect()
     }
 }
 
@@ -393,19 +394,17 @@ fn play_with(steps: &[Step], dry_run: bool) -> Result<(), TestCaseError> {
             if object.is_some_and(|object| object.live.ownership == Ownership::Foreign) {
                 continue;
             }
-            match hub.wants(namespace, name) {
-                Some((uid, revision)) => {
-                    prop_assert!(
-                        world.holds(&place, uid, name, revision),
-                        "{place} {uid} {revision}: {object:?}"
-                    );
-                }
-                // A copy that lost its label while nothing was watched is unknown.
-                None => prop_assert!(
-                    object.is_none_or(|object| !object.labeled),
-                    "{place} is left: {object:?}"
-                ),
-            }
+            let wanted = hub.wants(namespace, name);
+            let holds = |(uid, revision): &(&str, u8)| world.holds(&place, uid, name, *revision);
+            // A copy that lost its label while nothing was watched is unknown.
+            prop_assert!(
+                if wanted.is_empty() {
+                    object.is_none_or(|object| !object.labeled)
+                } else {
+                    wanted.iter().any(holds)
+                },
+                "{place} of {wanted:?}: {object:?}"
+            );
         }
     }
     hub.is_shown_proofs(&world)?;

@@ -107,6 +107,19 @@ fn explanation_has_the_fields_that_the_sealed_rule_returns() {
     };
     assert_eq!((live.feedback, live.health), (vec![ready], Some(health)));
 
+    // The state of an adopted object is that of its owner.
+    world.edit(&copy("a", "s0"), |object| object.live.adopted = true);
+    while world.deliver_one() {}
+    let live = asked(&mut world, "a").live.unwrap();
+    assert_eq!((live.feedback, live.health), (vec![], None));
+    let page = listed(&mut world, None, 1);
+    assert_eq!(
+        (&page.copies[0].feedback, &page.copies[0].health),
+        (&vec![], &None)
+    );
+    world.edit(&copy("a", "s0"), |object| object.live.adopted = false);
+    while world.deliver_one() {}
+
     // An object without our seal belongs to no rule.
     world.edit(&copy("a", "s0"), |object| object.live.sealed = None);
     while world.deliver_one() {}

@@ -249,6 +249,23 @@ fn older_rule_wins_a_copy_and_the_other_reports_it() {
         state.failures[0].message,
         "team/r wins this copy: it is older"
     );
+    // The rule that has a copy keeps it, also from an older rule that wants it later.
+    let mut late = terms("late", &["a", "b"]);
+    late.created_at = 0;
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 3)],
+        ..with_terms("late", late)
+    }]);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+    let state = world.reported_state("late").unwrap();
+    assert_eq!(
+        state.failures[0].message,
+        "team/r wins this copy: it has this copy already"
+    );
+    world.remove_rule("late", DeletionPolicy::Delete);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
     // An orphaned rule loses contested copies to other rules, and keeps its other copies.
     world.batch(vec![RuleDelta {
         orphaned: true,
@@ -257,6 +274,28 @@ fn older_rule_wins_a_copy_and_the_other_reports_it() {
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "q", "s0", 2));
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
+}
+
+#[test]
+fn rule_that_has_a_copy_keeps_it_over_a_restart() {
+    let mut world = applied();
+    let mut older = terms("older", &["a"]);
+    older.created_at = 0;
+    world.restart();
+    world.connect();
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 3)],
+        ..with_terms("older", older)
+    }]);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+    // A rule that no longer wants it leaves it.
+    world.batch(vec![RuleDelta {
+        tombstones: vec![tombstone("s0")],
+        ..RuleDelta::new("r".into())
+    }]);
+    world.settle_now();
+    assert!(world.holds(&copy("a", "s0"), "older", "s0", 3));
 }
 
 #[test]

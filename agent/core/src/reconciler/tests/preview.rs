@@ -271,14 +271,14 @@ fn edited_rule_previews_changes_removals_and_blocks() {
             "b/s1 Blocked"
         ]
     );
-    // An older rule wins.
+    // An older rule wins what no rule has.
     let older = Terms {
         created_at: 1,
         ..terms("q", &["a"])
     };
     assert_eq!(
         asked(&mut world, question("q", Some(older), &[("s0", 1)], &[])),
-        ["a/s0 Change"]
+        ["a/s0 Refused"]
     );
     let younger = Terms {
         created_at: 900,

@@ -54,6 +54,10 @@ pub struct World {
     pub under_way: VecDeque<Job>,
     /// Names whose writes the API server refuses.
     pub poisoned: BTreeSet<String>,
+    /// The accounts that may not write, by name.
+    pub refused_accounts: BTreeSet<String>,
+    /// How often an account that may not write has tried.
+    pub tries: usize,
     /// The answer of the API server to every request for a copy, if it fails.
     pub failing: Option<CopyError>,
     pub writes: usize,
@@ -200,6 +204,8 @@ impl World {
             undelivered: VecDeque::new(),
             under_way: VecDeque::new(),
             poisoned: BTreeSet::new(),
+            refused_accounts: BTreeSet::new(),
+            tries: 0,
             failing: None,
             writes: 0,
             sent: vec![],
@@ -630,6 +636,7 @@ impl World {
             terminating: false,
             number: 0,
             newest: false,
+            names_member: true,
             applied_at: 0,
             health: None,
             feedback: None,
@@ -745,6 +752,14 @@ impl World {
         };
         if self.failing.is_some() {
             done.copy_error.clone_from(&self.failing);
+            return done;
+        }
+        let account = job.account.as_ref().map(|account| account.name.to_string());
+        if account.is_some_and(|account| self.refused_accounts.contains(&account))
+            && !matches!(job.work, Work::Read)
+        {
+            self.tries += 1;
+            done.copy_error = Some(CopyError::new(Reason::Forbidden, "may not"));
             return done;
         }
         match job.work {
@@ -914,6 +929,7 @@ impl World {
             terminating: false,
             number: body.version.unwrap_or_default(),
             newest: body.version.is_some(),
+            names_member: true,
             applied_at: i64::try_from(self.version).unwrap(),
             health: None,
             feedback: None,

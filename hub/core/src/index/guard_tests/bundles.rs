@@ -223,7 +223,7 @@ fn manifests_are_granted_by_their_kind() {
     };
     assert_eq!(sent(&world), 40);
     let mut other = grant();
-    other.grant.resources = vec!["services".to_owned()];
+    std::sync::Arc::make_mut(&mut other.grant).resources = vec!["services".to_owned()];
     world.change(|index| index.set_grant("everything", Some(other)));
     // The copies stay until the loss of the kind is approved.
     assert_eq!(sent(&world), 0);
@@ -292,4 +292,39 @@ fn deselected(name: &str) -> Vec<i64> {
 fn copies_are_counted_by_the_scope_of_their_kind() {
     assert_eq!(deselected("roles"), [2 * 20]);
     assert_eq!(deselected("maps"), [2 * 20 * 3]);
+}
+
+#[test]
+fn nothing_is_sent_before_every_source_of_a_manifest_is_read() {
+    for shape in shapes() {
+        let mut world = World::new();
+        let index = &mut world.index;
+        let mut spec = shape.clone();
+        spec["sources"] = json!([{
+            "resources": [BUNDLE_KIND, "configmaps"], "selector": {"matchLabels": {"on": "yes"}},
+        }]);
+        let sent = |index: &Index| match index.directive(&"r".into(), &MEMBERS[0].into()) {
+            Directive::Assigned(assignment) => Some(assignment.intents().count()),
+            _ => None,
+        };
+        // The list of bundles comes first, and each is read alone.
+        index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Unwatched);
+        index.set_scope(WatchScope::everywhere(BUNDLE_KIND), ScopeState::Known);
+        for name in ["all", "same"] {
+            index.set_source(bundle(name), on("yes"), None);
+        }
+        index.set_rule(bundle_rule(&spec));
+        index.set_source(bundle("all"), on("yes"), Some(maps(0, 3)));
+        assert_eq!(sent(index), None, "{shape}: a bundle is unread");
+        index.set_source(bundle("same"), on("yes"), Some(maps(0, 1)));
+        assert_eq!(sent(index), None, "{shape}: the ConfigMaps are not listed");
+        index.set_source(source("team", "m1"), on("yes"), None);
+        index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::Known);
+        assert_eq!(sent(index), Some(1), "{shape}: m0 has two bundles");
+        index.set_source(source("team", "m1"), on("yes"), Some(content()));
+        assert_eq!(sent(index), Some(1), "{shape}: m1 is selected itself");
+        // A kind that is not served withholds no other.
+        index.set_scope(WatchScope::everywhere("configmaps"), ScopeState::NotServed);
+        assert!(sent(index).is_some(), "{shape}");
+    }
 }

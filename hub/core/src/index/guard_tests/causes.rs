@@ -69,7 +69,7 @@ fn blocked_removal_counts_for_no_other_cause() {
 
 #[test]
 fn small_changes_that_are_large_together_are_blocked() {
-    let mut world = World::new();
+    let mut world = World::with_limits();
     world.add_many(30);
     world.change(|index| {
         let mut effect = Effect::default();
@@ -205,6 +205,7 @@ fn digest_names_the_cause_and_its_subject() {
         guard.describe(
             "r",
             &BTreeMap::from([(MEMBERS[0].into(), 12)]),
+            &BTreeMap::new(),
             World::new().now,
         );
         let pending = guard.pending().expect("an item is blocked");
@@ -240,6 +241,6 @@ fn new_leader_names_the_cause_of_the_former_one() {
     assert_eq!(found, blocked.as_ref());
     assert_eq!(
         found.map(|pending| pending.cause.as_str()),
-        Some("grant everything changed")
+        Some("grant everything was deleted")
     );
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, RuleUid, SourceRef};
 
-use crate::plan::{ClusterPlans, Labels, RevisionHasher, Rule, RulePlan, SourceState};
+use crate::plan::{
+    ClusterPlans, CompletedState, Labels, RevisionHasher, Rule, RulePlan, Scope, SourceState,
+};
 
 /// The input of a render job.
 pub struct RenderJob {
@@ -30,6 +32,12 @@ pub(super) enum Work {
         clusters: Vec<(ClusterName, Labels)>,
         rerender: bool,
     },
+    /// It is rolled back to former inputs.
+    Former {
+        state: Arc<CompletedState>,
+        scope: Scope,
+        clusters: Vec<(ClusterName, Labels)>,
+    },
 }
 
 /// The result of a render job. Drop it outside the lock after it was installed.
@@ -47,9 +55,19 @@ pub(super) enum RenderedPart {
     Whole(u64),
     /// Sources and clusters that had changed.
     Changes(BTreeSet<SourceRef>, Vec<ClusterName>),
+    /// Former inputs, with the former rule; none if the hub cannot read that.
+    Former(Arc<CompletedState>, Option<Box<Rule>>),
 }
 
 impl RenderJob {
+    /// Calls `pause` between the renderings of single copies, without a lock.
+    pub fn paced(self, pause: impl Fn() + Send + Sync + 'static) -> Self {
+        Self {
+            revision_hasher: self.revision_hasher.paced(pause),
+            ..self
+        }
+    }
+
     /// Renders. May take long.
     pub fn run(self) -> RenderResult {
         let Self {
@@ -114,6 +132,19 @@ impl RenderJob {
                     cluster_plans.render_all(&rule, &plan, clusters, &revision_hasher);
                 }
                 (plan, cluster_plans, RenderedPart::Changes(changed, names))
+            }
+            Work::Former {
+                state,
+                scope,
+                clusters,
+            } => {
+                let former = state.rule(&rule).map(Box::new);
+                let of = former.as_deref().unwrap_or(&rule);
+                let plan = Arc::new(state.plan(of, &scope));
+                let clusters = clusters.into_iter();
+                let cluster_plans = ClusterPlans::new(of, &plan, clusters, &revision_hasher);
+                let cluster_plans = cluster_plans.detached(&plan);
+                (plan, cluster_plans, RenderedPart::Former(state, former))
             }
         };
         RenderResult {

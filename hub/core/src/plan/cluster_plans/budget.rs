@@ -6,6 +6,9 @@ use super::super::rendered_plan::{RenderError, RenderErrorKind, RenderOutcome, R
 use super::super::{Rule, RulePlan};
 use super::{ClusterPlans, Variation};
 
+/// The rendered content of the rules of a namespace together, as a multiple of the limit of one rule.
+pub(crate) const NAMESPACE_SHARE: u64 = 2;
+
 /// The overhead of a plan's entry, in bytes.
 const ENTRY: u64 = 256;
 
@@ -20,12 +23,13 @@ impl ClusterPlans {
         let Variation::PerCluster(by_cluster) = &mut self.variation else {
             return;
         };
-        let mut nothing = RenderedPlan::nothing(selection, rule.terms.namespaces.is_some());
+        let mut nothing = RenderedPlan::nothing(selection, rule.source_order());
         let (sources, clusters) = (selection.selected().count(), by_cluster.len());
         let message: Arc<str> = format!(
             "the copies differ by cluster, and those of {sources} sources for {clusters} clusters take more than the \
-             {} bytes that one rule may have (--render-budget, `renderBudget` in the chart); choose fewer sources or \
-             clusters, use variables with fewer values than there are clusters, or raise the limit",
+             {} bytes that are left for the rule (--render-budget, `renderBudget` in the chart: that much for a rule, and \
+             {NAMESPACE_SHARE} times that much for the rules of a namespace), or too much work; choose fewer sources or \
+             clusters, use variables with fewer values than there are clusters and smaller patches, or raise the limit",
             revision_hasher.budget()
         )
         .into();
@@ -50,7 +54,7 @@ impl ClusterPlans {
     }
 
     /// Returns the size in bytes.
-    pub(super) fn size_bytes(&self) -> u64 {
+    pub(crate) fn size_bytes(&self) -> u64 {
         let entries = self
             .entries
             .values()
@@ -63,6 +67,9 @@ impl ClusterPlans {
 
     /// Whether the rule is within the budget, without the deleted clusters.
     pub(super) fn is_within_budget(&self, revision_hasher: &RevisionHasher) -> bool {
+        if !self.contents.lock().works_within(revision_hasher.budget()) {
+            return false;
+        }
         if self.size_bytes() <= revision_hasher.budget() {
             return true;
         }

@@ -143,6 +143,14 @@ impl Shape {
         *self == Self::default()
     }
 
+    /// Whether copies may be other objects than their sources: by their name, or by any of their fields.
+    pub fn makes_other_objects(&self) -> bool {
+        self.name.is_some()
+            || !self.remove_fields.is_empty()
+            || !self.substitute.fields.is_empty()
+            || self.overrides.iter().any(Override::has_patch)
+    }
+
     /// Whether copies contain a value of a Secret of this name.
     pub fn reads_secret(&self, name: &str) -> bool {
         self.secrets_read().any(|lender| lender == name)
@@ -155,12 +163,35 @@ impl Shape {
 
     /// Whether only the name of copies may be another one.
     pub fn leaves_content(&self) -> bool {
-        Self {
-            name: None,
-            versioned: false,
-            ..self.clone()
-        }
-        .is_plain()
+        let Self {
+            name: _,
+            versioned: _,
+            include,
+            exclude,
+            rename,
+            labels,
+            annotations,
+            secret_type,
+            remove_fields,
+            substitute,
+            overrides,
+        } = self;
+        let has_marks = |marks: &Marks| *marks != Marks::default();
+        include.is_empty()
+            && exclude.is_empty()
+            && rename.is_empty()
+            && !has_marks(labels)
+            && !has_marks(annotations)
+            && secret_type.is_none()
+            && *remove_fields == Pointers::default()
+            && substitute.is_empty()
+            && overrides.is_empty()
+    }
+
+    /// The bytes of patches that are decoded and applied to a copy.
+    pub fn patch_bytes(&self, about: TemplateContext<'_>) -> usize {
+        let chosen = self.overrides.iter().filter(|entry| entry.chooses(about));
+        chosen.map(Override::patch_bytes).sum()
     }
 
     /// Whether copies in one cluster may differ from those in another.

@@ -1,7 +1,12 @@
 //! Overrides for some clusters.
 use std::collections::BTreeMap;
 
-use json_patch::{PatchErrorKind, PatchOperation};
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{
+    AddOperation, CopyOperation, MoveOperation, PatchErrorKind, PatchOperation, RemoveOperation,
+    ReplaceOperation, TestOperation,
+};
+use runnel_api::{JsonText, PatchStep};
 use runnel_proto::model::{
     Content, ContentRules, FIXED_FIELDS, Pattern, matches_any, pointer_unescaped,
 };
@@ -20,8 +25,9 @@ pub(super) struct Override {
     pub(super) data: BTreeMap<String, String>,
     pub(super) secret_data: Vec<runnel_api::SecretValue>,
     remove: Vec<String>,
-    pub(super) merge_patch: Map<String, Value>,
-    pub(super) json_patch: Vec<runnel_api::PatchStep>,
+    /// Text until it is applied, like the values of the steps.
+    merge_patch: Option<JsonText>,
+    pub(super) json_patch: Vec<PatchStep>,
 }
 
 /// Why a patch cannot be applied. The text contains no data.
@@ -63,7 +69,10 @@ impl From<&runnel_api::Override> for Override {
             data: spec.data.clone(),
             secret_data: spec.secret_data.clone(),
             remove: spec.remove.clone(),
-            merge_patch: spec.merge_patch.clone(),
+            merge_patch: spec
+                .merge_patch
+                .clone()
+                .filter(|patch| patch.as_str() != "{}"),
             json_patch: spec.json_patch.clone(),
         }
     }
@@ -108,8 +117,28 @@ impl Override {
             && self.clusters.chooses(cluster, labels)
     }
 
-    fn has_patch(&self) -> bool {
-        !(self.merge_patch.is_empty() && self.json_patch.is_empty())
+    pub(super) fn has_patch(&self) -> bool {
+        self.merge_patch.is_some() || !self.json_patch.is_empty()
+    }
+
+    /// Decodes the merge patch. The schema refuses all but objects.
+    pub(super) fn merge_patch(&self) -> Map<String, Value> {
+        match self.merge_patch.as_ref().map(JsonText::value) {
+            Some(Value::Object(patch)) => patch,
+            _ => Map::new(),
+        }
+    }
+
+    /// The bytes of both patches, which are decoded for each copy.
+    pub(super) fn patch_bytes(&self) -> usize {
+        let values = self
+            .json_patch
+            .iter()
+            .filter_map(|step| step.value.as_ref());
+        values
+            .chain(&self.merge_patch)
+            .map(|patch| patch.as_str().len())
+            .sum()
     }
 
     /// Applies the override, if it matches source and cluster. Every reader of the rule sees its fields,
@@ -215,10 +244,11 @@ impl Override {
         fields: BTreeMap<String, Value>,
     ) -> Result<BTreeMap<String, Value>, (&'static str, PatchError)> {
         let mut document = Value::Object(fields.into_iter().collect());
-        for field in self.merge_patch.keys() {
+        let merge_patch = self.merge_patch();
+        for field in merge_patch.keys() {
             check_field(rules, field).map_err(|why| ("mergePatch", why))?;
         }
-        for (field, value) in &self.merge_patch {
+        for (field, value) in &merge_patch {
             json_patch::merge(&mut document[field], value);
         }
         self.patch(rules, &mut document)
@@ -249,9 +279,7 @@ impl Override {
                     why: why.into(),
                 })?;
             }
-            let operation =
-                serde_json::to_value(step).and_then(serde_json::from_value::<PatchOperation>);
-            let operation = operation.map_err(|_| PatchError::Incomplete {
+            let operation = operation(step).ok_or_else(|| PatchError::Incomplete {
                 number,
                 op: step.op.clone(),
                 lacks: if ["copy", "move"].contains(&&*step.op) {
@@ -285,6 +313,38 @@ impl Override {
         }
         Ok(())
     }
+}
+
+/// Returns the operation of a step; `None` if it lacks something.
+fn operation(step: &PatchStep) -> Option<PatchOperation> {
+    let pointer = |text: &str| PointerBuf::parse(text).ok();
+    let path = pointer(&step.path)?;
+    let from = || pointer(step.from.as_deref()?);
+    let value = || step.value.as_ref().map(JsonText::value);
+    Some(match step.op.as_str() {
+        "add" => PatchOperation::Add(AddOperation {
+            path,
+            value: value()?,
+        }),
+        "replace" => PatchOperation::Replace(ReplaceOperation {
+            path,
+            value: value()?,
+        }),
+        "test" => PatchOperation::Test(TestOperation {
+            path,
+            value: value()?,
+        }),
+        "remove" => PatchOperation::Remove(RemoveOperation { path }),
+        "copy" => PatchOperation::Copy(CopyOperation {
+            path,
+            from: from()?,
+        }),
+        "move" => PatchOperation::Move(MoveOperation {
+            path,
+            from: from()?,
+        }),
+        _ => return None,
+    })
 }
 
 /// Checks that a pointer leads to a field that may be patched, or into one.

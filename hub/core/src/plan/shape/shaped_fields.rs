@@ -78,7 +78,7 @@ impl Override {
                 .map(|key| ShapedField::key(key, by("remove"))),
         );
         let mut merged = vec![];
-        add_leaves(&self.merge_patch, "", &mut merged);
+        add_leaves(&self.merge_patch(), "", &mut merged);
         shaped.extend(
             merged
                 .into_iter()

@@ -2,6 +2,7 @@
 use std::collections::BTreeSet;
 
 use data_encoding::BASE64;
+use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{Content, ContentRules, is_label_key, is_label_value};
 use serde_json::{Map, Value};
 
@@ -20,6 +21,12 @@ const KEY_LIMIT: usize = 253;
 pub fn flaw(rules: &ContentRules, content: &Content) -> Option<String> {
     if let Some(flaw) = metadata_error(content) {
         return Some(flaw);
+    }
+    let nodes = content.nodes();
+    if nodes > CONTENT_NODES {
+        return Some(format!(
+            "it has {nodes} JSON values, and {CONTENT_NODES} are the most"
+        ));
     }
     if rules.exact_maps.is_empty() {
         return fields_error(content);

@@ -152,6 +152,14 @@ fn check_is_due_again_after_the_clock_was_set_back() {
     assert_eq!(due(&world), None);
     world.set_back = 7200;
     assert!(due(&world).is_some());
+    // The check that held is in the future, so it lets no wave pass.
+    assert_eq!(world.after(101), Phase::Soaking);
+    assert_eq!(world.after(101), Phase::Soaking);
+    assert_eq!(checked(&mut world, false), Phase::Soaking);
+    assert_eq!(counts(&world), (2, 1));
+    assert_eq!(due(&world), None, "not each second");
+    world.after(30);
+    assert_eq!(checked(&mut world, true), Phase::Progressing);
 }
 
 #[test]

@@ -49,6 +49,20 @@ fn each_wave_after_the_first_waits_for_its_approval() {
 }
 
 #[test]
+fn first_wave_counts_clusters_that_are_not_connected() {
+    let mut world = world();
+    world.all_are(&["c2", "c3", "c4"], Health::Unavailable);
+    world.step();
+    world.is("c1", Health::Applied);
+    assert_eq!(world.step(), Phase::AwaitingApproval);
+    assert_eq!(pending(&world).names, ["c3", "c4", "c5", "c6"]);
+    // They are back: nobody has approved more than the first wave.
+    world.all_are(&["c2", "c3", "c4"], Health::Pending);
+    world.step();
+    assert_eq!(world.admitted(), ["c1", "c2"]);
+}
+
+#[test]
 fn approval_of_several_digests_names_the_wave_among_them() {
     let mut world = awaiting();
     world.approval = Some(format!("0123, {}", pending(&world).digest));
@@ -189,4 +203,26 @@ fn rollout_without_approval_begins_the_wave_that_waits() {
     world.rollout.needs_approval = false;
     assert_eq!(world.step(), Phase::Progressing);
     assert_eq!(world.admitted(), ["c1", "c2", "c3", "c4"]);
+}
+
+#[test]
+fn pending_wave_is_cut_again_when_a_label_changes() {
+    let mut world = World::new(0, rollout());
+    world.rollout.needs_approval = true;
+    world.rollout.order_by = Some("tier".to_owned());
+    for (value, cluster) in [("0", "c1"), ("1", "c2"), ("1", "c3")] {
+        let position = turn(Some(value), cluster);
+        world.clusters.insert(position, Health::Pending);
+    }
+    world.step();
+    world.is("c1", Health::Applied);
+    assert_eq!(world.step(), Phase::AwaitingApproval);
+    world.approve();
+    // The order of the names is as before, but the wave would have two values.
+    world.moves("c2", "0");
+    assert_eq!(world.step(), Phase::AwaitingApproval);
+    assert_eq!(world.admitted(), ["c1"]);
+    world.approve();
+    world.step();
+    assert_eq!(world.admitted(), ["c1", "c2"]);
 }

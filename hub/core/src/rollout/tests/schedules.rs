@@ -666,6 +666,7 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
             max_failures,
             paused: false,
             reverts,
+            history: 0,
             waits_for_health,
             needs_approval,
             windows: minutes("*/3", has_windows),

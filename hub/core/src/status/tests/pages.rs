@@ -3,7 +3,7 @@ use runnel_proto::model::{Content, Grant, NamespaceChoice, Pattern, Terms};
 use serde_json::Value;
 
 use super::*;
-use crate::plan::{NamedTerms, RevisionHasher};
+use crate::plan::{GrantedTerms, NamedTerms, RevisionHasher};
 
 /// The rule as the API server stores it. The plugin's tests render these snapshots as `kubectl runnel status` does.
 pub(super) fn page(world: &mut World) -> String {
@@ -135,7 +135,10 @@ fn ungranted_clusters_are_reported_in_part_or_in_full() {
         grants: Some(vec![grant]),
         ..Terms::clone(&world.rule.terms)
     });
-    world.target_clusters.clusters.insert("eu-1".into(), terms);
+    world
+        .target_clusters
+        .clusters
+        .insert("eu-1".into(), GrantedTerms::unrestricted(terms));
     world.target_clusters.not_granted.insert("eu-2".into());
     world.applied("eu-1");
     insta::assert_snapshot!(page(&mut world));
@@ -169,7 +172,10 @@ fn rule_with_more_sources_than_granted_copies() {
             grants,
             ..Terms::clone(&world.rule.terms)
         });
-        world.target_clusters.clusters.insert("eu-1".into(), terms);
+        world
+            .target_clusters
+            .clusters
+            .insert("eu-1".into(), GrantedTerms::unrestricted(terms));
         world.applied("eu-1");
         let page = page(&mut world);
         let text = "more than 2 copies (maxCopies) in eu-1: the rule selects 3 sources";

@@ -2,17 +2,21 @@
 use runnel_proto::model::{Proof, ProofKey};
 
 use super::*;
-use crate::plan::proof_on;
+use crate::plan::{GrantedTerms, NamedTerms, proof_on};
 use crate::status::{ProofState, SentRule, detail};
 
 fn key() -> ProofKey {
     ProofKey::new([1; 32])
 }
 
+fn unrestricted(rule: &Rule) -> GrantedTerms {
+    GrantedTerms::unrestricted(rule.terms.clone())
+}
+
 impl World {
     /// Returns the proof of an agent that has applied everything.
     fn right(&self) -> Option<Proof> {
-        proof_on(&self.plan, &self.rule.terms, &key())
+        proof_on(&self.plan, &unrestricted(&self.rule), &key())
     }
 
     fn set_proof(&mut self, cluster: &str, proof: Option<Proof>) {
@@ -163,7 +167,7 @@ fn fields_that_are_left_alone_do_not_count() {
             &SourceRef::new("configmaps", "a", "s"),
             Some(&SourceState::Read(content.into())),
         );
-        proof_on(&plan, &rule.terms, &key()).unwrap()
+        proof_on(&plan, &unrestricted(&rule), &key()).unwrap()
     };
     assert_ne!(plan(json!([]), "one"), plan(json!([]), "two"));
     assert_eq!(
@@ -190,5 +194,6 @@ fn ungranted_copy_is_not_expected() {
         ..(*world.rule.terms.to_shared()).clone()
     };
     assert_ne!(world.right(), before);
+    let narrow = GrantedTerms::unrestricted(NamedTerms::new(narrow));
     assert_eq!(proof_on(&world.plan, &narrow, &key()), before);
 }

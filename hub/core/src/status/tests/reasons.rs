@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::pages::page;
 use super::*;
-use crate::plan::{RenderError, RenderErrorKind};
+use crate::plan::{RenderError, RenderErrorKind, Revert, RollbackBlocker};
 use crate::rollout::Phase;
 
 const ONE: &str = "eu-1";
@@ -127,7 +127,7 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
             let mut world = applied();
             let lost = LostWatch {
                 resource: "configmaps".into(),
-                status: 403,
+                status: 503,
             };
             world.report_store.lost_watches(&ONE.into(), 1, vec![lost]);
             world
@@ -174,6 +174,7 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
             let mut world = applied();
             world.blocks_removals = true;
             world.pending = Some(runnel_api::PendingApproval {
+                causes: Vec::new(),
                 digest: "0123".to_owned(),
                 cause: "the labels of MemberCluster eu-1 changed".to_owned(),
                 copies: 12,
@@ -198,6 +199,19 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
         R::RolloutPaused => rollouts::world(Phase::Paused),
         R::TooManyFailures => rollouts::world(Phase::Stopped),
         R::Suspended => with_spec(json!({"suspend": true})),
+        R::SpecTooLarge => {
+            let mut world = applied();
+            world.rule = world.rule.clone().undecoded(Some(&world.rule), 20_000);
+            world
+        }
+        R::RevisionUnavailable => {
+            let mut world = applied();
+            world.rule.revert = Some(Revert {
+                revision: "t0".into(),
+                state: Err(RollbackBlocker::NoneCompleted),
+            });
+            world
+        }
         R::NotGranted => {
             let mut world = World::new(&[]);
             world.target_clusters.not_granted.insert(ONE.into());
@@ -222,7 +236,10 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
         R::Copy(Reason::AmbiguousSource) => unrendered(RenderErrorKind::Ambiguous),
         R::Unconfirmed => {
             let mut world = World::new(&[ONE]);
-            world.report_store.waits_for_confirmation(&ONE.into(), true);
+            let unconfirmed = Some(Unconfirmed::Everything);
+            world
+                .report_store
+                .waits_for_confirmation(&ONE.into(), unconfirmed);
             world
         }
         R::Copy(Reason::DryRun) => with_spec(json!({"enforcement": "DryRun"})),
@@ -256,6 +273,7 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
         | R::HubStateBehind
         | R::SecondHub
         | R::SecondCluster
+        | R::SecondMembership
         | R::CopiesFromPreviousMembership => return None,
     };
     Some(world)
@@ -360,4 +378,40 @@ fn each_lasting_ready_reason_is_an_event() {
         };
         assert_eq!(reasons, expected, "{reason}");
     }
+}
+
+#[test]
+fn silent_watch_of_a_bundled_kind_is_not_ready() {
+    use runnel_proto::model::{Kind, RevisionKey};
+    let mut world = World::new(&[ONE]);
+    let kind = runnel_api::BUNDLE_KIND;
+    let sources = json!([{"resources": [kind], "names": ["*"]}]);
+    world.becomes(whole_rule(
+        json!({"sources": sources, "clusters": {"all": true}}),
+    ));
+    world.plan = crate::plan::RulePlan::empty(&world.rule);
+    let (bundle, kinds) = (
+        SourceRef::new(kind, "a", "all"),
+        Kind::supported().iter().cloned().collect(),
+    );
+    let manifest =
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {}});
+    let object = json!({"spec": {"manifests": [manifest]}});
+    let key = RevisionKey::new(&[]);
+    let content = crate::plan::read_bundle(&bundle, &object, &kinds, &key).unwrap();
+    world
+        .plan
+        .set(&bundle, Some(&SourceState::Read(content.into())));
+    world.applied(ONE);
+    let mut ready = |resource: &str| {
+        let lost = LostWatch {
+            resource: resource.into(),
+            status: 503,
+        };
+        world.report_store.lost_watches(&ONE.into(), 1, vec![lost]);
+        world.fold();
+        world.condition(ConditionType::Ready).1
+    };
+    assert_eq!(ready("secrets"), "AllApplied");
+    assert_eq!(ready("configmaps"), "MemberAPIUnavailable");
 }

@@ -3,13 +3,15 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use runnel_proto::model::SetDigest;
+
 use super::pages::page;
 use super::*;
 use crate::index::{RollbackPlan, StoredState};
 use crate::plan::{CompletedState, RollbackBlocker};
 use crate::rollout::{
-    AdmittedClusters, Analysis, Check, Checks, Gate, PendingWave, Phase, Portion, Progress,
-    Rollout, RolloutPosition, Windows,
+    AdmittedClusters, Analysis, Check, Checks, Gate, LeftOut, PendingWave, Phase, Portion,
+    Progress, Rollout, RolloutPosition, Windows,
 };
 use crate::status::rollout_view::rollout_stopped;
 
@@ -40,6 +42,9 @@ impl Under {
             former: &self.former,
             check: None,
             refused_url: self.refused_url.clone(),
+            was_paused: false,
+            left_out: LeftOut::Passed,
+            removals_wait: BTreeSet::new(),
         }
     }
 }
@@ -73,6 +78,7 @@ pub(super) fn world(phase: Phase) -> World {
         max_failures: 0,
         paused: phase == Phase::Paused,
         reverts: false,
+        history: 0,
         waits_for_health: true,
         needs_approval: phase == Phase::AwaitingApproval,
         windows: Windows::default(),
@@ -103,6 +109,9 @@ pub(super) fn world(phase: Phase) -> World {
         wakes_at: None,
         back_to: None,
         healthy: BTreeSet::new(),
+        newly_chosen: BTreeSet::new(),
+        is_blocked: false,
+        is_paused: false,
     };
     world.rolling = Some(Under {
         rollout,
@@ -180,10 +189,10 @@ fn rolled_back(phase: Phase) -> World {
         &SourceRef::new("configmaps", "a", "s"),
         Some(&SourceState::Read(content.into())),
     );
-    let (plans, clusters) = (ClusterPlans::default(), &world.target_clusters);
-    let state = CompletedState::of(&world.rule, &Arc::new(plan), &plans, clusters, "t0").ok();
+    let reverting = rule(json!({"rollout": {"onFailure": "Revert"}}));
+    let state = CompletedState::of(&reverting, &plan, "t0", None).ok();
     let under = world.rolling.as_mut().unwrap();
-    under.former = former(state);
+    under.former = former(state).rendered(&world.rule);
     (under.rollout.reverts, under.progress.base) = (true, Some("t0".to_owned()));
     if phase.is_rollback() {
         under.gate.back_to = Some("t0".to_owned());
@@ -384,6 +393,30 @@ fn cordoned_cluster_of_a_rollout_is_cordoned() {
         )
     );
     assert_eq!(world.status.clusters[0].reason, "Cordoned");
+}
+
+#[test]
+fn cluster_that_joined_again_gets_what_needs_no_confirmation() {
+    let own = completed_without_eu_2().rule.uid.clone();
+    let cases = [("of-another-rule".into(), true), (own, false)];
+    for (withheld, is_sent) in cases {
+        let mut world = completed_without_eu_2();
+        let state = RuleState {
+            intents_digest: SetDigest::default(),
+            ..world.state("eu-2", ALL_APPLIED)
+        };
+        world.report_store.report(&"eu-2".into(), 1, state);
+        let withheld = Some(Unconfirmed::RemovalsOf([withheld].into()));
+        world
+            .report_store
+            .waits_for_confirmation(&"eu-2".into(), withheld);
+        let is_admitted = admitted(&world, false).0.contains(&"eu-2");
+        assert_eq!(is_admitted, is_sent);
+        if !is_sent {
+            world.fold();
+            assert_eq!(world.status.clusters[0].reason, "Unconfirmed");
+        }
+    }
 }
 
 #[test]

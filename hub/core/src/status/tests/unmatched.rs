@@ -225,7 +225,7 @@ fn rule_without_source_names_its_choice() {
 fn cluster_that_never_connected_does_not_make_a_rule_unknown() {
     let mut world = world(json!({}));
     let gone = ClusterName::from("eu-3");
-    let terms = world.rule.terms.clone();
+    let terms = crate::plan::GrantedTerms::unrestricted(world.rule.terms.clone());
     world.target_clusters.clusters.insert(gone.clone(), terms);
     let never = Cluster {
         was_connected: false,
@@ -254,7 +254,7 @@ fn cluster_that_never_connected_does_not_make_a_rule_unknown() {
 #[test]
 fn rule_whose_clusters_never_connected_is_unknown() {
     let mut world = World::new(&[]);
-    let terms = world.rule.terms.clone();
+    let terms = crate::plan::GrantedTerms::unrestricted(world.rule.terms.clone());
     for name in ["eu-3", "eu-4"] {
         let name = ClusterName::from(name);
         world.members.insert(name.clone(), Cluster::default());

@@ -2,14 +2,18 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
+// Characters without a shape, such as marks of the writing direction: they would change how other texts look.
+const UNSEEN = /\p{Cf}/gu;
+const plain = (value) => String(value).replace(UNSEEN, "");
+
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === undefined || value === null || value === false) continue;
-    element.setAttribute(name, value === true ? "" : String(value));
+    element.setAttribute(name, value === true ? "" : plain(value));
   }
   for (const child of children.flat(Infinity)) {
     if (child === undefined || child === null || child === false) continue;
-    element.append(child instanceof Node ? child : String(child));
+    element.append(child instanceof Node ? child : plain(child));
   }
   return element;
 }

@@ -147,7 +147,7 @@ function historyTable(entries, now, named) {
     const { regarding = {}, related = {} } = event;
     const key = regarding.namespace ? `${regarding.namespace}/${regarding.name}` : (regarding.name ?? "");
     const cluster = related.kind === "MemberCluster" ? related.name : regarding.kind === "MemberCluster" ? regarding.name : undefined;
-    const count = event.metadata.annotations?.["runnel.dev/copies"];
+    const count = event.metadata.annotations?.["runnel.dev/copy-count"];
     const isRule = /DistributionRule$/.test(regarding.kind ?? "");
     return h(
       "tr",
@@ -161,7 +161,11 @@ function historyTable(entries, now, named) {
     );
   });
   const heads = ["Time", named && "Object", "Cluster", "What", { name: "Copies", right: true }, "Cause"].filter(Boolean);
-  return [table(heads, rows, "history"), entries.length > ENTRIES && quiet(`The newest ${ENTRIES} of ${entries.length}.`)];
+  return [
+    table(heads, rows, "history"),
+    entries.length > ENTRIES && quiet(`The newest ${ENTRIES} of ${entries.length}.`),
+    quiet("Users who may create Events can write such entries. The hub's log has its own ones."),
+  ];
 }
 
 function rolloutSection(model, key, now) {

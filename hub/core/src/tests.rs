@@ -1,0 +1,2 @@
+//! Tests of several parts of the core together.
+mod histories;
