@@ -363,6 +363,16 @@ impl Story<'_> {
             )
             .await?;
         self.browser.keys(&["/"]).await?;
+        self.browser.keys(&["f", "a"]).await?;
+        self.has("#matrix", "Nothing matches the search.").await?;
+        self.browser.keys(&[ENTER]).await?;
+        let focused: String = self
+            .browser
+            .run("return document.activeElement.id", json!([]))
+            .await?;
+        ensure!(focused == "matrix", "an empty matrix has no focus: {focused}");
+        self.browser.keys(&[ESCAPE]).await?;
+        self.browser.keys(&["/"]).await?;
         self.browser
             .keys(&["f", "a", "i", "l", "e", "d", ENTER])
             .await?;

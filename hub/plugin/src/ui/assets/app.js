@@ -204,7 +204,8 @@ function renderMatrix() {
   const empty = columns.length === 0 || rules.length === 0;
   const why = model.sourceError("deliveries", "rules", "members");
   const nothing = options.search ? "Nothing matches the search." : (why ?? "There are no rules and clusters yet.");
-  const body = options.table ? rulesTable(model, rules) : empty ? h("p", { class: "quiet" }, nothing) : matrix.root;
+  // The matrix stays while it is empty: keys that are typed on the way to a search that matches need a place to go.
+  const body = options.table ? rulesTable(model, rules) : matrix.root;
   const outer = main.firstChild;
   const shown = outer?.children?.[1];
   if (outer?.dataset?.key === "matrix") {
@@ -221,7 +222,7 @@ function renderMatrix() {
   if (body !== matrix.root) return;
   if (matrix.shown !== arranged) {
     matrix.shown = arranged;
-    matrix.show(model, arranged);
+    matrix.show(model, arranged, empty ? nothing : "");
   } else {
     matrix.describe();
     matrix.request();

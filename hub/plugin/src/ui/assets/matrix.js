@@ -49,7 +49,10 @@ export class Matrix {
     this.tip.id = "matrix-tip";
     this.space.append(this.canvas);
     this.scroll.append(this.space);
-    this.root.append(this.scroll, this.row, this.tip);
+    this.nothing = document.createElement("p");
+    this.nothing.className = "quiet";
+    this.nothing.setAttribute("role", "status");
+    this.root.append(this.nothing, this.scroll, this.row, this.tip);
     this.listen();
     new ResizeObserver(() => this.layout()).observe(this.root);
   }
@@ -79,8 +82,8 @@ export class Matrix {
     });
   }
 
-  /** Shows rules and columns. The selection stays on the same pair. */
-  show(model, { rules, groups, columns }) {
+  /** Shows rules and columns, or says why there are none. The selection stays on the same pair. */
+  show(model, { rules, groups, columns }, nothing) {
     const before = this.model ? this.selected() : undefined;
     this.model = model;
     Object.assign(this, { rules, groups, columns });
@@ -91,6 +94,8 @@ export class Matrix {
       if (column >= 0) this.at.column = column;
     }
     this.clamp();
+    this.nothing.textContent = nothing;
+    this.root.classList.toggle("empty", Boolean(nothing));
     this.root.setAttribute("aria-rowcount", rules.length + 1);
     this.root.setAttribute("aria-colcount", columns.length + 1);
     this.layout();
