@@ -343,17 +343,13 @@ impl Running {
         {
             return;
         }
-        let (before, waiting, unknown) = {
+        let (before, waiting) = {
             let session = self.context.live.session.lock();
-            (
-                session.version(),
-                session.handovers(),
-                session.unknown_rules(),
-            )
+            (session.version(), session.handovers())
         };
         let has_forgotten = index.rules().has_forgotten_since(before);
         let cluster = &self.context.identity.cluster;
-        let is_known = |uid: &RuleUid| !unknown.contains(uid);
+        let is_known = |uid: &RuleUid| self.context.live.session.lock().knows_copies(uid);
         let (directives, version) = index.directives_for(cluster, before, waiting, is_known);
         let is_deleted = |uid: &RuleUid| {
             index

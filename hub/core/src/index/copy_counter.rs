@@ -1,6 +1,7 @@
 //! Counts the copies that a removal concerns.
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
 
@@ -106,8 +107,7 @@ impl CopyCounter<'_> {
                 Item::Rule => {}
                 Item::Cluster(cluster) => drop(clusters.insert(cluster)),
                 Item::Kind(cluster, kind) => {
-                    let of_kind = |source: &&SourceRef| source.resource == *kind;
-                    let intents: Vec<_> = entry.plan.all_selected().filter(of_kind).collect();
+                    let intents = intents_of_kind(entry, cluster, kind);
                     here.entry(cluster).or_insert_with(Vec::new).extend(intents);
                 }
                 Item::Copy(cluster, intent) => {
@@ -170,14 +170,9 @@ impl CopyCounter<'_> {
         let unseen = self.clusters.names().filter(is_unseen).cloned().collect();
         let claims = self.claims();
         let senders = claims.senders_of_manifests(entry);
-        let intents = items.iter().flat_map(|item| {
-            let of_kind = |source: &&SourceRef| match item {
-                Item::Kind(_, kind) => source.resource == *kind,
-                _ => false,
-            };
-            item.intent()
-                .into_iter()
-                .chain(entry.plan.all_selected().filter(of_kind))
+        let intents = items.iter().flat_map(|item| match item {
+            Item::Kind(cluster, kind) => intents_of_kind(entry, cluster, kind),
+            _ => item.intent().into_iter().collect(),
         });
         let is_sent = |intent: &&SourceRef| {
             claims.others(entry, &senders, intent).next().is_some()
@@ -253,11 +248,7 @@ impl CopyCounter<'_> {
             }
             None => 0,
         };
-        let Some(plan) = entry
-            .cluster_plans
-            .plan(cluster, &entry.plan)
-            .filter(|_| !contested.is_empty())
-        else {
+        let Some(plan) = sent_plan(entry, cluster).filter(|_| !contested.is_empty()) else {
             return all;
         };
         let stay = plan.all_selected().filter(|intent| {
@@ -348,6 +339,27 @@ impl CopyCounter<'_> {
             reaches && other.sends_in(cluster) && sends()
         })
     }
+}
+
+/// Returns the intents of a kind that the rule selects, or sends to the cluster: while it is rolled back, those differ.
+fn intents_of_kind<'a>(
+    entry: &'a RuleEntry,
+    cluster: &ClusterName,
+    kind: &Arc<str>,
+) -> Vec<&'a SourceRef> {
+    let of_kind = |intent: &&SourceRef| intent.resource == *kind;
+    let mut intents: Vec<_> = entry.plan.all_selected().filter(of_kind).collect();
+    let selected: BTreeSet<_> = intents.iter().map(|intent| intent.plain()).collect();
+    let sent = sent_plan(entry, cluster).into_iter();
+    let sent = sent.flat_map(RulePlan::all_selected).filter(of_kind);
+    intents.extend(sent.filter(|intent| !selected.contains(&intent.plain())));
+    intents
+}
+
+/// Returns the plan that a cluster is sent; `None` if the rule does not target it.
+fn sent_plan<'a>(entry: &'a RuleEntry, cluster: &ClusterName) -> Option<&'a RulePlan> {
+    let (plans, _) = entry.sent();
+    plans.plan(cluster, &entry.plan).map(AsRef::as_ref)
 }
 
 /// Returns the number of sources of kinds without namespaces.

@@ -153,15 +153,27 @@ impl Index {
         cluster: &ClusterName,
         policy: DeletionPolicy,
     ) -> Directive {
-        removal_before(policy, &self.all_claims(cluster))
+        removal_before(policy, &self.all_claims(cluster).into())
     }
 
     /// What any rules are to send to a cluster and do not send now.
-    fn all_claims(&self, cluster: &ClusterName) -> Arc<[PendingClaim]> {
+    fn all_claims(&self, cluster: &ClusterName) -> Vec<PendingClaim> {
         let others = self.planner.rules.iter();
         others
             .filter_map(|(_, other)| other.claim(cluster, false))
             .collect()
+    }
+
+    /// The claims as they concern a rule that is removed. An order without its rule does not tell where its copies are.
+    fn claims_beside(&self, removed: &RuleUid, all: &[PendingClaim]) -> Arc<[PendingClaim]> {
+        let rule = |uid: &RuleUid| self.planner.rules.get(uid).map(|entry| &entry.rule);
+        let removed = rule(removed);
+        let claim = |claim: &PendingClaim| {
+            let pair = removed.zip(rule(&claim.uid));
+            let shares = pair.is_none_or(|(removed, other)| may_share(removed, other));
+            claim.clone().in_namespaces(shares)
+        };
+        all.iter().map(claim).collect()
     }
 
     /// The directives of [`Index::directives_since`], and again those of rules whose removals wait, as these change with other
@@ -187,7 +199,7 @@ impl Index {
                 && (number >= changed || !is_known(uid))
             {
                 let all = all.get_or_insert_with(|| self.all_claims(cluster));
-                *directive = removal_before(*policy, all);
+                *directive = removal_before(*policy, &self.claims_beside(uid, all));
             }
         }
         (directives, version)

@@ -125,11 +125,10 @@ impl Session {
         self.handovers.iter().chain(unsent).cloned().collect()
     }
 
-    /// The rules of which the agent has copies that the hub does not know.
-    pub fn unknown_rules(&self) -> BTreeSet<RuleUid> {
-        let rules = self.rules.iter();
-        let unknown = rules.filter(|(_, stream)| !stream.items.are_known());
-        unknown.map(|(uid, _)| uid.clone()).collect()
+    /// Whether the hub knows what copies of a rule the agent has.
+    pub fn knows_copies(&self, uid: &RuleUid) -> bool {
+        let stream = self.rules.get(uid);
+        stream.is_none_or(|stream| stream.items.are_known())
     }
 
     /// Returns the version of the index that the session has processed.

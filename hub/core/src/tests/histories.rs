@@ -340,3 +340,16 @@ fn deletion_with_the_definition_counts_clusters_that_are_away() {
         Step::Settle(1),
     ]);
 }
+
+#[test]
+fn removal_of_a_kind_counts_what_a_rolled_back_rule_sends() {
+    play(&[
+        Step::Edit(1, true),
+        Step::Control(4, true),
+        Step::Settle(35),
+        Step::Restart,
+        Step::Connect(0),
+        Step::Grant(true, false),
+        Step::Settle(70),
+    ]);
+}

@@ -224,6 +224,29 @@ fn tombstone_waits_until_the_heir_sends_the_copy() {
 }
 
 #[test]
+fn unsent_order_waits_for_no_rule_in_other_namespaces() {
+    let targets = |names: &str| json!({"namespaces": {"names": [names]}});
+    for (namespace, waits) in [("apps", true), ("other", false)] {
+        let mut world = World::new();
+        world.add("one", "team", 1);
+        world.change(|index| index.set_rule(heir(&targets(namespace))));
+        let mut gone = deleted(&json!({}));
+        gone["namespaces"] = json!({"names": ["apps"]});
+        world.change(|index| index.set_rule(rule("one", "team", &gone)));
+        let unsent = BTreeSet::from(["one".into()]);
+        let (directives, _) =
+            world
+                .index
+                .directives_for(&MEMBERS[1].into(), u64::MAX, unsent, |_| true);
+        let [(_, Directive::AwaitingHandover(_, claims))] = directives.as_slice() else {
+            panic!("the heir has not sent its copies");
+        };
+        let one = source("team", "one-0");
+        assert_eq!(claims.iter().any(|claim| claim.awaits(&one)), waits);
+    }
+}
+
+#[test]
 fn late_heir_keeps_a_copy_whose_removal_has_passed() {
     let mut world = World::new();
     world.add("one", "team", 1);

@@ -722,8 +722,7 @@ impl World {
             effect = Effect::default();
             for (cluster, (_, session)) in &mut self.hub.sessions {
                 let index = &self.hub.index;
-                let unknown = session.unknown_rules();
-                let is_known = |uid: &RuleUid| !unknown.contains(uid);
+                let is_known = |uid: &RuleUid| session.knows_copies(uid);
                 let (since, waiting) = (session.version(), session.handovers());
                 let (directives, version) = index.directives_for(cluster, since, waiting, is_known);
                 session.catch_up(directives, version);
