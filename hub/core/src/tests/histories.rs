@@ -13,6 +13,8 @@
 mod account;
 mod world;
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -130,11 +132,96 @@ fn play(steps: &[Step]) {
     for step in steps {
         world.take(step);
     }
-    assert!(
-        world.account.broken.is_empty(),
-        "{:#?}",
-        world.account.broken
-    );
+    let broken = &world.account.broken;
+    assert!(broken.is_empty(), "{steps:?}: {broken:#?}");
+}
+
+/// Plays a history once for each of its seconds and steps, with the hub killed there, in each way. All agents come back.
+fn play_with_kills(steps: &[Step]) {
+    let seconds = |step: &Step| match step {
+        Step::Settle(seconds) => vec![Step::Settle(1); (*seconds).into()],
+        step => vec![step.clone()],
+    };
+    let steps: Vec<_> = steps.iter().flat_map(seconds).collect();
+    let kills = || (0..RULES.len()).map(Step::EndAtWrite).chain([Step::Restart]);
+    for at in 0..=steps.len() {
+        let mut connected = BTreeSet::from([0, 1]);
+        for step in &steps[..at] {
+            match step {
+                Step::Connect(cluster) => drop(connected.insert(*cluster)),
+                Step::Disconnect(cluster) => drop(connected.remove(cluster)),
+                _ => {}
+            }
+        }
+        for kill in kills() {
+            let mut killed = steps[..at].to_vec();
+            killed.push(kill);
+            killed.extend(connected.iter().copied().map(Step::Connect));
+            killed.extend_from_slice(&steps[at..]);
+            killed.push(Step::Settle(70));
+            play(&killed);
+        }
+    }
+}
+
+#[test]
+fn kills_in_a_rollback_without_grants_break_no_law() {
+    play_with_kills(&[
+        Step::Edit(1, true),
+        Step::Settle(4),
+        Step::Grant(false, false),
+        Step::Settle(3),
+        Step::Grant(true, false),
+        Step::Edit(1, false),
+        Step::Settle(3),
+        Step::Grant(false, true),
+        Step::Settle(3),
+    ]);
+}
+
+#[test]
+fn kills_in_a_rollback_of_new_clusters_break_no_law() {
+    play_with_kills(&[
+        Step::Edit(1, true),
+        Step::Settle(4),
+        Step::Connect(2),
+        Step::Relabel(0, false),
+        Step::Settle(3),
+        Step::Relabel(0, true),
+        Step::Settle(4),
+    ]);
+}
+
+#[test]
+fn kills_while_copies_are_blocked_and_move_break_no_law() {
+    play_with_kills(&[
+        Step::Relabel(0, false),
+        Step::Settle(4),
+        Step::Move(0, 1),
+        Step::Settle(2),
+        Step::DeleteRule(0),
+        Step::Relabel(0, true),
+        Step::Settle(3),
+        Step::ApproveWave(1),
+        Step::Settle(3),
+        Step::DeleteNamespace,
+        Step::Settle(3),
+    ]);
+}
+
+#[test]
+fn kills_in_a_stopped_rollout_break_no_law() {
+    play_with_kills(&[
+        Step::Disconnect(0),
+        Step::Edit(2, true),
+        Step::Settle(4),
+        Step::Grant(true, false),
+        Step::Connect(0),
+        Step::Settle(3),
+        Step::Retry(2),
+        Step::Grant(true, true),
+        Step::Settle(4),
+    ]);
 }
 
 #[test]
@@ -351,5 +438,19 @@ fn removal_of_a_kind_counts_what_a_rolled_back_rule_sends() {
         Step::Connect(0),
         Step::Grant(true, false),
         Step::Settle(70),
+    ]);
+}
+
+#[test]
+fn undone_approval_counts_until_the_status_says_so() {
+    play(&[
+        Step::Relabel(0, false),
+        Step::Settle(35),
+        Step::Approve(0),
+        Step::Relabel(0, true),
+        Step::Relabel(0, false),
+        Step::Restart,
+        Step::Connect(0),
+        Step::Settle(35),
     ]);
 }

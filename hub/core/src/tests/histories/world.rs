@@ -642,6 +642,13 @@ impl World {
     }
 
     fn restart(&mut self) {
+        // Another process knows an approval by the status: one that was undone since is none only once that was written.
+        for (uid, rule) in &self.api.rules {
+            let pending = rule.status.pending_approval.as_ref();
+            if pending.is_some_and(|pending| pending.digest == rule.approve) {
+                self.account.approve(&self.api, &self.agents, uid);
+            }
+        }
         self.hub = Hub::start(&self.api, self.now);
         self.change(|index| Effect {
             judge: index.rules().uids().cloned().collect(),
