@@ -136,7 +136,7 @@ impl ConnectionRouter {
     /// Routes connections until the process ends.
     pub async fn run(self) {
         let (mut tasks, mut arrivals) = (JoinSet::new(), JoinSet::new());
-        let mut by_address: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        let mut shares = Shares::default();
         let used = Arc::new(LeafMutex::<UsedStamps>::default());
         let most = tokio::fs::read_to_string("/proc/self/limits")
             .await
@@ -149,12 +149,7 @@ impl ConnectionRouter {
                 Some(_) = tasks.join_next() => {}
                 Some(arrived) = arrivals.join_next() => {
                     let (address, is_served) = arrived.unwrap_or((IpAddr::V4(Ipv4Addr::UNSPECIFIED), false));
-                    if let Entry::Occupied(mut number) = by_address.entry(address) {
-                        *number.get_mut() -= 1;
-                        if *number.get() == 0 {
-                            number.remove();
-                        }
-                    }
+                    shares.give_back(address);
                     if !is_served {
                         self.metrics.limited(PeerLimit::Replicas, 1);
                     }
@@ -177,9 +172,8 @@ impl ConnectionRouter {
                 accepted = accept(self.listeners.replicas.as_ref()) => match accepted {
                     Ok((tcp, from)) if self.hub_state.leadership.leads()
                         && arrivals.len() < ARRIVALS
-                        && by_address.get(&from.ip()).is_none_or(|number| *number < ARRIVALS_OF_ADDRESS) =>
+                        && shares.take(from.ip()) =>
                     {
-                        *by_address.entry(from.ip()).or_default() += 1;
                         let arrival = arrive(tcp, self.hub_state.clone(), self.served.clone(), used.clone());
                         arrivals.spawn(async move { (from.ip(), arrival.await) });
                     }
@@ -190,6 +184,29 @@ impl ConnectionRouter {
                     Ok((_, from)) => tracing::debug!(peer = %from, "a replica passed a connection on to one that does not lead"),
                     Err(error) => log_accept_error(&error).await,
                 },
+            }
+        }
+    }
+}
+
+/// The connections of each address that have not announced their origin.
+#[derive(Default)]
+struct Shares(BTreeMap<IpAddr, usize>);
+
+impl Shares {
+    /// Whether one more connection is within the share of its address, which counts it then.
+    fn take(&mut self, address: IpAddr) -> bool {
+        let taken = self.0.entry(address).or_default();
+        let is_within = *taken < ARRIVALS_OF_ADDRESS;
+        *taken += usize::from(is_within);
+        is_within
+    }
+
+    fn give_back(&mut self, address: IpAddr) {
+        if let Entry::Occupied(mut taken) = self.0.entry(address) {
+            *taken.get_mut() -= 1;
+            if *taken.get() == 0 {
+                taken.remove();
             }
         }
     }
@@ -387,6 +404,20 @@ impl AsyncWrite for CountingConnection<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silent_connections_of_one_address_leave_room_for_others() {
+        let [one, other] = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        let mut shares = Shares::default();
+        let taken = (0..ARRIVALS).filter(|_| shares.take(one)).count();
+        assert_eq!(taken, ARRIVALS_OF_ADDRESS);
+        assert!(!shares.take(one) && shares.take(other));
+        shares.give_back(one);
+        assert!(shares.take(one));
+        (0..ARRIVALS_OF_ADDRESS).for_each(|_| shares.give_back(one));
+        shares.give_back(other);
+        assert!(shares.0.is_empty(), "no address is remembered for ever");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn watch_in_which_nothing_changes_is_not_cut() {
