@@ -454,3 +454,15 @@ fn undone_approval_counts_until_the_status_says_so() {
         Step::Settle(35),
     ]);
 }
+
+#[test]
+fn cluster_that_comes_back_after_its_turn_gets_the_content() {
+    play(&[
+        Step::Connect(2),
+        Step::Edit(1, false),
+        Step::Leave(0, true),
+        Step::Settle(1),
+        Step::Leave(0, false),
+        Step::Settle(35),
+    ]);
+}

@@ -206,9 +206,10 @@ impl Account {
             .waves
             .get_mut(uid)
             .filter(|waves| waves.inputs == *inputs);
+        // Waves are in the order of names: the turn of a cluster that comes before an admitted one is over.
         waves.is_some_and(|waves| {
-            waves.admitted.contains(cluster)
-                || waves.first.get_or_insert_with(|| cluster.clone()) == cluster
+            waves.admitted.iter().any(|admitted| admitted >= cluster)
+                || &*waves.first.get_or_insert_with(|| cluster.clone()) >= cluster
         })
     }
 
