@@ -143,7 +143,11 @@ fn play_with_kills(steps: &[Step]) {
         step => vec![step.clone()],
     };
     let steps: Vec<_> = steps.iter().flat_map(seconds).collect();
-    let kills = || (0..RULES.len()).map(Step::EndAtWrite).chain([Step::Restart]);
+    let kills = || {
+        (0..RULES.len())
+            .map(Step::EndAtWrite)
+            .chain([Step::Restart])
+    };
     for at in 0..=steps.len() {
         let mut connected = BTreeSet::from([0, 1]);
         for step in &steps[..at] {
@@ -464,5 +468,18 @@ fn cluster_that_comes_back_after_its_turn_gets_the_content() {
         Step::Settle(1),
         Step::Leave(0, false),
         Step::Settle(35),
+    ]);
+}
+
+#[test]
+fn stopped_rollout_serves_the_clusters_that_it_reached() {
+    play(&[
+        Step::Edit(2, true),
+        Step::Settle(2),
+        Step::Grant(false, false),
+        Step::Edit(2, false),
+        Step::Settle(2),
+        Step::Grant(false, true),
+        Step::Settle(1),
     ]);
 }

@@ -40,6 +40,8 @@ pub struct Account {
     completed: BTreeMap<RuleUid, BTreeMap<SourceRef, Text>>,
     /// The inputs that were stopped or reverted.
     ended: BTreeMap<RuleUid, Inputs>,
+    /// The last cluster that a stopped rollout had reached: those up to it keep what they have of it, and are sent the rest.
+    kept: BTreeMap<RuleUid, ClusterName>,
     /// The clusters that may have these inputs now.
     waves: BTreeMap<RuleUid, Waves>,
 }
@@ -162,6 +164,11 @@ impl Account {
             }
             Some(RolloutPhase::Stopped | RolloutPhase::Reverting | RolloutPhase::Reverted) => {
                 self.ended.insert(uid.clone(), inputs);
+                let reached = now.and_then(|it| Some(it.reached_up_to.as_ref()?.cluster.as_str()));
+                match reached.filter(|_| phase == Some(RolloutPhase::Stopped)) {
+                    Some(cluster) => drop(self.kept.insert(uid.clone(), cluster.into())),
+                    None => drop(self.kept.remove(uid)),
+                }
             }
             _ => {}
         }
@@ -187,7 +194,8 @@ impl Account {
                 if has_it || is_former {
                     continue;
                 }
-                if self.ended.get(uid) == Some(&inputs) {
+                let is_reached = self.kept.get(uid).is_some_and(|last| cluster <= last);
+                if self.ended.get(uid) == Some(&inputs) && !is_reached {
                     self.broken.push(format!(
                         "{cluster} is sent {source} of {uid}, which was stopped or reverted"
                     ));
