@@ -21,7 +21,7 @@ use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use runnel_api::MemberCluster;
-use runnel_hub_core::plan::content_of;
+use runnel_hub_core::plan::{Origin, content_of};
 use runnel_proto::model::{Kind, Kinds, is_subdomain};
 use serde_json::{Map, Value};
 
@@ -302,7 +302,11 @@ async fn content(
 /// Returns the fields that are compared; `None` for an object that is never distributed.
 fn compared(kind: &Kind, mut object: Value) -> Option<Value> {
     let fields: Map<String, Value> = if kind.content.is_owned() {
-        content_of(kind, &object).ok()?.fields.into_iter().collect()
+        content_of(kind, &object, Origin::HubCluster)
+            .ok()?
+            .fields
+            .into_iter()
+            .collect()
     } else {
         let fields = kind.content.fields.iter();
         fields

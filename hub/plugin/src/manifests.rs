@@ -36,7 +36,9 @@ pub fn read_all(paths: &[String], recursive: bool) -> anyhow::Result<Vec<Manifes
                 "{name}: more than {FILES} files; give fewer files or directories"
             );
             let text = read(&name, &mut room)?;
-            let documents = serde_saphyr::from_multiple(&text)
+            // As kubectl reads it, YAML 1.1: a file mode such as 0400 is octal.
+            let options = serde_saphyr::options! { legacy_octal_numbers: true };
+            let documents = serde_saphyr::from_multiple_with_options(&text, options)
                 .with_context(|| format!("{name} is no YAML or JSON"))?;
             files.push(ManifestFile { name, documents });
         }
@@ -172,6 +174,16 @@ mod tests {
             ["a.json", "b.yaml", "c.yml", "sub/e.yaml"]
         );
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn numbers_are_read_as_kubectl_reads_them() {
+        let folder = folder("numbers");
+        let file = folder.join("modes.yaml");
+        std::fs::write(&file, "[0400, 0755, 0o17, 0x1F, 10, 0, '0400']").unwrap();
+        let read = read_all(&[file.display().to_string()], false).unwrap();
+        let expected = serde_json::json!([0o400, 0o755, 15, 31, 10, 0, "0400"]);
+        assert_eq!(read[0].documents, [expected]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use runnel_api::{DistributionRule, check_spec, crds};
-use runnel_hub_core::plan::{Rule, content_of};
+use runnel_hub_core::plan::{Origin, Rule, content_of};
 use runnel_proto::model::{Kind, SourceRef};
 use runnel_tests::files::files_below;
 use serde_json::{Value, json};
@@ -68,7 +68,7 @@ fn is_sent(
         "the rule of the manual does not choose {source}"
     );
     let kind = Kind::by_resource(resource).context("no such kind")?;
-    let content = content_of(kind, object)
+    let content = content_of(kind, object, Origin::HubCluster)
         .ok()
         .with_context(|| format!("{source} is refused"))?;
     ensure!(

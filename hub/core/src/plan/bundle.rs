@@ -14,10 +14,12 @@ use runnel_proto::model::{
     is_subdomain, plain_text,
 };
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::content::{ContentRefusal, check_distributed, is_never_a_source, source_content};
-use super::portable::is_controlled;
+use super::content::{
+    ContentRefusal, Origin, check_distributed, is_never_a_source, source_content,
+};
+use super::portable::{NEVER, is_controlled};
 use super::stored_source::{StoredSource, named, source_of};
 use super::{RenderError, RenderErrorKind, SourceContent, SourceState};
 
@@ -97,7 +99,7 @@ pub fn read_source(
     key: &RevisionKey,
 ) -> SourceState {
     if !is_bundle(source) {
-        return match source_content(kind, object, key) {
+        return match source_content(kind, object, Origin::HubCluster, key) {
             Ok(content) => SourceState::Read(Arc::new(content)),
             Err(refusal) => SourceState::Refused(refusal.into()),
         };
@@ -433,6 +435,18 @@ impl ManifestReader<'_> {
                 format!("metadata.{key} is not for a manifest: remove it")
             });
         }
+        let fields = &kind.content.fields;
+        let is_unknown = |key: &&String| {
+            !fields.is_empty() && !fields.contains(&key.as_str()) && !NEVER.contains(&key.as_str())
+        };
+        let keys = manifest.as_object().into_iter().flat_map(Map::keys);
+        if let Some(key) = keys.into_iter().find(is_unknown) {
+            let key = plain_text(key, SHOWN);
+            return Err(format!(
+                "{} have no field {key}: correct or remove it",
+                kind.resource
+            ));
+        }
         let labels: BTreeMap<String, String> = metadata
             .and_then(|metadata| metadata.get("labels"))
             .and_then(|labels| BTreeMap::deserialize(labels).ok())
@@ -443,15 +457,17 @@ impl ManifestReader<'_> {
                     .to_owned(),
             );
         }
-        source_content(kind, manifest, self.key).map_err(|refusal| match refusal {
-            ContentRefusal::Unsupported(refused) => refused.reason().to_owned(),
-            ContentRefusal::TooLarge(bytes) => {
-                format!("it has {bytes} bytes, and an agent accepts {PAYLOAD_LIMIT}: divide it")
-            }
-            ContentRefusal::TooManyNodes(nodes) => format!(
-                "it has {nodes} JSON values, and an agent accepts {CONTENT_NODES}: divide it"
-            ),
-        })
+        source_content(kind, manifest, Origin::Manifest, self.key).map_err(
+            |refusal| match refusal {
+                ContentRefusal::Unsupported(refused) => refused.reason().to_owned(),
+                ContentRefusal::TooLarge(bytes) => {
+                    format!("it has {bytes} bytes, and an agent accepts {PAYLOAD_LIMIT}: divide it")
+                }
+                ContentRefusal::TooManyNodes(nodes) => format!(
+                    "it has {nodes} JSON values, and an agent accepts {CONTENT_NODES}: divide it"
+                ),
+            },
+        )
     }
 }
 

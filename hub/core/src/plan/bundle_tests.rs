@@ -64,6 +64,16 @@ fn error(manifest: Value) -> String {
 }
 
 #[test]
+fn field_that_a_config_map_does_not_have_is_refused() {
+    let map = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "dta": {"k": "v"},
+    });
+    let read = manifests(json!({"manifests": [map]}));
+    let refused = read.values().next().unwrap().as_ref().err().unwrap();
+    assert!(refused.message.contains("no field dta"), "{refused:?}");
+}
+
+#[test]
 fn manifest_is_the_source_that_the_object_would_be() {
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -74,7 +84,7 @@ fn manifest_is_the_source_that_the_object_would_be() {
     let names: Vec<_> = read.keys().map(ToString::to_string).collect();
     assert_eq!(names, ["configmaps/team/settings", "services/team/web"]);
     let kind = Kind::by_resource("configmaps").unwrap();
-    let content = content_of(kind, &map).ok().unwrap();
+    let content = content_of(kind, &map, Origin::Manifest).ok().unwrap();
     let expected = RevisionKey::new(b"key").revision("configmaps", &content.to_bytes());
     let found = read[&SourceRef::new("configmaps", "team", "settings")]
         .as_ref()
@@ -82,10 +92,7 @@ fn manifest_is_the_source_that_the_object_would_be() {
         .unwrap();
     assert_eq!(found.revision, expected);
     assert!(found.payload.decode().unwrap() == content);
-    assert!(
-        found.denied.is_some(),
-        "rules may allow traces of other tools"
-    );
+    assert!(found.denied.is_none(), "its author wrote all of it");
 }
 
 #[test]

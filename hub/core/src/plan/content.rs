@@ -7,18 +7,20 @@ use runnel_proto::model::{
     Content, HUB_LABEL, Kind, MANAGED_BY, MANAGED_BY_LABEL, PAYLOAD_LIMIT, Payload,
     RESERVED_PREFIX, RevisionKey,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::SourceContent;
-use super::portable::{is_automatic, is_controlled, is_local_entry, portable_fields};
+use super::portable::{
+    has_injected_ca, is_automatic, is_ca_injector, is_controlled, is_local_entry, portable_fields,
+};
 use crate::guard::{Cause, CauseKind};
 use runnel_api::is_local_kind;
 
 /// The annotation in which `kubectl apply` stores the whole object.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Annotations and labels that are not copied unless a rule allows it: they control tools of the
-/// hub cluster, or repeat the whole object. A trailing `*` matches any rest. Argo CD's
+/// Annotations and labels of an object of the hub cluster that are not copied unless a rule allows it: they control tools of
+/// that cluster, which own or prune what has them, or repeat the whole object. A trailing `*` matches any rest. Argo CD's
 /// `secret-type` is not among them: members deny it, unless their policy allows it.
 const DENIED_METADATA: &[&str] = &[
     LAST_APPLIED,
@@ -27,6 +29,10 @@ const DENIED_METADATA: &[&str] = &[
     "app.kubernetes.io/instance",
     "argocd.argoproj.io/tracking-id",
     "argocd.argoproj.io/instance",
+    "applyset.kubernetes.io/*",
+    "kapp.k14s.io/*",
+    "config.k8s.io/owning-inventory",
+    "olm.owner*",
     "kustomize.toolkit.fluxcd.io/*",
     "helm.toolkit.fluxcd.io/*",
     "objectset.rio.cattle.io/*",
@@ -132,6 +138,25 @@ fn is_controlled_source(kind: &Kind, object: &Value) -> bool {
     kind.content.fields.is_empty() && is_controlled(object)
 }
 
+/// Who wrote an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It exists in the hub cluster, whose API server, controllers and tools wrote into it.
+    HubCluster,
+    /// It is a manifest in a bundle: its author alone wrote it, for members.
+    Manifest,
+}
+
+impl Origin {
+    /// Whether a rule has to allow that a label or annotation is copied.
+    fn denies(self, key: &str) -> bool {
+        match self {
+            Self::HubCluster => is_denied(key),
+            Self::Manifest => is_never_copied(key),
+        }
+    }
+}
+
 /// Returns the content of an object, encoded for the wire.
 ///
 /// # Errors
@@ -139,9 +164,10 @@ fn is_controlled_source(kind: &Kind, object: &Value) -> bool {
 pub(super) fn source_content(
     kind: &Kind,
     object: &Value,
+    origin: Origin,
     key: &RevisionKey,
 ) -> Result<SourceContent, ContentRefusal> {
-    let content = content_of(kind, object).map_err(ContentRefusal::Unsupported)?;
+    let content = content_of(kind, object, origin).map_err(ContentRefusal::Unsupported)?;
     let nodes = content.nodes();
     if nodes > CONTENT_NODES {
         return Err(ContentRefusal::TooManyNodes(nodes));
@@ -153,7 +179,8 @@ pub(super) fn source_content(
     let revision = key.revision(&kind.resource, &canonical);
     let mut read = SourceContent::of(revision, &content, canonical);
     read.controlled = is_controlled_source(kind, object);
-    read.denied = denied_of(object).map(|denied| Payload::encode(denied.to_bytes()));
+    let denied = denied_of(object).filter(|_| origin == Origin::HubCluster);
+    read.denied = denied.map(|denied| Payload::encode(denied.to_bytes()));
     Ok(read)
 }
 
@@ -189,42 +216,63 @@ pub(super) fn check_distributed(kind: &Kind, object: &Value) -> Result<(), Unsup
 ///
 /// # Errors
 /// [`UnsupportedSource`] if the object is never distributed.
-pub fn content_of(kind: &Kind, object: &Value) -> Result<Content, UnsupportedSource> {
+pub fn content_of(
+    kind: &Kind,
+    object: &Value,
+    origin: Origin,
+) -> Result<Content, UnsupportedSource> {
     check_distributed(kind, object)?;
     if kind.content.fields.is_empty() {
-        return Ok(portable_content(kind, object));
+        return Ok(portable_content(kind, object, origin));
     }
     let fields = kind.content.fields.iter().filter_map(|field| {
         let value = object.get(*field).filter(|value| !is_empty(value))?;
-        Some(((*field).to_owned(), value.clone()))
+        Some(((*field).to_owned(), stored_form(field, value)))
     });
+    let entries = |scope| matching_entries(object, scope, |key| !origin.denies(key));
     Ok(Content {
         version: None,
-        labels: copied_entries(object, "labels"),
-        annotations: copied_entries(object, "annotations"),
+        labels: entries("labels"),
+        annotations: entries("annotations"),
         fields: fields.collect(),
     })
 }
 
+/// Returns a field of a kind with rules of its own as an API server stores it: base64 may have line breaks in a manifest.
+fn stored_form(field: &str, value: &Value) -> Value {
+    let mut value = value.clone();
+    let bytes = value.as_object_mut().filter(|_| field == "binaryData");
+    for encoded in bytes.into_iter().flat_map(Map::values_mut) {
+        if let Value::String(text) = encoded {
+            text.retain(|character| !matches!(character, '\n' | '\r'));
+        }
+    }
+    value
+}
+
 /// Returns the content of an object of a kind without rules of its own: everything that another cluster can have.
-fn portable_content(kind: &Kind, object: &Value) -> Content {
-    let entries =
-        |scope| matching_entries(object, scope, |key| !is_denied(key) && !is_local_entry(key));
+fn portable_content(kind: &Kind, object: &Value, origin: Origin) -> Content {
+    // Whoever fills in a CA that is not copied is to do so in the member.
+    let has_injected_ca = has_injected_ca(object);
+    let is_left_out = |key: &str| origin.denies(key) && !(has_injected_ca && is_ca_injector(key));
+    let entries = |scope| {
+        matching_entries(object, scope, |key| {
+            !is_left_out(key) && !is_local_entry(key)
+        })
+    };
     Content {
         version: Some(kind.version.clone()),
         labels: entries("labels"),
         annotations: entries("annotations"),
-        fields: portable_fields(&kind.resource, object),
+        fields: portable_fields(&kind.resource, object, origin),
     }
 }
 
 /// Returns the labels and annotations that are copied only if a rule allows them; `None` if there
 /// are none. Marks of copies, and annotations that contain the whole object, are never copied.
 fn denied_of(object: &Value) -> Option<Content> {
-    let never = |key: &str| {
-        key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED
-    };
-    let denied = |scope| matching_entries(object, scope, |key| is_denied(key) && !never(key));
+    let is_denied = |key: &str| is_denied(key) && !is_never_copied(key);
+    let denied = |scope| matching_entries(object, scope, is_denied);
     let content = Content {
         labels: denied("labels"),
         annotations: denied("annotations"),
@@ -234,11 +282,7 @@ fn denied_of(object: &Value) -> Option<Content> {
 }
 
 fn is_empty(value: &Value) -> bool {
-    value.is_null() || value.as_object().is_some_and(serde_json::Map::is_empty)
-}
-
-fn copied_entries(object: &Value, scope: &str) -> BTreeMap<String, String> {
-    matching_entries(object, scope, |key| !is_denied(key))
+    value.is_null() || value.as_object().is_some_and(Map::is_empty)
 }
 
 fn matching_entries(
@@ -254,6 +298,11 @@ fn matching_entries(
     entries
         .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
         .collect()
+}
+
+/// Whether a label or annotation is Runnel's own, or contains the whole object.
+fn is_never_copied(key: &str) -> bool {
+    key.starts_with(RESERVED_PREFIX) || key == MANAGED_BY_LABEL || key == LAST_APPLIED
 }
 
 fn is_denied(key: &str) -> bool {
@@ -287,9 +336,13 @@ mod tests {
             },
             "data": {"k": "dg=="}, "binaryData": {"not": "ours"},
         });
-        let content = content_of(Kind::by_resource("secrets").unwrap(), &object)
-            .ok()
-            .unwrap();
+        let content = content_of(
+            Kind::by_resource("secrets").unwrap(),
+            &object,
+            Origin::HubCluster,
+        )
+        .ok()
+        .unwrap();
         let expected = json!({
             "labels": {"rule": "test", "argocd.argoproj.io/secret-type": "cluster"},
             "annotations": {"note": "kept"},
@@ -304,10 +357,13 @@ mod tests {
     #[test]
     fn empty_maps_equal_absent_ones() {
         let kind = Kind::by_resource("configmaps").unwrap();
-        let absent = content_of(kind, &json!({"metadata": {}})).ok().unwrap();
+        let absent = content_of(kind, &json!({"metadata": {}}), Origin::HubCluster)
+            .ok()
+            .unwrap();
         let empty = content_of(
             kind,
             &json!({"metadata": {"labels": {}}, "data": {}, "binaryData": null}),
+            Origin::HubCluster,
         )
         .ok()
         .unwrap();
@@ -318,7 +374,9 @@ mod tests {
     fn credentials_of_the_cluster_are_refused() {
         let kind = Kind::by_resource("secrets").unwrap();
         let token = json!({"metadata": {}, "type": "kubernetes.io/service-account-token"});
-        assert!(content_of(kind, &token).err() == Some(UnsupportedSource::Type));
+        assert!(
+            content_of(kind, &token, Origin::HubCluster).err() == Some(UnsupportedSource::Type)
+        );
     }
 
     #[test]
@@ -326,9 +384,14 @@ mod tests {
         let kind = Kind::by_resource("configmaps").unwrap();
         let annotated =
             |value: &str| json!({"metadata": {"annotations": {"runnel.dev/distribute": value}}});
-        assert!(content_of(kind, &annotated("false")).err() == Some(UnsupportedSource::Annotation));
+        assert!(
+            content_of(kind, &annotated("false"), Origin::HubCluster).err()
+                == Some(UnsupportedSource::Annotation)
+        );
         for other in ["true", "", "no"] {
-            let content = content_of(kind, &annotated(other)).ok().unwrap();
+            let content = content_of(kind, &annotated(other), Origin::HubCluster)
+                .ok()
+                .unwrap();
             assert!(content.annotations.is_empty(), "{other}");
         }
     }
@@ -345,7 +408,7 @@ mod tests {
             "spec": {"replicas": 0, "paused": false, "template": {"metadata": {"creationTimestamp": null}}},
             "status": {"replicas": 2},
         });
-        let content = content_of(&kind, &object).ok().unwrap();
+        let content = content_of(&kind, &object, Origin::HubCluster).ok().unwrap();
         let expected = json!({
             "labels": {"app": "web"}, "annotations": {"note": "kept"}, "version": "v1",
             "fields": {"spec": {"replicas": 0, "paused": false}},
@@ -364,6 +427,75 @@ mod tests {
             Scope::Namespaced,
         );
         assert!(is_never_a_source(&lease, "l", &BTreeMap::new()));
+    }
+
+    #[test]
+    fn manifest_keeps_what_its_author_wrote() {
+        let metadata = |object: &Value| {
+            let kind = Kind::new("", "v1", "Service", "services", Scope::Namespaced);
+            let of = |origin| {
+                let content = content_of(&kind, object, origin).ok().unwrap();
+                (content.labels, content.annotations, content.fields)
+            };
+            (of(Origin::Manifest), of(Origin::HubCluster))
+        };
+        let service = json!({
+            "metadata": {
+                "labels": {"app.kubernetes.io/instance": "web", "applyset.kubernetes.io/part-of": "x", "app.kubernetes.io/managed-by": "Helm"},
+                "annotations": {"cert-manager.io/cluster-issuer": "ca", "runnel.dev/seal": "x", LAST_APPLIED: "{}"},
+            },
+            "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80, "nodePort": 30080}]},
+        });
+        let ((labels, annotations, fields), (cluster_labels, cluster_annotations, _)) =
+            metadata(&service);
+        let keys = |map: &BTreeMap<String, String>| map.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(
+            keys(&labels),
+            [
+                "app.kubernetes.io/instance",
+                "applyset.kubernetes.io/part-of"
+            ]
+        );
+        assert_eq!(keys(&annotations), ["cert-manager.io/cluster-issuer"]);
+        assert_eq!(fields["spec"], service["spec"]);
+        assert!(cluster_labels.is_empty() && cluster_annotations.is_empty());
+    }
+
+    #[test]
+    fn filled_in_ca_and_the_request_for_it_stay_together() {
+        let kind = Kind::new(
+            "admissionregistration.k8s.io",
+            "v1",
+            "ValidatingWebhookConfiguration",
+            "validatingwebhookconfigurations",
+            Scope::Cluster,
+        );
+        let object = json!({
+            "metadata": {"annotations": {"cert-manager.io/inject-ca-from": "a/b", "cert-manager.io/issuer": "i"}},
+            "webhooks": [{"name": "w", "clientConfig": {"caBundle": "Cg=="}}],
+        });
+        for (origin, has_ca) in [(Origin::Manifest, true), (Origin::HubCluster, false)] {
+            let content = content_of(&kind, &object, origin).ok().unwrap();
+            let client = &content.fields["webhooks"][0]["clientConfig"];
+            assert_eq!(!client["caBundle"].is_null(), has_ca, "{origin:?}");
+            assert!(
+                content
+                    .annotations
+                    .contains_key("cert-manager.io/inject-ca-from")
+            );
+            assert_eq!(
+                content.annotations.contains_key("cert-manager.io/issuer"),
+                has_ca
+            );
+        }
+    }
+
+    #[test]
+    fn bytes_of_a_manifest_may_have_line_breaks() {
+        let kind = Kind::by_resource("configmaps").unwrap();
+        let object = json!({"metadata": {}, "binaryData": {"logo": "aGVs\r\nbG8=\n"}});
+        let content = content_of(kind, &object, Origin::Manifest).ok().unwrap();
+        assert_eq!(content.fields["binaryData"]["logo"], "aGVsbG8=");
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! The part of an object that another cluster can have.
 //!
 //! A cluster writes fields of its own into many objects: the address of a Service, the volume of a claim, the selector
-//! of a Job. In another cluster they are wrong, and its API server refuses some of them. So a copy never has them. The
-//! kinds with rules of their own ([`ContentRules::fields`](runnel_proto::model::ContentRules)) name their content
+//! of a Job. In another cluster they are wrong, and its API server refuses some of them. So a copy never has them, unless the
+//! object is a manifest, in which its author chose them. The kinds with rules of their own ([`ContentRules::fields`](runnel_proto::model::ContentRules)) name their content
 //! instead.
 use std::collections::BTreeMap;
 
 use runnel_proto::model::NAMESPACES;
 use serde_json::{Map, Value};
 
+use super::content::Origin;
+
 /// Top-level fields that are no content: they name the object, or are written by its cluster.
-const NEVER: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
+pub(super) const NEVER: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
 
 /// Fields that each cluster fills in, by kind. `*` stands for each item of a list.
 const FILLED_IN: &[(&str, &[&str])] = &[
@@ -25,6 +27,10 @@ const FILLED_IN: &[(&str, &[&str])] = &[
     ("persistentvolumeclaims", &["spec.volumeName"]),
     ("serviceaccounts", &["secrets"]),
     ("pods", POD),
+];
+
+/// Fields that API servers write into templates, and that tools leave in manifests.
+const TRACES: &[(&str, &[&str])] = &[
     ("podtemplates", &["template.metadata.creationTimestamp"]),
     ("replicationcontrollers", TEMPLATE),
     ("deployments.apps", TEMPLATE),
@@ -123,18 +129,24 @@ pub(super) fn is_controlled(object: &Value) -> bool {
 }
 
 /// Returns the top-level fields of an object that a copy of it has in another cluster.
-pub(super) fn portable_fields(resource: &str, object: &Value) -> BTreeMap<String, Value> {
+pub(super) fn portable_fields(
+    resource: &str,
+    object: &Value,
+    origin: Origin,
+) -> BTreeMap<String, Value> {
     let fields = object.as_object().into_iter().flatten();
     let fields = fields.filter(|(field, _)| !NEVER.contains(&field.as_str()));
     let fields = fields.map(|(field, value)| (field.clone(), value.clone()));
     let mut content = Value::Object(fields.collect());
-    let filled_in = FILLED_IN.iter().filter(|(of, _)| *of == resource);
-    for path in filled_in.flat_map(|(_, paths)| *paths) {
+    let is_of_cluster = origin == Origin::HubCluster;
+    let filled_in = FILLED_IN.iter().filter(|_| is_of_cluster);
+    let removed = filled_in.chain(TRACES).filter(|(of, _)| *of == resource);
+    for path in removed.flat_map(|(_, paths)| *paths) {
         let path: Vec<&str> = path.split('.').collect();
         remove(&mut content, &path);
     }
     match resource {
-        "services" => remove_addresses(&mut content),
+        "services" if is_of_cluster => remove_addresses(&mut content),
         "jobs.batch" => remove_generated_selector(&mut content),
         "pods" => remove_token(&mut content),
         // A controller has bound the volume to a claim of its cluster.
@@ -147,7 +159,9 @@ pub(super) fn portable_fields(resource: &str, object: &Value) -> BTreeMap<String
         "clusterroles.rbac.authorization.k8s.io" if !content["aggregationRule"].is_null() => {
             remove(&mut content, &["rules"]);
         }
-        _ if has_injected_ca(object) => remove_injected_ca(resource, &mut content),
+        _ if is_of_cluster && has_injected_ca(object) => {
+            remove_injected_ca(resource, &mut content);
+        }
         _ => {}
     }
     match content {
@@ -231,13 +245,16 @@ fn remove_token(pod: &mut Value) {
     }
 }
 
+/// Whether an annotation asks a controller of the cluster to fill in the CA.
+pub(super) fn is_ca_injector(key: &str) -> bool {
+    CA_INJECTORS.contains(&key)
+}
+
 /// Whether a controller of the cluster fills in the CA.
-fn has_injected_ca(object: &Value) -> bool {
+pub(super) fn has_injected_ca(object: &Value) -> bool {
     let annotations = object.pointer("/metadata/annotations");
     let annotations = annotations.and_then(Value::as_object);
-    CA_INJECTORS
-        .iter()
-        .any(|key| annotations.is_some_and(|annotations| annotations.contains_key(*key)))
+    annotations.is_some_and(|annotations| annotations.keys().any(|key| is_ca_injector(key)))
 }
 
 fn remove_injected_ca(resource: &str, content: &mut Value) {
@@ -262,7 +279,8 @@ mod tests {
     use serde_json::json;
 
     fn fields(resource: &str, object: &Value) -> Value {
-        Value::Object(portable_fields(resource, object).into_iter().collect())
+        let fields = portable_fields(resource, object, Origin::HubCluster);
+        Value::Object(fields.into_iter().collect())
     }
 
     #[test]
@@ -394,7 +412,7 @@ mod tests {
     proptest! {
         #[test]
         fn portable_fields_of_a_copy_are_all_of_it(
-            resource in prop::sample::select(FILLED_IN.iter().map(|(resource, _)| *resource).collect::<Vec<_>>()),
+            resource in prop::sample::select(FILLED_IN.iter().chain(TRACES).map(|(resource, _)| *resource).collect::<Vec<_>>()),
             ip in "None|10[.]0[.]0[.][1-9]", port in 1u16..9, manual: bool, name in "[a-z]{1,5}",
         ) {
             let object = json!({
