@@ -5,6 +5,7 @@ mod contained;
 mod exact;
 mod owned;
 mod preview;
+mod yaml_reader;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -148,6 +149,7 @@ impl Member {
             let user = HeaderValue::from_str(&account.user()).map_err(|_| CallError::Unanswered)?;
             request.headers_mut().insert(IMPERSONATE_USER, user);
         }
+        yaml_reader::escape_apply(&mut request);
         with_timeout(self.client.request_text(request)).await
     }
 
