@@ -13,13 +13,22 @@
 //! - A Pod that has failed and a claim whose volume is lost have failed.
 //! - A Service has a health only as a load balancer, and is current with an address.
 //! - Namespaces and APIServices have a health: they are current when they are active or available.
+//! - A DaemonSet with `OnDelete` need not have updated its pods, as a StatefulSet.
+//! - A claim that no provisioner was asked for is current: it may wait for the first Pod that uses it.
 //! - A Pod that cannot be scheduled is in progress: kstatus compares its age with the clock.
-use kube_core::DynamicObject;
+use kube_core::{DynamicObject, ResourceExt};
 use runnel_proto::model::{CopyHealth, HEALTH_MESSAGE_LIMIT, Kind, ObservedHealth, plain_text};
 use serde_json::Value;
 
 /// The deadline of a Deployment that has none: its controller then sets no condition `Progressing`.
 const NO_DEADLINE: i64 = i32::MAX as i64;
+
+/// Annotations with which the API server's controllers ask for the volume of a claim. Of a claim that waits for its first
+/// consumer they do so only once a Pod that uses it has a node.
+const PROVISIONERS: [&str; 2] = [
+    "volume.beta.kubernetes.io/storage-provisioner",
+    "volume.kubernetes.io/storage-provisioner",
+];
 
 /// Returns the health of a live object; `None` if it has none. ConfigMaps and Secrets have none.
 pub fn observe(kind: &Kind, object: &DynamicObject) -> Option<ObservedHealth> {
@@ -30,6 +39,10 @@ pub fn observe(kind: &Kind, object: &DynamicObject) -> Option<ObservedHealth> {
         data: &object.data,
         generation: object.metadata.generation,
         terminating: object.metadata.deletion_timestamp.is_some(),
+        is_provisioned: object
+            .annotations()
+            .keys()
+            .any(|key| PROVISIONERS.contains(&key.as_str())),
     };
     let rules = KindRules::of(kind);
     if rules == KindRules::Service && object.text("/spec/type") != Some("LoadBalancer") {
@@ -137,6 +150,7 @@ struct Object<'a> {
     data: &'a Value,
     generation: Option<i64>,
     terminating: bool,
+    is_provisioned: bool,
 }
 
 impl<'a> Object<'a> {
@@ -305,8 +319,10 @@ impl<'a> Object<'a> {
             ("Available", "numberAvailable"),
             ("Ready", "numberReady"),
         ];
+        let is_by_hand = self.text("/spec/updateStrategy/type") == Some("OnDelete");
         counts
             .into_iter()
+            .filter(|(what, _)| !is_by_hand || *what != "Updated")
             .find(|(_, field)| desired > self.count(field))
             .map_or(Verdict::Current, |(what, field)| {
                 Verdict::fewer(what, self.count(field), desired)
@@ -386,9 +402,12 @@ impl<'a> Object<'a> {
     }
 
     fn volume_claim(&self) -> Verdict {
+        let class = self.text("/spec/storageClassName");
+        let has_class = class.is_some_and(|class| !class.is_empty());
         match self.text("/status/phase") {
             Some("Bound") => Verdict::Current,
             Some("Lost") => Verdict::Failed("the volume of the claim is lost".to_owned()),
+            Some("Pending") if has_class && !self.is_provisioned => Verdict::Current,
             phase => Verdict::InProgress(format!(
                 "the claim is not bound; its phase is {}",
                 phase.unwrap_or("unknown")
@@ -748,7 +767,10 @@ mod tests {
             );
             status[field] = json!(1);
         }
-        current("daemonsets.apps", daemons(status));
+        current("daemonsets.apps", daemons(status.clone()));
+        status["updatedNumberScheduled"] = json!(0);
+        let by_hand = json!({"spec": {"updateStrategy": {"type": "OnDelete"}}, "status": status});
+        current("daemonsets.apps", by_hand);
 
         let full = json!({"observedGeneration": 2, "replicas": 1, "fullyLabeledReplicas": 1, "availableReplicas": 1, "readyReplicas": 1});
         current("replicasets.apps", daemons(full.clone()));
@@ -817,6 +839,15 @@ mod tests {
         in_progress(
             "persistentvolumeclaims",
             phase("Pending"),
+            "the claim is not bound; its phase is Pending",
+        );
+        let mut waiting =
+            json!({"spec": {"storageClassName": "local"}, "status": {"phase": "Pending"}});
+        current("persistentvolumeclaims", waiting.clone());
+        waiting["metadata"] = json!({"annotations": {PROVISIONERS[1]: "example.org/disks"}});
+        in_progress(
+            "persistentvolumeclaims",
+            waiting,
             "the claim is not bound; its phase is Pending",
         );
         failed(
