@@ -46,6 +46,8 @@ pub struct Options {
     pub audit_reads: bool,
     /// More arguments for the API server.
     pub api_server_arguments: Vec<String>,
+    /// Controllers that run besides those that every cluster here has, such as `deployment-controller`.
+    pub controllers: Vec<String>,
 }
 
 /// A running control plane; dropping it ends it.

@@ -79,7 +79,7 @@ impl Parts {
             controller_manager: part(
                 "kube-controller-manager",
                 assets.kube_controller_manager(),
-                controller_manager_arguments(credentials),
+                controller_manager_arguments(credentials, &options.controllers),
             ),
             audit_log,
             etcd_url: etcd_url(ports),
@@ -197,7 +197,14 @@ fn audit_arguments(policy: &Path, log: &Path) -> Vec<String> {
     ]
 }
 
-fn controller_manager_arguments(credentials: &ControlPlaneCredentials) -> Vec<String> {
+fn controller_manager_arguments(
+    credentials: &ControlPlaneCredentials,
+    more: &[String],
+) -> Vec<String> {
+    let controllers: Vec<_> = [RUN_CONTROLLERS]
+        .into_iter()
+        .chain(more.iter().map(String::as_str))
+        .collect();
     vec![
         format!(
             "--kubeconfig={}",
@@ -208,7 +215,7 @@ fn controller_manager_arguments(credentials: &ControlPlaneCredentials) -> Vec<St
             credentials.account_key.display()
         ),
         format!("--root-ca-file={}", credentials.ca.display()),
-        format!("--controllers={RUN_CONTROLLERS}"),
+        format!("--controllers={}", controllers.join(",")),
         "--use-service-account-credentials=false".to_owned(),
         "--leader-elect=false".to_owned(),
         "--secure-port=0".to_owned(),

@@ -70,7 +70,8 @@ pub async fn run(
 async fn run_steps(narrator: &mut Narrator, clusters: &Clusters, folder: &Path) -> Result<String> {
     let built = tokio::task::spawn_blocking(binaries::build).await??;
     narrator.step("The hub and the agents, as processes of this machine");
-    let stage = DemoStage::start(clusters, &built, folder, narrator).await?;
+    let stage =
+        DemoStage::start(clusters, &built, folder, &options(clusters.local), narrator).await?;
     clusters.hub.show(narrator, &["get", "member"]).await?;
     seed::run_steps(narrator, clusters, &stage).await
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::local::LocalFleet;
+use super::local::{LocalFleet, LocalOptions};
 use super::narrate::Narrator;
 use super::{DemoOutcome, unless_interrupted, with_logs};
 use crate::cargo;
@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// When the fleet does not start, or a part of it ends by itself.
 pub async fn run(
     narrator: &mut Narrator,
-    members: usize,
+    options: LocalOptions,
     folder: Option<&Path>,
 ) -> Result<DemoOutcome> {
     let scratch = if folder.is_none() {
@@ -35,14 +35,14 @@ pub async fn run(
     let folder = folder
         .map(Path::to_owned)
         .or(scratch.as_ref().map(|own| own.path().to_owned()));
-    let mut folder = match Folder::claim(&folder.context("no folder")?, members) {
+    let mut folder = match Folder::claim(&folder.context("no folder")?, options.members) {
         Ok(folder) => folder,
         Err(error) => return Ok(DemoOutcome::Refused(format!("{error:#}"))),
     };
     let mut ready = false;
     let kept = unless_interrupted(async {
         narrator.title("Runnel: a joined fleet without rules");
-        let fleet = LocalFleet::start(narrator, members).await?;
+        let fleet = LocalFleet::start(narrator, options).await?;
         folder.write(&fleet)?;
         invite(narrator, &folder, &fleet);
         ready = true;

@@ -25,7 +25,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::program::{self, INTERRUPTED, sentences};
 use crate::scratch;
+use local::LocalOptions;
 use narrate::Narrator;
+use serde_json::Value;
 
 const MOST_MEMBERS: u16 = 20;
 
@@ -43,6 +45,16 @@ pub struct DemoArguments {
     /// Where the kept fleet's kubeconfigs are written: hub.kubeconfig, member-1.kubeconfig, ...
     #[arg(long, value_name = "DIR", requires = "keep")]
     dir: Option<PathBuf>,
+    /// Values of the hub's chart for the kept fleet, over those of the demo, as a YAML file.
+    #[arg(long, value_name = "FILE", requires = "keep", value_parser = values, default_value = "", hide_default_value = true)]
+    hub_values: Value,
+    /// Values of the agents' chart for the kept fleet, over those of the demo, as a YAML file.
+    #[arg(long, value_name = "FILE", requires = "keep", value_parser = values, default_value = "", hide_default_value = true)]
+    agent_values: Value,
+    /// Controllers of kube-controller-manager that run in the members, such as
+    /// deployment-controller,replicaset-controller. There are no nodes, so no Pod runs.
+    #[arg(long, value_name = "LIST", requires = "keep", value_delimiter = ',')]
+    controllers: Vec<String>,
     /// Uses a cluster of yours as the hub, instead of starting one.
     #[arg(long, value_name = "KUBECONFIG", requires = "member")]
     hub: Option<PathBuf>,
@@ -52,6 +64,18 @@ pub struct DemoArguments {
     /// Run on your clusters; without it, only print the plan.
     #[arg(long, requires = "hub")]
     yes: bool,
+}
+
+fn values(path: &str) -> Result<Value, String> {
+    if path.is_empty() {
+        return Ok(Value::Null);
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let values: Value = serde_saphyr::from_str(&text).map_err(|error| error.to_string())?;
+    match values {
+        Value::Object(_) => Ok(values),
+        _ => Err("a file of values has names at its top".to_owned()),
+    }
 }
 
 fn member(text: &str) -> Result<(String, PathBuf), String> {
@@ -100,12 +124,13 @@ async fn run(arguments: DemoArguments) -> ExitCode {
     let observed = match &arguments.hub {
         Some(hub) => existing::run(&mut narrator, hub, &arguments.member, arguments.yes).await,
         None if arguments.keep => {
-            keep::run(
-                &mut narrator,
-                usize::from(arguments.members),
-                arguments.dir.as_deref(),
-            )
-            .await
+            let options = LocalOptions {
+                members: arguments.members.into(),
+                hub_values: arguments.hub_values,
+                agent_values: arguments.agent_values,
+                controllers: arguments.controllers,
+            };
+            keep::run(&mut narrator, options, arguments.dir.as_deref()).await
         }
         None => local::run(&mut narrator).await,
     };

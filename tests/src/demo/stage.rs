@@ -98,10 +98,11 @@ impl DemoStage {
         clusters: &Clusters,
         binaries: &Binaries,
         folder: &Path,
+        options: &FleetOptions,
         narrator: &Narrator,
     ) -> Result<Self> {
         let helm = Helm::find().await?;
-        let stage = Self::install(&helm, clusters, binaries, folder, narrator).await?;
+        let stage = Self::install(&helm, clusters, binaries, folder, options, narrator).await?;
         let begin = Instant::now();
         stage.hub.start().await?;
         narrator.took(
@@ -114,7 +115,7 @@ impl DemoStage {
                 .hand_over(
                     &stage
                         .hub
-                        .join_string(agent.member(), binaries, &options(clusters.local))
+                        .join_string(agent.member(), binaries, options)
                         .await?,
                 )
                 .await?;
@@ -166,10 +167,10 @@ impl DemoStage {
         clusters: &Clusters,
         binaries: &Binaries,
         folder: &Path,
+        options: &FleetOptions,
         narrator: &Narrator,
     ) -> Result<Self> {
         let begin = Instant::now();
-        let options = options(clusters.local);
         let hub = site(&clusters.hub, folder)?;
         let members = clusters
             .members
@@ -181,12 +182,12 @@ impl DemoStage {
                 helm,
                 (member, &member.name),
                 binaries,
-                &options,
+                options,
                 "runnel-agent.log",
             )
         });
         let (hub, agents) = try_join(
-            Hub::install(helm, &hub, binaries, &options),
+            Hub::install(helm, &hub, binaries, options),
             try_join_all(agents),
         )
         .await?;

@@ -24,6 +24,7 @@ use crate::restartable::Restartable;
 use crate::wait::eventually;
 pub use options::FleetOptions;
 pub use party::{Agent, Hub, Replica};
+pub(crate) use release::merge;
 pub use release::{AGENT, HUB, Release, account, rendered};
 
 /// The namespace of hub and agents.

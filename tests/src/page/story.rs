@@ -370,7 +370,10 @@ impl Story<'_> {
             .browser
             .run("return document.activeElement.id", json!([]))
             .await?;
-        ensure!(focused == "matrix", "an empty matrix has no focus: {focused}");
+        ensure!(
+            focused == "matrix",
+            "an empty matrix has no focus: {focused}"
+        );
         self.browser.keys(&[ESCAPE]).await?;
         self.browser.keys(&["/"]).await?;
         self.browser

@@ -200,9 +200,13 @@ async fn kept_fleet_is_used_with_what_the_demo_prints() -> Result<()> {
     let scratch = Scratch::new("kept")?;
     let notes = scratch.path().join("notes.txt");
     std::fs::write(&notes, "mine")?;
+    let values = scratch.path().join("values.yaml");
+    std::fs::write(&values, "policy: {kinds: [configmaps, secrets, services]}")?;
     let mut demo = Command::new(env!("CARGO_BIN_EXE_demo"))
         .args(["--keep", "--members", "1", "--dir"])
         .arg(scratch.path())
+        .args(["--controllers", "deployment-controller", "--agent-values"])
+        .arg(&values)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -241,6 +245,28 @@ async fn kept_fleet_is_used_with_what_the_demo_prints() -> Result<()> {
         "{exports}\nkubectl --kubeconfig {} {copies}",
         value("kubeconfig")?
     ))
+    .await?;
+    let member = format!("{exports}\nkubectl --kubeconfig {}", value("kubeconfig")?);
+    let policy = "-n runnel-system get configmap runnel-agent-policy -o yaml";
+    ensure!(
+        shell(&format!("{member} {policy}"))
+            .await?
+            .contains("services")
+    );
+    shell(&format!(
+        "{member} -n default create deployment web --image=web"
+    ))
+    .await?;
+    let sets = format!("{member} -n default get replicasets -o name");
+    eventually(
+        "the controller of Deployments works",
+        WHOLE_STORY,
+        async || {
+            let sets = shell(&sets).await?;
+            ensure!(sets.contains("replicaset.apps/web-"), "{sets}");
+            Ok(Some(()))
+        },
+    )
     .await?;
     ensure!(std::fs::read_to_string(value("log")?)?.contains("runnel_agent"));
     let metrics = value("metrics")?;
