@@ -111,6 +111,7 @@ impl Member {
                     prepares_object: makes_way,
                     writes_own,
                     names_drift: job.corrects_drift,
+                    overwrites: matches!(work, Work::Overwrite(..)),
                 };
                 run.work(work).instrument(span).await;
             }
@@ -281,6 +282,8 @@ struct ApplyRun<'a> {
     writes_own: bool,
     /// Whether the job names the fields that it corrects.
     names_drift: bool,
+    /// Whether nothing of the former object is to be left.
+    overwrites: bool,
 }
 
 impl ApplyRun<'_> {
@@ -419,20 +422,27 @@ impl ApplyRun<'_> {
             return Err(denied);
         }
         let ignored = &body.ignored;
-        let object = match &target {
-            Some(target) if !ignored.is_empty() || self.names_drift => {
-                match self.same_in(&kind, target).await? {
-                    None => return Ok(()),
-                    there => there,
-                }
+        let (mut current, mut object) = (target.clone(), None);
+        if let Some(target) = &target
+            && (!ignored.is_empty() || self.names_drift || target.is_shared)
+        {
+            object = self.same_in(&kind, target).await?;
+            let Some(there) = &object else {
+                return Ok(());
+            };
+            if let Some(patch) = body::unshare(there).filter(|_| target.is_shared) {
+                object = self.patched(Some(target.clone()), patch).await?;
+                let Some(patched) = &object else {
+                    return Ok(());
+                };
+                self.record_object(patched);
+                current = self.recorded_target();
             }
-            Some(_) | None => None,
-        };
+        }
         let mut written = ApplyInput {
             adopted: false,
             ..apply_input(&kind, self.copy, &content, body)
         };
-        let mut current = target.clone();
         let first = if kind.content.is_owned() {
             let kinds = &self.member.kinds;
             let asks = !self.writes_own || body.reports_drift || !kinds.stores_as_sent(&kind);
@@ -479,13 +489,54 @@ impl ApplyRun<'_> {
                 }
             }
         };
-        let Some(object) = stored else {
+        let Some(mut object) = stored else {
             return Ok(());
         };
+        if self.overwrites && kind.content.is_owned() {
+            match self.prune(object, &written).await? {
+                Some(pruned) => object = pruned,
+                None => return Ok(()),
+            }
+        }
         let over = (target.as_ref(), current);
         match self.stored(object, over, &content, body).await? {
             Some(object) if !self.is_written(body) => Err(compare(&object).rewritten()),
             _ => Ok(()),
+        }
+    }
+
+    /// Removes what an overwritten object had besides the content: makes it the agent's own, and applies the content again. Returns the
+    /// object; `None` if another writer was faster.
+    async fn prune(
+        &mut self,
+        object: DynamicObject,
+        written: &ApplyInput<'_>,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        let Some(patch) = body::absorb(&object) else {
+            return Ok(Some(object));
+        };
+        self.record_object(&object);
+        let Some(absorbed) = self.patched(self.recorded_target(), patch).await? else {
+            return Ok(None);
+        };
+        self.record_object(&absorbed);
+        let Some(target) = self.recorded_target() else {
+            return Ok(None);
+        };
+        let over = ReplacedObject {
+            target: &target,
+            object: None,
+        };
+        let request = body::apply(written, Some(&over), &self.member.sealer);
+        match self.member.apply(written.kind, self.copy, &request).await {
+            Ok(pruned) => {
+                self.passed(target.version);
+                Ok(Some(pruned))
+            }
+            Err(error) if error.is_race() => {
+                self.reread(Some(&target), &error).await.map(|()| None)
+            }
+            Err(error) => Err(self.fail(&error)),
         }
     }
 
@@ -524,10 +575,7 @@ impl ApplyRun<'_> {
 
     /// Returns the last recorded object as a target.
     fn recorded_target(&self) -> Option<ExpectedObject> {
-        self.live().map(|live| ExpectedObject {
-            uid: live.uid.clone(),
-            version: live.version.clone(),
-        })
+        self.live().map(ExpectedObject::of)
     }
 
     async fn overwrite(

@@ -68,6 +68,7 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
         intact: false,
         facts: Facts::default(),
         others: others.map(Arc::from),
+        is_shared: false,
         terminating: false,
         number: 0,
         newest: false,

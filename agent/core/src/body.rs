@@ -290,6 +290,24 @@ pub fn drop_patched(object: &DynamicObject) -> Option<Patch> {
     Some(guarded(object, vec![entry]))
 }
 
+/// Returns the JSON patch that drops the ownership of other managers in fields that the agent applied: they would stay when they
+/// leave the source. `None` if no field is shared.
+pub fn unshare(object: &DynamicObject) -> Option<Patch> {
+    let positions: Vec<_> = managed_fields::shared_entries(&object.metadata).collect();
+    let entry = |position: &usize| remove(&["metadata", "managedFields", &position.to_string()]);
+    // From the end, because each removal moves those behind it.
+    let removals: Vec<_> = positions.iter().rev().map(entry).collect();
+    (!removals.is_empty()).then(|| guarded(object, removals))
+}
+
+/// Returns the JSON patch that makes the content of other managers the agent's own, so that the next apply removes what the source
+/// does not have; `None` if there is none.
+pub fn absorb(object: &DynamicObject) -> Option<Patch> {
+    let entries = managed_fields::absorbed(&object.metadata)?;
+    let entries = add(&["metadata", "managedFields"], json!(entries));
+    Some(guarded(object, vec![entries]))
+}
+
 /// Returns the JSON patch that removes the label of the newest version from a copy; `None` if the
 /// copy has no such label.
 pub fn demote(object: &DynamicObject) -> Option<Patch> {

@@ -462,6 +462,7 @@ fn a_change_names_the_object_and_a_creation_none() {
     let target = ExpectedObject {
         uid: "u".into(),
         version: "9".into(),
+        is_shared: false,
     };
     let change = apply(
         &written,
@@ -576,6 +577,7 @@ fn change_leaves_fields_of_others_and_deletes_none_of_ours() {
     let target = ExpectedObject {
         uid: "u".into(),
         version: "5".into(),
+        is_shared: false,
     };
     let over = |object: &DynamicObject| {
         apply(
@@ -800,6 +802,7 @@ fn adoption_sends_marks_and_seals_the_whole_object() {
         let target = ExpectedObject {
             uid: "u".into(),
             version: "5".into(),
+            is_shared: false,
         };
         let over = ReplacedObject {
             target: &target,

@@ -166,6 +166,19 @@ pub struct ExpectedObject {
     pub uid: Arc<str>,
     /// Its resourceVersion.
     pub version: Arc<str>,
+    /// Whether other managers own fields of the agent's apply, too: they would stay when they leave the source.
+    pub is_shared: bool,
+}
+
+impl ExpectedObject {
+    /// The object as it is.
+    pub fn of(live: &Live) -> Self {
+        Self {
+            uid: live.uid.clone(),
+            version: live.version.clone(),
+            is_shared: live.is_shared,
+        }
+    }
 }
 
 /// An action on a copy.
@@ -267,10 +280,7 @@ fn dry_run(wanted: &WantedCopy, desired: &DesiredCopy, observed: &Observed) -> D
                 &format!("would be updated: {}", copy_error.message),
             )),
             _ if is_sealed_for(wanted, observed) => {
-                Decision::Act(Action::Compare(ExpectedObject {
-                    uid: live.uid.clone(),
-                    version: live.version.clone(),
-                }))
+                Decision::Act(Action::Compare(ExpectedObject::of(live)))
             }
             // The author of this rule may have no permission to read the content of another rule or
             // source.
@@ -313,10 +323,7 @@ fn decide_older_version(demoted: bool, observed: &Observed) -> Decision {
         Observed::Live(live)
             if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating =>
         {
-            Decision::Act(Action::Demote(ExpectedObject {
-                uid: live.uid.clone(),
-                version: live.version.clone(),
-            }))
+            Decision::Act(Action::Demote(ExpectedObject::of(live)))
         }
         _ => Decision::Forget,
     }
@@ -425,10 +432,7 @@ fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
 
 /// Decides a copy whose live object does not have the desired state.
 fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Decision {
-    let target = ExpectedObject {
-        uid: live.uid.clone(),
-        version: live.version.clone(),
-    };
+    let target = ExpectedObject::of(live);
     // An adopted object is changed only as an object that is not ours.
     if live.is_own() {
         return match &wanted.compared {
@@ -511,10 +515,7 @@ fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Deci
     if order.needs_approval {
         return Decision::Noop(CopyStatus::PruneRequested);
     }
-    let target = ExpectedObject {
-        uid: live.uid.clone(),
-        version: live.version.clone(),
-    };
+    let target = ExpectedObject::of(live);
     Decision::Act(match order.policy {
         DeletionPolicy::Delete if live.is_own() || order.overwrites => Action::Delete(target),
         DeletionPolicy::Delete | DeletionPolicy::Retain => Action::Retain(target),

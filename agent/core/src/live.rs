@@ -69,6 +69,8 @@ pub struct Live {
     pub facts: Facts,
     /// Its other field managers, the latest first, for a person. `None` for an intact copy.
     pub others: Option<Arc<str>>,
+    /// Whether other managers own fields of the agent's apply, too.
+    pub is_shared: bool,
     /// Whether it is being deleted.
     pub terminating: bool,
     /// Its version number, if the rule keeps versions. The highest number was the last to become
@@ -256,6 +258,8 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         intact,
         facts,
         others: if intact { None } else { others(kind, metadata) },
+        is_shared: kind.content.is_owned()
+            && managed_fields::shared_entries(metadata).next().is_some(),
         terminating: metadata.deletion_timestamp.is_some(),
         number: number(metadata, entry),
         newest: metadata

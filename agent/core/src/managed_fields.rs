@@ -10,12 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{Content, FieldMap, FieldPath};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::field_set::{Difference, FieldSet};
 
 /// The field manager of the agent.
 pub const FIELD_MANAGER: &str = "runnel-agent";
+/// The parts of a set in the form of `fieldsV1` that name no content: the object or list itself, and what is beside the content.
+const NO_CONTENT: [&str; 3] = [".", "f:metadata", "f:status"];
 
 /// Returns the entry of the agent's own server-side apply.
 pub fn apply_entry(metadata: &ObjectMeta) -> Option<&ManagedFieldsEntry> {
@@ -37,10 +39,89 @@ pub fn is_our_patch(entry: &ManagedFieldsEntry) -> bool {
 }
 
 fn is_ours(entry: &ManagedFieldsEntry, operation: &str) -> bool {
-    let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
     entry.manager.as_deref() == Some(FIELD_MANAGER)
         && entry.operation.as_deref() == Some(operation)
-        && of_whole_object
+        && is_of_whole_object(entry)
+}
+
+fn is_of_whole_object(entry: &ManagedFieldsEntry) -> bool {
+    entry.subresource.as_deref().unwrap_or_default().is_empty()
+}
+
+/// Returns the positions of the entries of other managers that own a field which the agent applied, too. Without them, such a
+/// field leaves the object with the source. Entries of subresources, and labels and annotations, do not count.
+pub fn shared_entries(metadata: &ObjectMeta) -> impl Iterator<Item = usize> {
+    let ours = apply_entry(metadata).and_then(|entry| entry.fields_v1.as_ref());
+    let shares = move |entry: &ManagedFieldsEntry| {
+        let pair = ours.zip(entry.fields_v1.as_ref());
+        is_of_whole_object(entry)
+            && !is_our_apply(entry)
+            && pair.is_some_and(|(ours, theirs)| overlap(&ours.0, &theirs.0))
+    };
+    let entries = metadata.managed_fields.iter().flatten().enumerate();
+    entries.filter_map(move |(position, entry)| shares(entry).then_some(position))
+}
+
+/// Whether two sets in the form of `fieldsV1` have a field in common, outside of the metadata.
+fn overlap(one: &Value, other: &Value) -> bool {
+    let is_leaf = |set: &Value| set.as_object().is_none_or(serde_json::Map::is_empty);
+    let fields = one.as_object().into_iter().flatten();
+    fields
+        .filter(|(key, _)| !NO_CONTENT.contains(&key.as_str()))
+        .any(|(key, one)| {
+            let other = other.get(key);
+            other.is_some_and(|other| is_leaf(one) || is_leaf(other) || overlap(one, other))
+        })
+}
+
+/// Moves the content that other managers own into the agent's own entry, as if it had applied all of it: the next apply removes what
+/// the source does not have. Controllers of Kubernetes keep theirs. Returns the entries; `None` if there is nothing to move.
+pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
+    let ours = apply_entry(metadata)?;
+    let (version, mut all) = (ours.api_version.clone(), ours.fields_v1.clone()?.0);
+    let mut entries = metadata.managed_fields.clone()?;
+    let mut is_moved = false;
+    for entry in &mut entries {
+        let manager = entry.manager.as_deref().unwrap_or_default();
+        let is_controller = manager.ends_with("controller-manager") || manager == "kube-scheduler";
+        if is_our_apply(entry) || !is_of_whole_object(entry) || is_controller {
+            continue;
+        }
+        let Some(theirs) = entry
+            .fields_v1
+            .as_mut()
+            .and_then(|fields| fields.0.as_object_mut())
+        else {
+            continue;
+        };
+        let is_kept = |key: &str| NO_CONTENT.contains(&key) || entry.api_version != version;
+        let content = theirs.iter().filter(|(key, _)| !is_kept(key));
+        let content: serde_json::Map<_, _> = content
+            .map(|(key, set)| (key.clone(), set.clone()))
+            .collect();
+        is_moved |= !content.is_empty();
+        theirs.retain(|key, _| !content.contains_key(key));
+        merge(&mut all, &Value::Object(content));
+    }
+    entries.retain(|entry| {
+        entry
+            .fields_v1
+            .as_ref()
+            .is_none_or(|fields| fields.0.as_object().is_none_or(|set| !set.is_empty()))
+    });
+    let ours = entries.iter_mut().find(|entry| is_our_apply(entry))?;
+    ours.fields_v1.as_mut()?.0 = all;
+    is_moved.then_some(entries)
+}
+
+/// Adds a set in the form of `fieldsV1` to another one.
+fn merge(set: &mut Value, more: &Value) {
+    let (Some(set), Some(more)) = (set.as_object_mut(), more.as_object()) else {
+        return;
+    };
+    for (key, more) in more {
+        merge(set.entry(key.clone()).or_insert_with(|| json!({})), more);
+    }
 }
 
 /// Whether the agent owns a key: it applied the key, and no other client has changed it since.

@@ -277,6 +277,7 @@ mod tests {
             facts: Facts::default(),
             others: None,
             sealed,
+            is_shared: false,
             terminating: false,
             number: 0,
             newest: false,

@@ -449,6 +449,7 @@ mod tests {
             intact: true,
             facts: Facts::default(),
             others: None,
+            is_shared: false,
             terminating: false,
             number: 0,
             newest: false,

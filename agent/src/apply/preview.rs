@@ -122,10 +122,7 @@ impl Member {
             }
         }
         let target = match &observed {
-            Observed::Live(live) => Some(ExpectedObject {
-                uid: live.uid.clone(),
-                version: live.version.clone(),
-            }),
+            Observed::Live(live) => Some(ExpectedObject::of(live)),
             Observed::Absent | Observed::Unknown => None,
         };
         let over = target.as_ref().zip(object.as_ref());

@@ -6,6 +6,7 @@ mod copies;
 mod exact;
 mod fairness;
 mod fake_hub;
+mod former;
 mod hostile;
 mod lease;
 mod limited;

@@ -17,10 +17,14 @@ const KINDS_READ: Duration = Duration::from_secs(120);
 
 /// Starts an agent whose chart and policy name these kinds.
 async fn start(name: &str, kinds: &[&str]) -> Result<Alone> {
+    start_with(name, kinds, false).await
+}
+
+async fn start_with(name: &str, kinds: &[&str], overwrite: bool) -> Result<Alone> {
     let kinds: Vec<_> = [&["configmaps"], kinds].concat();
     let privileged = kinds.iter().filter(|kind| is_privileged(kind));
     let values = json!({"policy": {
-        "kinds": kinds, "allowPrivileged": privileged.collect::<Vec<_>>(), "adopt": "Equal",
+        "kinds": kinds, "allowPrivileged": privileged.collect::<Vec<_>>(), "adopt": "Equal", "overwrite": overwrite,
     }});
     let hour = Duration::from_secs(3600);
     let mut alone = Alone::prepare_on(plane().await?, name, hour, &["a"], &values).await?;
@@ -56,6 +60,26 @@ impl Kept {
         kind: &str,
     ) -> Result<Self> {
         let alone = start(name, &[resource]).await?;
+        Self::of(alone, resource, api_version, kind)
+    }
+
+    /// As [`Self::start`], in a member that lets Runnel overwrite objects of others.
+    pub(super) async fn start_overwriting(
+        name: &str,
+        resource: &'static str,
+        api_version: &'static str,
+        kind: &str,
+    ) -> Result<Self> {
+        let alone = start_with(name, &[resource], true).await?;
+        Self::of(alone, resource, api_version, kind)
+    }
+
+    fn of(
+        alone: Alone,
+        resource: &'static str,
+        api_version: &'static str,
+        kind: &str,
+    ) -> Result<Self> {
         let metadata = json!({"name": "one", "namespace": alone.ns("a")});
         let id = Id::of(&json!({"apiVersion": api_version, "kind": kind, "metadata": metadata}))?;
         let version = api_version.rsplit('/').next().unwrap_or(api_version);
@@ -105,7 +129,7 @@ impl Kept {
     }
 
     /// Another client changes the object, by a field manager of its own.
-    async fn edit(&self, patch: Value) -> Result<()> {
+    pub(super) async fn edit(&self, patch: Value) -> Result<()> {
         let (namespace, text) = (self.alone.ns("a"), patch.to_string());
         let kind = if patch.is_array() {
             "--type=json"
