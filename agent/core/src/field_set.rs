@@ -5,13 +5,15 @@
 //! already decided which parts of an object are items of a list by key, and which are one value.
 //!
 //! A projection keeps the order of the items of a list: it may matter, as that of environment variables does.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::pointer_escaped;
 use serde_json::{Map, Value};
 
 /// The deepest set that is read. The API server itself reads no JSON that is deeper.
 const DEPTH_LIMIT: usize = 128;
+/// Limit of the combinations of key fields by which the items of one list are found.
+const KEYS_LIMIT: usize = 16;
 
 /// A set of fields of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -105,14 +107,13 @@ impl FieldSet {
 
     /// The fields of both sets.
     #[must_use]
-    pub fn union(&self, other: &Self) -> Self {
-        let mut all = self.clone();
+    pub fn union(mut self, other: &Self) -> Self {
         for (step, node) in &other.0 {
-            let own = all.0.entry(step.clone()).or_default();
+            let own = self.0.entry(step.clone()).or_default();
             own.is_member |= node.is_member;
-            own.below = own.below.union(&node.below);
+            own.below = std::mem::take(&mut own.below).union(&node.below);
         }
-        all
+        self
     }
 
     /// Returns the part of an object that the set names. `others` are the fields of the other managers: with fields of
@@ -125,15 +126,15 @@ impl FieldSet {
     /// Returns `None` if the object has none of the fields.
     fn projected(&self, value: &Value, others: &FieldSet) -> Option<Value> {
         let none = FieldSet::default();
-        let parts = self.0.iter().filter_map(|(step, node)| {
-            let part = step.find(value)?;
+        let parts = Parts::of(value, self);
+        let found = self.0.iter().filter_map(|(step, node)| {
             let others = others.0.get(step).map_or(&none, |node| &node.below);
-            let part = node.projected(part, others)?;
+            let part = node.projected(parts.get(step)?, others)?;
             Some((step, part))
         });
         match value {
             Value::Object(_) => {
-                let fields = parts.filter_map(|(step, part)| match step {
+                let fields = found.filter_map(|(step, part)| match step {
                     Step::Field(name) => Some((name.to_string(), part)),
                     _ => None,
                 });
@@ -141,8 +142,8 @@ impl FieldSet {
                 (!fields.is_empty()).then_some(Value::Object(fields))
             }
             Value::Array(_) => {
-                let place = |(step, part): (&Step, Value)| Some((step.position(value)?, part));
-                let mut items: Vec<(usize, Value)> = parts.filter_map(place).collect();
+                let place = |(step, part): (&Step, Value)| Some((parts.position(step)?, part));
+                let mut items: Vec<(usize, Value)> = found.filter_map(place).collect();
                 items.sort_by_key(|(position, _)| *position);
                 let items: Vec<_> = items.into_iter().map(|(_, item)| item).collect();
                 (!items.is_empty()).then_some(Value::Array(items))
@@ -172,11 +173,12 @@ impl FieldSet {
         limit: usize,
         all: &mut Vec<Difference<'a>>,
     ) {
+        let (before, now) = (Parts::of(before, self), Parts::of(now, self));
         for (step, node) in &self.0 {
             if all.len() >= limit {
                 return;
             }
-            let (before, now) = (step.find(before), step.find(now));
+            let (before, now) = (before.get(step), now.get(step));
             if before == now {
                 continue;
             }
@@ -251,6 +253,84 @@ impl Node {
     }
 }
 
+/// The parts of a value to which the steps of a set lead. A list is read once, not once for each step.
+enum Parts<'a> {
+    Fields(&'a Map<String, Value>),
+    Items(&'a [Value], ItemIndex),
+    Scalar,
+}
+
+impl<'a> Parts<'a> {
+    fn of(value: &'a Value, set: &FieldSet) -> Self {
+        match value {
+            Value::Object(fields) => Self::Fields(fields),
+            Value::Array(items) => Self::Items(items, ItemIndex::of(items, set)),
+            _ => Self::Scalar,
+        }
+    }
+
+    /// Returns what a step of the set leads to.
+    fn get(&self, step: &Step) -> Option<&'a Value> {
+        match (self, step) {
+            (Self::Fields(fields), Step::Field(name)) => fields.get(&**name),
+            (Self::Items(items, _), _) => items.get(self.position(step)?),
+            _ => None,
+        }
+    }
+
+    /// Returns the index of the item of a list to which a step of the set leads.
+    fn position(&self, step: &Step) -> Option<usize> {
+        let Self::Items(_, index) = self else {
+            return None;
+        };
+        match step {
+            Step::Field(_) => None,
+            Step::Key(key) => index.by_key.get(&*key.text).copied(),
+            Step::Value(value) => index.by_value.get(&*value.text).copied(),
+            Step::Index(index) => Some(*index),
+        }
+    }
+}
+
+/// The positions of the items of a list. The first one of equal items counts.
+struct ItemIndex {
+    by_key: BTreeMap<String, usize>,
+    by_value: BTreeMap<String, usize>,
+}
+
+impl ItemIndex {
+    fn of(items: &[Value], set: &FieldSet) -> Self {
+        let steps = set.0.keys();
+        let names = steps.clone().filter_map(Step::key_fields);
+        // All items of a list have the same key fields. Only managed fields that no API server writes name many.
+        let names: BTreeSet<Vec<&str>> = names.map(Iterator::collect).collect();
+        let has_values = steps.clone().any(|step| matches!(step, Step::Value(_)));
+        let (mut by_key, mut by_value) = (BTreeMap::new(), BTreeMap::new());
+        for (position, item) in items.iter().enumerate() {
+            #[cfg(test)]
+            tests::ITEMS_READ.with(|read| read.set(read.get() + 1));
+            for names in names.iter().take(KEYS_LIMIT).filter(|_| item.is_object()) {
+                // A missing field equals `null`.
+                let value = |name: &&str| item.get(*name).unwrap_or(&Value::Null);
+                let key = key_text(names.iter().map(|name| (*name, value(name))));
+                by_key.entry(key).or_insert(position);
+            }
+            if has_values {
+                by_value.entry(item.to_string()).or_insert(position);
+            }
+        }
+        Self { by_key, by_value }
+    }
+}
+
+/// Returns the text of a key with these fields, as [`Json`] has it.
+fn key_text<'a>(fields: impl Iterator<Item = (&'a str, &'a Value)>) -> String {
+    let fields: Vec<_> = fields
+        .map(|(name, value)| format!("{}:{value}", Value::from(name)))
+        .collect();
+    format!("{{{}}}", fields.join(","))
+}
+
 impl Step {
     /// Reads a key of `fieldsV1`.
     fn parse(text: &str) -> Option<Self> {
@@ -264,23 +344,12 @@ impl Step {
         })
     }
 
-    /// Returns what the step leads to.
-    fn find<'a>(&self, value: &'a Value) -> Option<&'a Value> {
-        match self {
-            Self::Field(name) => value.as_object()?.get(&**name),
-            _ => value.as_array()?.get(self.position(value)?),
-        }
-    }
-
-    /// Returns the index of the item of a list to which the step leads.
-    fn position(&self, list: &Value) -> Option<usize> {
-        let items = list.as_array()?;
-        match self {
-            Self::Field(_) => None,
-            Self::Key(key) => items.iter().position(|item| key.is_key_of(item)),
-            Self::Value(value) => items.iter().position(|item| *item == value.value),
-            Self::Index(index) => Some(*index).filter(|index| *index < items.len()),
-        }
+    /// Returns the names of the key fields, in their order, if the step leads to an item by its key.
+    fn key_fields(&self) -> Option<impl Iterator<Item = &str>> {
+        let Self::Key(key) = self else {
+            return None;
+        };
+        Some(key.value.as_object()?.keys().map(String::as_str))
     }
 
     /// Whether the step leads to this item of a list, which may lack the defaults of its key fields.
@@ -327,13 +396,6 @@ impl Json {
         // The keys of its maps are sorted.
         let text = value.to_string().into();
         Some(Self { text, value })
-    }
-
-    /// Whether the item of a list has these values in its key fields. A missing field equals `null`.
-    fn is_key_of(&self, item: &Value) -> bool {
-        let mut fields = self.value.as_object().into_iter().flatten();
-        item.is_object()
-            && fields.all(|(field, value)| item.get(field).unwrap_or(&Value::Null) == value)
     }
 }
 
