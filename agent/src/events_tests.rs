@@ -174,7 +174,7 @@ fn edits_of_others_are_classified() {
         diff::deleted(),
         shown.rewritten(),
         hidden.rewritten(),
-        diff::unowned(&["/spec/replicas".to_owned()]),
+        diff::dropped(&["/spec/replicas".to_owned()]),
         contentions.copy_error(&copy()).unwrap(),
         delete_limit::waits(1000),
     ];

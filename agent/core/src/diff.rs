@@ -74,10 +74,14 @@ impl Comparison<'_> {
     }
 }
 
-/// Returns the error of an apply from which the API server took these fields.
-pub fn unowned(paths: &[String]) -> CopyError {
-    let changes = paths.iter().map(|path| format!("{path} is another"));
-    rewritten(&joined(&changes.collect::<Vec<_>>()))
+/// Returns the error of an apply whose answer lacks the values of these fields.
+pub fn dropped(paths: &[String]) -> CopyError {
+    let message = format!(
+        "an admission plugin of this cluster, or a feature that its API server has switched off, drops fields of the copy whenever \
+         it is written; let it pass Runnel's copies, or leave the fields to it (ignoreFields): {}",
+        joined(paths)
+    );
+    CopyError::new(Reason::Denied, message)
 }
 
 fn rewritten(list: &str) -> CopyError {

@@ -197,43 +197,111 @@ impl FieldSet {
         }
     }
 
-    /// Returns the paths of the fields of an object that are not in the set, at most `limit`. Fields without a value do not
-    /// count.
-    pub fn missing(&self, object: &Value, limit: usize) -> Vec<String> {
+    /// Returns the paths of the values of a sent object that are missing in the answer to its apply, at most `limit`. The set
+    /// is that of the apply. Another value is not missing, and neither is one that API servers leave out: `null`, `false`,
+    /// zero, and empty texts, lists and maps.
+    pub fn missing(&self, sent: &Value, answer: &Value, limit: usize) -> Vec<String> {
         let mut all = vec![];
-        self.collect_missing(object, "", limit, &mut all);
+        self.collect_missing(sent, answer, "", limit, &mut all);
         all
     }
 
-    fn collect_missing(&self, value: &Value, path: &str, limit: usize, all: &mut Vec<String>) {
-        let mut check = |step: Step, found: Option<&Node>, part: &Value| match found {
-            _ if all.len() >= limit || part.is_null() || is_empty(part) => {}
-            // A field without fields below it is one value.
-            Some(node) if node.below.is_empty() => {}
-            Some(node) => node
-                .below
-                .collect_missing(part, &step.append_to(path), limit, all),
-            None => all.push(step.append_to(path)),
+    fn collect_missing(
+        &self,
+        sent: &Value,
+        answer: &Value,
+        path: &str,
+        limit: usize,
+        all: &mut Vec<String>,
+    ) {
+        let none = FieldSet::default();
+        let mut check = |step: &Step, part: &Value, answer: Option<&Value>| {
+            if all.len() >= limit || is_nothing(part) {
+                return;
+            }
+            match answer.filter(|answer| !answer.is_null()) {
+                Some(_) if !part.is_object() && !part.is_array() => {}
+                Some(answer) => {
+                    let below = self.0.get(step).map_or(&none, |node| &node.below);
+                    below.collect_missing(part, answer, &step.append_to(path), limit, all);
+                }
+                None => all.push(step.append_to(path)),
+            }
         };
-        match value {
-            Value::Object(fields) => {
+        match (sent, answer) {
+            (Value::Object(fields), _) => {
                 for (name, part) in fields {
-                    let step = Step::Field(name.as_str().into());
-                    let node = self.0.get(&step);
-                    check(step, node, part);
+                    check(&Step::Field(name.as_str().into()), part, answer.get(name));
                 }
             }
-            Value::Array(items) => {
-                for (index, item) in items.iter().enumerate() {
-                    let found = self.0.iter().find(|(step, _)| step.can_be(item));
-                    match found {
-                        Some((step, node)) => check(step.clone(), Some(node), item),
-                        None => check(Step::Index(index), None, item),
+            (Value::Array(items), _) if !self.is_empty() => {
+                let parts = Parts::of(answer, self);
+                for (index, (item, step)) in items.iter().zip(self.steps_to(items)).enumerate() {
+                    match step {
+                        Some(step) => check(step, item, parts.get(step)),
+                        None => check(&Step::Index(index), item, None),
                     }
                 }
             }
+            // A list without keys is one value. In a longer one, items have no known place.
+            (Value::Array(items), Value::Array(now)) if now.len() == items.len() => {
+                for (index, (item, now)) in items.iter().zip(now).enumerate() {
+                    check(&Step::Index(index), item, Some(now));
+                }
+            }
+            (Value::Array(items), Value::Array(now)) if now.len() > items.len() => {}
+            (Value::Array(_), _) => all.push(path.to_owned()),
             _ => {}
         }
+    }
+
+    /// Returns the step to each item of a list, which may lack key fields that have a default. The items with the fewest missing
+    /// fields come first, and each step leads to one item: the default of a field is then that of the step that is left.
+    fn steps_to(&self, items: &[Value]) -> Vec<Option<&Step>> {
+        let index = ItemIndex::of(items, self);
+        let mut found = vec![None; items.len()];
+        let mut left = vec![];
+        for step in self.0.keys() {
+            match index.position(step).and_then(|at| found.get_mut(at)) {
+                Some(found) => *found = Some(step),
+                None => left.push(step),
+            }
+        }
+        let names = left.iter().flat_map(|step| step.key_fields());
+        let names: BTreeSet<&str> = names.collect();
+        let mut lacking: BTreeMap<(usize, Vec<&str>), Vec<usize>> = BTreeMap::new();
+        for (position, item) in items.iter().enumerate() {
+            if item.is_object() && found.get(position).is_some_and(Option::is_none) {
+                let has = names.iter().copied().take(KEYS_LIMIT);
+                let has: Vec<_> = has.filter(|name| item.get(name).is_some()).collect();
+                let missing = names.len() - has.len();
+                lacking.entry((missing, has)).or_default().push(position);
+            }
+        }
+        for ((_, has), positions) in lacking.into_iter().take(KEYS_LIMIT) {
+            let key = |item: &Value| {
+                let fields = has
+                    .iter()
+                    .filter_map(|name| Some((*name, item.get(*name)?)));
+                key_text(fields)
+            };
+            let mut steps: BTreeMap<String, Vec<&Step>> = BTreeMap::new();
+            for step in std::mem::take(&mut left).into_iter().rev() {
+                let Step::Key(fields) = step else { continue };
+                let steps = steps.entry(key(&fields.value)).or_default();
+                steps.push(step);
+            }
+            for position in positions {
+                let steps = items
+                    .get(position)
+                    .and_then(|item| steps.get_mut(&key(item)));
+                if let (Some(steps), Some(found)) = (steps, found.get_mut(position)) {
+                    *found = steps.pop();
+                }
+            }
+            left = steps.into_values().flatten().collect();
+        }
+        found
     }
 }
 
@@ -280,14 +348,9 @@ impl<'a> Parts<'a> {
 
     /// Returns the index of the item of a list to which a step of the set leads.
     fn position(&self, step: &Step) -> Option<usize> {
-        let Self::Items(_, index) = self else {
-            return None;
-        };
-        match step {
-            Step::Field(_) => None,
-            Step::Key(key) => index.by_key.get(&*key.text).copied(),
-            Step::Value(value) => index.by_value.get(&*value.text).copied(),
-            Step::Index(index) => Some(*index),
+        match self {
+            Self::Items(_, index) => index.position(step),
+            Self::Fields(_) | Self::Scalar => None,
         }
     }
 }
@@ -301,15 +364,19 @@ struct ItemIndex {
 impl ItemIndex {
     fn of(items: &[Value], set: &FieldSet) -> Self {
         let steps = set.0.keys();
-        let names = steps.clone().filter_map(Step::key_fields);
         // All items of a list have the same key fields. Only managed fields that no API server writes name many.
-        let names: BTreeSet<Vec<&str>> = names.map(Iterator::collect).collect();
+        let names: BTreeSet<Vec<&str>> = steps
+            .clone()
+            .map(|step| step.key_fields().collect())
+            .collect();
+        let names = names.into_iter().filter(|names| !names.is_empty());
+        let names: Vec<_> = names.take(KEYS_LIMIT).collect();
         let has_values = steps.clone().any(|step| matches!(step, Step::Value(_)));
         let (mut by_key, mut by_value) = (BTreeMap::new(), BTreeMap::new());
         for (position, item) in items.iter().enumerate() {
             #[cfg(test)]
             tests::ITEMS_READ.with(|read| read.set(read.get() + 1));
-            for names in names.iter().take(KEYS_LIMIT).filter(|_| item.is_object()) {
+            for names in names.iter().filter(|_| item.is_object()) {
                 // A missing field equals `null`.
                 let value = |name: &&str| item.get(*name).unwrap_or(&Value::Null);
                 let key = key_text(names.iter().map(|name| (*name, value(name))));
@@ -320,6 +387,16 @@ impl ItemIndex {
             }
         }
         Self { by_key, by_value }
+    }
+
+    /// Returns the index of the item to which a step of the set leads.
+    fn position(&self, step: &Step) -> Option<usize> {
+        match step {
+            Step::Field(_) => None,
+            Step::Key(key) => self.by_key.get(&*key.text).copied(),
+            Step::Value(value) => self.by_value.get(&*value.text).copied(),
+            Step::Index(index) => Some(*index),
+        }
     }
 }
 
@@ -344,25 +421,13 @@ impl Step {
         })
     }
 
-    /// Returns the names of the key fields, in their order, if the step leads to an item by its key.
-    fn key_fields(&self) -> Option<impl Iterator<Item = &str>> {
-        let Self::Key(key) = self else {
-            return None;
+    /// Returns the names of the key fields, in their order. Only a step to an item by its key has some.
+    fn key_fields(&self) -> impl Iterator<Item = &str> {
+        let fields = match self {
+            Self::Key(key) => key.value.as_object(),
+            _ => None,
         };
-        Some(key.value.as_object()?.keys().map(String::as_str))
-    }
-
-    /// Whether the step leads to this item of a list, which may lack the defaults of its key fields.
-    fn can_be(&self, item: &Value) -> bool {
-        match self {
-            Self::Field(_) | Self::Index(_) => false,
-            Self::Key(key) => {
-                let mut fields = key.value.as_object().into_iter().flatten();
-                item.is_object()
-                    && fields.all(|(field, value)| item.get(field).is_none_or(|is| is == value))
-            }
-            Self::Value(value) => *item == value.value,
-        }
+        fields.into_iter().flatten().map(|(name, _)| name.as_str())
     }
 
     /// Returns the path to a field, given the path to its parent.
@@ -428,12 +493,15 @@ fn emptied(value: &Value) -> Value {
     }
 }
 
-/// Whether a value is a map or list without entries.
-fn is_empty(value: &Value) -> bool {
+/// Whether API servers may leave the value out, because it is that of a field that is not set.
+fn is_nothing(value: &Value) -> bool {
     match value {
-        Value::Object(fields) => fields.is_empty(),
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(value) => value.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
         Value::Array(items) => items.is_empty(),
-        _ => false,
+        Value::Object(fields) => fields.values().all(is_nothing),
     }
 }
 

@@ -313,39 +313,73 @@ fn field_that_another_manager_took_is_in_both_sets() {
 }
 
 #[test]
-fn applied_field_that_the_agent_does_not_own_is_missing() {
+fn sent_value_that_the_answer_lacks_is_missing() {
     let mut sent = json!({
         "metadata": {"labels": {"app": "web"}},
         "spec": {
-            "replicas": 2,
+            "replicas": 3,
+            "paused": false,
             "selector": {"matchLabels": {"app": "web"}},
             "template": {
                 "metadata": {"labels": {"app": "web"}, "creationTimestamp": null},
-                "spec": {"containers": [
-                    // The key of a port has the default protocol.
-                    {"name": "web", "image": "web:1", "ports": [{"containerPort": 80}], "env": []},
+                "spec": {"hostAliases": [], "containers": [
+                    // The key of a port has the default protocol. A webhook sets another image.
+                    {"name": "web", "image": "web:0", "ports": [{"containerPort": 80}], "resources": {"limits": {}}, "tty": false},
                 ]},
             },
         },
     });
-    assert_eq!(applied().missing(&sent, 9), Vec::<String>::new());
+    let missing = |sent: &Value, limit| applied().missing(sent, &deployment(), limit);
+    assert_eq!(missing(&sent, 9), Vec::<String>::new());
     sent["metadata"]["labels"]["a/b"] = json!("x");
-    sent["spec"]["paused"] = json!(false);
+    sent["spec"]["minReadySeconds"] = json!(30);
+    sent["spec"]["selector"]["matchLabels"]["tier"] = json!("front");
     let spec = &mut sent["spec"]["template"]["spec"];
     spec["containers"][0]["args"] = json!(["x"]);
-    spec["containers"]
-        .as_array_mut()
-        .unwrap()
-        .push(json!({"name": "other"}));
+    let other = json!({"name": "other"});
+    spec["containers"].as_array_mut().unwrap().push(other);
     let containers = "/spec/template/spec/containers";
-    let missing = [
+    let expected = [
         "/metadata/labels/a~1b",
-        "/spec/paused",
+        "/spec/minReadySeconds",
+        "/spec/selector/matchLabels/tier",
         &format!("{containers}/[name=web]/args"),
         &format!("{containers}/1"),
     ];
-    assert_eq!(applied().missing(&sent, 9), missing);
-    assert_eq!(applied().missing(&sent, 2), missing[..2]);
+    assert_eq!(missing(&sent, 9), expected);
+    assert_eq!(missing(&sent, 2), expected[..2]);
+}
+
+#[test]
+fn item_that_the_answer_lacks_is_missing() {
+    let ours = set(json!({
+        "f:ports": {"k:{\"port\":80}": {".": {}, "f:port": {}}, "k:{\"port\":81}": {".": {}, "f:port": {}}},
+        "f:finalizers": {"v:\"a\"": {}, "v:\"b\"": {}},
+        "f:rules": {},
+    }));
+    let sent = json!({
+        "ports": [{"port": 81}, {"port": 80}],
+        "finalizers": ["b", "a"],
+        "rules": [{"verbs": ["get"], "names": ["x"]}, {"verbs": ["list"]}],
+    });
+    let missing = |answer: Value| ours.missing(&sent, &answer, 9);
+    assert_eq!(missing(sent.clone()), Vec::<String>::new());
+    let answer = json!({
+        "ports": [{"port": 80}, {"port": 99}],
+        "finalizers": ["a", "c"],
+        // A default was added.
+        "rules": [{"verbs": ["get"], "weight": 1}, {"verbs": ["list"], "weight": 1}],
+    });
+    assert_eq!(
+        missing(answer),
+        ["/finalizers/[=b]", "/ports/[port=81]", "/rules/0/names"]
+    );
+    let mut answer = sent.clone();
+    answer["rules"].as_array_mut().unwrap().pop();
+    assert_eq!(missing(answer.clone()), ["/rules"]);
+    // A webhook added items.
+    answer["rules"] = json!([{"verbs": ["watch"]}, {"verbs": ["get"]}, {"verbs": ["list"]}]);
+    assert_eq!(missing(answer), Vec::<String>::new());
 }
 
 /// A list of this many items with two key fields, and a list of as many values, with the set of all their fields.
@@ -378,17 +412,44 @@ fn long_list_is_read_once_per_comparison() {
     assert_eq!(projected, 2 * 26_000);
     let compared = read(&|| assert_eq!(set.differences(&object, &changed, 9).len(), 2));
     assert_eq!(compared, 4 * 26_000);
+    // The items lack a default of their keys.
+    let mut sent = object.clone();
+    for item in sent["items"].as_array_mut().unwrap() {
+        item.as_object_mut().unwrap().remove("protocol");
+    }
+    let checked = read(&|| assert!(set.missing(&sent, &object, 9).is_empty()));
+    assert_eq!(checked, 4 * 26_000);
 }
 
 #[test]
-fn list_with_keys_of_many_forms_is_read_once() {
-    let keys: Map<String, Value> = (0..5_000)
-        .map(|n| (format!("k:{{\"f{n}\":1}}"), json!({})))
-        .collect();
-    let items = vec![json!({"f1": 1}); 5_000];
-    let projection =
-        set(json!({"f:items": keys})).project(&json!({"items": items}), &FieldSet::default());
-    assert_eq!(projection, json!({"items": [{"f1": 1}]}));
+fn item_without_a_key_field_is_the_one_with_its_default() {
+    let port = |protocol: &str, fields: Value| {
+        (
+            format!("k:{{\"port\":80,\"protocol\":\"{protocol}\"}}"),
+            fields,
+        )
+    };
+    for (default, other) in [("SCTP", "TCP"), ("TCP", "SCTP")] {
+        let fields = [
+            port(other, json!({"f:port": {}, "f:protocol": {}})),
+            port(
+                default,
+                json!({"f:port": {}, "f:name": {}, "f:targetPort": {}}),
+            ),
+        ];
+        let set = set(json!({"f:ports": Map::from_iter(fields)}));
+        let explicit = json!({"port": 80, "protocol": other});
+        let short = json!({"port": 80, "name": "b", "targetPort": 8080});
+        let mut stored = short.clone();
+        stored["protocol"] = json!(default);
+        let answer = json!({"ports": [explicit, stored]});
+        for ports in [[&explicit, &short], [&short, &explicit]] {
+            let missing = set.missing(&json!({"ports": ports}), &answer, 9);
+            assert_eq!(missing, Vec::<String>::new());
+        }
+        let thrice = json!({"ports": [short, explicit, short]});
+        assert_eq!(set.missing(&thrice, &answer, 9), ["/ports/2"]);
+    }
 }
 
 #[test]
@@ -482,6 +543,10 @@ fn fields_of(value: &Value, takes: &mut impl FnMut() -> bool) -> FieldSet {
     all
 }
 
+fn is_empty(value: &Value) -> bool {
+    value.as_object().is_some_and(Map::is_empty) || value.as_array().is_some_and(Vec::is_empty)
+}
+
 fn is_container(value: &Value) -> bool {
     value.is_object() || value.is_array()
 }
@@ -554,18 +619,18 @@ proptest! {
     }
 
     #[test]
-    fn set_of_all_fields_misses_none(object in object(), drop: prop::sample::Index) {
+    fn dropped_value_is_missing_and_no_other_is(object in object(), drop: prop::sample::Index) {
         let set = fields_of(&object, &mut || true);
-        prop_assert!(set.missing(&object, 9).is_empty());
+        prop_assert!(set.missing(&object, &object, 9).is_empty());
         let leaves = leaf_steps(&set);
         prop_assume!(!leaves.is_empty());
         let dropped = &leaves[drop.index(leaves.len())];
         let is_key = matches!(dropped.last(), Some(Step::Field(name)) if &**name == "name");
         let value = find_at(&object, dropped).cloned().unwrap_or_default();
-        prop_assume!(!is_key && !value.is_null() && !is_empty(&value));
-        let mut without = set.clone();
-        drop_at(&mut without, dropped);
-        prop_assert!(!without.missing(&object, 9).is_empty(), "{dropped:?}");
+        prop_assume!(!is_key && !is_nothing(&value));
+        let mut answer = object.clone();
+        remove_at(&mut answer, dropped);
+        prop_assert_eq!(set.missing(&object, &answer, 9).len(), 1, "{:?}", dropped);
     }
 
     #[test]
@@ -624,32 +689,31 @@ fn leaf_steps(set: &FieldSet) -> Vec<Vec<Step>> {
     all
 }
 
-/// Removes a field from a set, and the parts of the path to it that lead to no other field.
-fn drop_at(set: &mut FieldSet, steps: &[Step]) {
-    let Some((step, rest)) = steps.split_first() else {
-        return;
-    };
-    if let Some(node) = set.0.get_mut(step) {
-        drop_at(&mut node.below, rest);
-        if node.below.is_empty() {
-            set.0.remove(step);
-        }
-    }
-}
-
 fn find_at<'a>(value: &'a Value, steps: &[Step]) -> Option<&'a Value> {
     steps.iter().try_fold(value, |value, step| step.find(value))
 }
 
 /// Gives the field at this path a value that it does not have.
 fn replace_at(value: &mut Value, steps: &[Step]) {
+    set_at(value, steps, Some(json!("changed")));
+}
+
+fn remove_at(value: &mut Value, steps: &[Step]) {
+    set_at(value, steps, None);
+}
+
+fn set_at(value: &mut Value, steps: &[Step], to: Option<Value>) {
     let Some((step, rest)) = steps.split_first() else {
-        *value = json!("changed");
         return;
     };
-    let Some(mut part) = step.find(value).cloned() else {
-        return;
-    };
-    replace_at(&mut part, rest);
-    step.replace(value, Some(part));
+    let mut part = to.clone();
+    if !rest.is_empty() {
+        let Some(found) = step.find(value) else {
+            return;
+        };
+        let mut found = found.clone();
+        set_at(&mut found, rest, to);
+        part = Some(found);
+    }
+    step.replace(value, part);
 }

@@ -178,20 +178,35 @@ impl ManagedFields {
     }
 }
 
-/// Returns the paths of a sent object that the agent does not own in the answer to its apply: an admission webhook
-/// removed or changed them. At most `limit`.
-pub fn unowned(sent: &Value, answer: &DynamicObject, limit: usize) -> Vec<String> {
-    let mut sent = sent.clone();
-    let is_kept = |field: &str| ["labels", "annotations"].contains(&field);
-    if let Some(metadata) = sent["metadata"].as_object_mut() {
-        metadata.retain(|field, _| is_kept(field));
-    }
-    if let Some(fields) = sent.as_object_mut() {
-        fields.retain(|field, _| !["apiVersion", "kind"].contains(&field.as_str()));
-    }
-    ManagedFields::of(&answer.metadata)
-        .ours
-        .missing(&sent, limit)
+/// Returns the paths of the values of a sent object that the answer to its apply lacks, without ignored fields: an admission
+/// plugin dropped them. At most `limit`. Its managed fields do not show that, because they are set before the plugins run.
+pub fn dropped(
+    sent: &Value,
+    answer: &DynamicObject,
+    ignored: &BTreeSet<FieldPath>,
+    limit: usize,
+) -> Vec<String> {
+    let strings = |map: &Value| serde_json::from_value(map.clone()).unwrap_or_default();
+    let mut fields = sent.as_object().cloned().unwrap_or_default();
+    let metadata = fields.remove("metadata").unwrap_or_default();
+    fields.retain(|field, _| !["apiVersion", "kind"].contains(&field.as_str()));
+    let content = Content {
+        version: None,
+        labels: strings(&metadata["labels"]),
+        annotations: strings(&metadata["annotations"]),
+        fields: fields.into_iter().collect(),
+    };
+    let content = mask_ignored(content, ignored);
+    let kept = |map: &Option<BTreeMap<String, String>>| map.clone().unwrap_or_default();
+    let labels = kept(&answer.metadata.labels);
+    let annotations = kept(&answer.metadata.annotations);
+    let sent = json!({"metadata": {"labels": content.labels, "annotations": content.annotations}});
+    let kept = json!({"metadata": {"labels": labels, "annotations": annotations}});
+    let mut all = FieldSet::default().missing(&sent, &kept, limit);
+    let ours = ManagedFields::of(&answer.metadata).ours;
+    let fields = Value::Object(content.fields.into_iter().collect());
+    all.extend(ours.missing(&fields, &answer.data, limit - all.len()));
+    all
 }
 
 /// Returns the top-level fields of an object with what the agent applied in them: neither defaults nor fields of other
@@ -335,7 +350,6 @@ fn value<'a>(object: &'a DynamicObject, map: FieldMap, key: &str) -> Option<&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn ignored(pointers: &[&str]) -> BTreeSet<FieldPath> {
         let paths = pointers.iter().map(|text| FieldPath::parse(text).unwrap());
@@ -368,6 +382,21 @@ mod tests {
             "spec": content(replicas, image).fields["spec"],
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn value_dropped_by_an_admission_plugin_is_named() {
+        let mut sent = serde_json::to_value(scaled(7, "app:1")).unwrap();
+        sent["metadata"]["annotations"] = json!({"a": "1"});
+        sent["spec"]["minReadySeconds"] = json!(30);
+        let mut answer = scaled(7, "app:1");
+        // The managed fields keep what a plugin drops.
+        let entry = &mut answer.metadata.managed_fields.as_mut().unwrap()[0];
+        entry.fields_v1.as_mut().unwrap().0["f:spec"]["f:minReadySeconds"] = json!({});
+        let dropped = |ignored: &BTreeSet<FieldPath>| dropped(&sent, &answer, ignored, 9);
+        let expected = ["/metadata/annotations/a", "/spec/minReadySeconds"];
+        assert_eq!(dropped(&BTreeSet::new()), expected);
+        assert_eq!(dropped(&ignored(&["/spec/minReadySeconds"])), expected[..1]);
     }
 
     #[test]

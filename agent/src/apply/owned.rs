@@ -11,8 +11,8 @@ use runnel_agent_core::decide::{DesiredObject, ExpectedObject};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::{body, classify, diff, live, managed_fields, seal};
 
-/// Limit of the fields that an error names because a webhook changes them.
-pub(super) const UNOWNED_LIMIT: usize = 20;
+/// Limit of the fields that an error names because a webhook drops them.
+pub(super) const DROPPED_LIMIT: usize = 20;
 
 /// Returns the parameters of an apply. The API server refuses unknown fields of an apply anyway, so the agent asks for no warnings
 /// about fields: for those, the API server parses each body a second time.
@@ -120,8 +120,7 @@ impl ApplyRun<'_> {
     /// It is the answer to a dry run if `asks`. Without, and where a webhook refuses dry runs, the object is applied with a
     /// seal of the content as sent, and `current` becomes this object: see [`Self::reseal`].
     ///
-    /// Fails if a sent field is not one of the agent in the answer, because a webhook drops it. A dry run has written nothing
-    /// then.
+    /// Fails if the answer lacks a sent value, because a webhook drops it. A dry run has written nothing then.
     pub(super) async fn preapply(
         &mut self,
         written: &ApplyInput<'_>,
@@ -168,13 +167,13 @@ impl ApplyRun<'_> {
                 self.passed(before.version);
             }
         }
-        let unowned = managed_fields::unowned(&request, &applied, UNOWNED_LIMIT);
+        let dropped = managed_fields::dropped(&request, &applied, written.ignored, DROPPED_LIMIT);
         let stored = live::applied_content(kind, &applied);
         let masked = |content| managed_fields::mask_ignored(content, written.ignored);
         let is_as_sent = masked(stored.clone()) == masked(seal::canonical(written.content));
-        kinds.record_stored(kind, is_as_sent && unowned.is_empty());
-        if !unowned.is_empty() {
-            return Err(diff::unowned(&unowned));
+        kinds.record_stored(kind, is_as_sent && dropped.is_empty());
+        if !dropped.is_empty() {
+            return Err(diff::dropped(&dropped));
         }
         Ok(Some(Preapplied {
             object: applied,

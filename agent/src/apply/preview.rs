@@ -9,7 +9,7 @@ use runnel_proto::model::{
     Content, FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef,
 };
 
-use super::owned::UNOWNED_LIMIT;
+use super::owned::DROPPED_LIMIT;
 use super::{CallError, Member, apply_input, at, delete_params};
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::kind_error;
@@ -271,9 +271,9 @@ impl Member {
         let answer = self.apply_dry(&kind, copy, &request).await;
         let applied = answer.map_err(|error| self.refused(&kind, &error))?;
         if kind.content.is_owned() {
-            let unowned = managed_fields::unowned(&request, &applied, UNOWNED_LIMIT);
-            if !unowned.is_empty() {
-                return Err(diff::unowned(&unowned));
+            let dropped = managed_fields::dropped(&request, &applied, ignored, DROPPED_LIMIT);
+            if !dropped.is_empty() {
+                return Err(diff::dropped(&dropped));
             }
             return Ok(Answer {
                 kind,
