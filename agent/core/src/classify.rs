@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube_core::Status;
 use kube_core::response::StatusDetails;
-use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef, split_resource};
+use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef, clip, split_resource};
 
 use crate::copy::CopyError;
 use crate::policy::{Area, ServiceAccount};
@@ -218,11 +218,134 @@ fn refused(status: &Status) -> CopyError {
             "the object is larger than this cluster's API server accepts (413)",
         ),
         400 | 422 => invalid(status),
-        code => CopyError::new(
-            Reason::Unavailable,
-            format!("this cluster's API server answered with status {code}"),
-        ),
+        code => worded(&status.message).unwrap_or_else(|| {
+            let message = format!("this cluster's API server answered with status {code}");
+            CopyError::new(Reason::Unavailable, message)
+        }),
     }
+}
+
+/// How API servers and etcd word that an object is too large, whatever the code of the answer is.
+const LARGE: [&str; 3] = [
+    "request is too large",
+    "Request entity too large",
+    "trying to send message larger than max",
+];
+
+/// How API servers word that an apply cannot be merged. Their code is 500.
+const UNMERGEABLE: [&str; 6] = [
+    "failed to create typed ",
+    "failed to convert ",
+    "failed to prune fields",
+    "failed to merge ",
+    "field not declared in schema",
+    "duplicate entries for key",
+];
+
+/// Returns the error of a refusal that has a fixed wording: codes such as 500 do not distinguish it from a failure of the API server.
+fn worded(text: &str) -> Option<CopyError> {
+    let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    if let Some(denied) = denied(text) {
+        Some(denied)
+    } else if has(&LARGE) {
+        let message = "the object is larger than this cluster's etcd or its API server accepts";
+        Some(CopyError::new(Reason::TooLarge, message))
+    } else if let Some((_, rest)) = text.split_once("failed calling webhook") {
+        let name = plain_name(rest.trim_start_matches([' ', '"']), '"');
+        Some(webhook_fails("admission", name))
+    } else if let Some((_, rest)) = text.split_once("conversion webhook for ") {
+        Some(webhook_fails("conversion", plain_name(rest, ',')))
+    } else {
+        has(&UNMERGEABLE).then(|| unmergeable(text))
+    }
+}
+
+/// Returns the error of a write for which the API server cannot call a webhook.
+fn webhook_fails(what: &str, name: Option<&str>) -> CopyError {
+    let name = name.map(|name| format!(" {name}")).unwrap_or_default();
+    let message = format!(
+        "this cluster's API server cannot call the {what} webhook{name}, and refuses the object until it can: check the Service and \
+         the pods of the webhook"
+    );
+    CopyError::new(Reason::Denied, message)
+}
+
+/// Limit of the fields that one error names.
+const NAMED_FIELDS: usize = 3;
+
+/// Returns the error of an apply that the API server cannot merge: `PATH: WORDS` in one or several lines, after a prefix. The words may
+/// quote values.
+fn unmergeable(text: &str) -> CopyError {
+    let problem = |line: &str| {
+        let line = line
+            .split_once("): ")
+            .map_or(line, |(_, rest)| rest)
+            .trim_start();
+        let (path, words) = merge_path(line)?;
+        let words = words.strip_prefix(": ")?;
+        // Other lines may be those of a value.
+        if words == "field not declared in schema" {
+            Some(format!("the member does not know `{path}`"))
+        } else if words.starts_with("duplicate entries for key ") {
+            Some(format!("two items of `{path}` have the same key"))
+        } else if let Some(expected) = words.strip_prefix("expected ") {
+            let mut types = ["string", "numeric", "boolean", "map", "list"].into_iter();
+            let expected = types.find(|name| expected.starts_with(name));
+            let expected = expected.unwrap_or("another one");
+            Some(format!("`{path}` has the wrong type: expected {expected}"))
+        } else {
+            let (_, field) = words.split_once("has an element that omits key field \"")?;
+            let field = plain_name(field, '"')?;
+            let item = words.starts_with("element ");
+            item.then(|| format!("an item of `{path}` lacks its key field {field}"))
+        }
+    };
+    let problems: Vec<_> = text
+        .lines()
+        .filter_map(problem)
+        .take(NAMED_FIELDS)
+        .collect();
+    let hint = if text.contains("field not declared in schema") {
+        "; its Kubernetes or CustomResourceDefinition has another version than the hub's: update it, or leave the fields out \
+         (transform.removeFields)"
+    } else {
+        ""
+    };
+    let message = if problems.is_empty() {
+        "this cluster's API server cannot merge the object, or convert it between versions"
+            .to_owned()
+    } else {
+        format!("{}{hint}", problems.join("; "))
+    };
+    CopyError::new(Reason::Invalid, message)
+}
+
+/// Splits the path of a field from what is said about it. The path has the names of fields only: neither keys of items nor those of
+/// `data`.
+fn merge_path(line: &str) -> Option<(String, &str)> {
+    let mut path = String::new();
+    let mut rest = line.strip_prefix('.')?;
+    loop {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        let (name, after) = rest.split_at(rest.find(|c| !plain(c)).unwrap_or(rest.len()));
+        path.push_str(name);
+        rest = after;
+        if !rest.starts_with('[') {
+            break;
+        }
+        let mut is_quoted = false;
+        let end = rest.char_indices().find(|(_, c)| {
+            is_quoted ^= *c == '"';
+            *c == ']' && !is_quoted
+        });
+        rest = rest.split_at(end?.0 + 1).1;
+        path.push_str("[]");
+    }
+    let path = match path.split_once('.') {
+        Some((map @ ("data" | "binaryData" | "stringData"), _)) => map,
+        _ => clip(&path, 100),
+    };
+    Some((format!(".{path}"), rest))
 }
 
 fn forbidden(status: &Status) -> CopyError {
@@ -326,8 +449,8 @@ const IMMUTABLE: [&str; 7] = [
 ];
 
 fn invalid(status: &Status) -> CopyError {
-    if let Some(denied) = denied(&status.message) {
-        return denied;
+    if let Some(refusal) = worded(&status.message) {
+        return refusal;
     }
     let is_immutable = |text: &str| IMMUTABLE.iter().any(|words| text.contains(words));
     if causes(status).any(|(_, _, text)| is_immutable(text)) || is_immutable(&status.message) {
@@ -359,11 +482,7 @@ fn invalid(status: &Status) -> CopyError {
 
 /// Returns the error for a denial by a webhook or an admission policy, with its name.
 fn denied(text: &str) -> Option<CopyError> {
-    let named = |before: &str, quote: char| {
-        let name = text.split_once(before)?.1.split(quote).next()?;
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
-        (name.len() <= 100 && name.bytes().all(plain)).then(|| name.to_owned())
-    };
+    let named = |before, quote| plain_name(text.split_once(before)?.1, quote);
     let (what, name) = if text.contains("denied the request") {
         ("admission webhook", named("admission webhook \"", '"'))
     } else if text.contains("denied request") {
@@ -379,6 +498,13 @@ fn denied(text: &str) -> Option<CopyError> {
         Reason::Denied,
         format!("the {what}{name} of this cluster refused it"),
     ))
+}
+
+/// Returns the name before this character, if it is plain.
+fn plain_name(text: &str, end: char) -> Option<&str> {
+    let name = text.split(end).next()?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-./".contains(&byte);
+    ((1..=100).contains(&name.len()) && name.bytes().all(plain)).then_some(name)
 }
 
 fn is_namespace(status: &Status) -> bool {
@@ -661,6 +787,48 @@ mod tests {
     }
 
     #[test]
+    fn refusals_with_status_500_are_recognized_by_their_words() {
+        let patch = "failed to create typed patch object (a/web; apps/v1, Kind=Deployment): ";
+        let containers = ".spec.template.spec.containers";
+        let hint = "its Kubernetes or CustomResourceDefinition has another version than the hub's";
+        let cases = [
+            (format!("{patch}.spec.futureField: field not declared in schema"), Reason::Invalid, "the member does not know `.spec.futureField`; "),
+            (format!("{patch}.spec.futureField: field not declared in schema"), Reason::Invalid, hint),
+            (format!("{patch}errors:\n  .spec.a: field not declared in schema\n  {containers}[name=\"c4n4ry: ] \"].b: field not declared in schema"),
+                Reason::Invalid, "the member does not know `.spec.a`; the member does not know `.spec.template.spec.containers[].b`"),
+            (format!("{patch}{containers}[name=\"web\"].env: duplicate entries for key [name=\"c4n4ry\"]"),
+                Reason::Invalid, "two items of `.spec.template.spec.containers[].env` have the same key"),
+            (format!("{patch}{containers}: element 0: associative list with keys has an element that omits key field \"name\" (and doesn't have default value)"),
+                Reason::Invalid, "an item of `.spec.template.spec.containers` lacks its key field name"),
+            ("failed to create typed patch object (a/s; /v1, Kind=ConfigMap): .data.c4n4ry: expected string, got &value.valueUnstructured{Value:c4n4ry}".to_owned(),
+                Reason::Invalid, "`.data` has the wrong type: expected string"),
+            (format!("{patch}.spec.replicas: expected numeric (int or float), got c4n4ry"), Reason::Invalid, "`.spec.replicas` has the wrong type: expected numeric"),
+            ("failed to create typed live object (a/w; example.org/v1, Kind=W): .spec.gone: field not declared in schema".to_owned(),
+                Reason::Invalid, "the member does not know `.spec.gone`"),
+            ("failed to convert merged object at version example.org/v1: c4n4ry".to_owned(), Reason::Invalid, "convert it between versions"),
+            ("failed to prune fields: failed to convert merged object: c4n4ry".to_owned(), Reason::Invalid, "convert it between versions"),
+            ("etcdserver: request is too large".to_owned(), Reason::TooLarge, "etcd"),
+            ("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097286 vs. 2097152)".to_owned(), Reason::TooLarge, "etcd"),
+            ("Internal error occurred: failed calling webhook \"w.cert-manager.io\": failed to call webhook: Post \"https://c4n4ry\": connection refused".to_owned(),
+                Reason::Denied, "cannot call the admission webhook w.cert-manager.io, and"),
+            ("conversion webhook for example.org/v1, Kind=Gear failed: Post \"https://c4n4ry\": no endpoints".to_owned(),
+                Reason::Denied, "cannot call the conversion webhook example.org/v1, and"),
+            ("failed calling webhook \"c4n4ry c4n4ry\": c4n4ry".to_owned(), Reason::Denied, "the admission webhook, and"),
+            ("admission webhook \"v.example.org\" denied the request: c4n4ry".to_owned(), Reason::Denied, "admission webhook v.example.org"),
+            ("etcdserver: leader changed".to_owned(), Reason::Unavailable, "status 500"),
+            ("context deadline exceeded".to_owned(), Reason::Unavailable, "status 500"),
+        ];
+        for (text, reason, words) in cases {
+            let copy_error = copy_error(&status(500, &text, json!([])));
+            let message = copy_error.message;
+            assert_eq!(copy_error.reason, reason, "{text}: {message}");
+            assert!(message.contains(words), "{message}");
+            assert!(!message.contains("c4n4ry"), "{message}");
+            assert!(message.len() <= runnel_proto::model::MESSAGE_LIMIT);
+        }
+    }
+
+    #[test]
     fn fields_that_cannot_change_are_recognized_in_every_wording() {
         // As an API server words them, for the cluster IP of a Service, the template of a Job, the spec of a StatefulSet, the
         // role of a RoleBinding, a Pod, and a rule of a CustomResourceDefinition.
@@ -776,6 +944,11 @@ mod tests {
                 canary.to_owned(),
                 format!("denied request: {canary}"),
                 format!("denied the request: {canary} cannot "),
+                format!("failed to create typed patch object ({canary}): .data.{canary}: {canary}"),
+                format!(
+                    "failed to create typed patch object ({canary}): .spec[k=\"{canary}\"]: expected {canary}, got {canary}"
+                ),
+                format!("failed to convert {canary}"),
             ] {
                 let causes = json!([{"reason": "FieldValueInvalid", "field": format!("data[{canary}]"), "message": canary},
                 {"reason": "FieldValueInvalid", "field": format!("data.{canary}"), "message": canary}]);
