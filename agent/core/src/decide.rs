@@ -321,7 +321,10 @@ fn decide_enforced(desired: &DesiredCopy, observed: &Observed) -> Decision {
 fn decide_older_version(demoted: bool, observed: &Observed) -> Decision {
     match observed {
         Observed::Live(live)
-            if demoted && live.newest && live.ownership == Ownership::Ours && !live.terminating =>
+            if demoted
+                && live.newest
+                && live.ownership == Ownership::Ours
+                && live.terminating.is_none() =>
         {
             Decision::Act(Action::Demote(ExpectedObject::of(live)))
         }
@@ -408,7 +411,7 @@ fn is_right(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
     live.has_revision(&wanted.intent.rule, &wanted.intent.source, revision)
         && ignores
         && newest
-        && !live.terminating
+        && live.terminating.is_none()
 }
 
 /// Whether the copy was deleted or lost its marks, and the rule only reports drift.
@@ -436,7 +439,7 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
     // An adopted object is changed only as an object that is not ours.
     if live.is_own() {
         return match &wanted.compared {
-            _ if live.terminating => Decision::Noop(CopyStatus::UnderWay),
+            _ if live.terminating.is_some() => Decision::Noop(CopyStatus::UnderWay),
             _ if wanted.policies.drift == DriftPolicy::Correct
                 || !is_drifted(wanted, live, revision) =>
             {
@@ -449,7 +452,7 @@ fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Deci
         };
     }
     // A terminating object needs no takeover, and an untouchable object is never taken over.
-    let leaves_object = live.terminating || live.ownership == Ownership::Untouchable;
+    let leaves_object = live.terminating.is_some() || live.ownership == Ownership::Untouchable;
     match &wanted.policies.takeover {
         Takeover::Always if !leaves_object => Decision::Act(Action::Overwrite(target)),
         Takeover::Denied(denied) if !leaves_object && live.ownership != Ownership::Retained => {
@@ -509,7 +512,7 @@ fn decide_removal(intent: &IntentKey, order: Order, observed: &Observed) -> Deci
     if !live.is_removable_for(intent) {
         return Decision::Forget;
     }
-    if live.terminating {
+    if live.terminating.is_some() {
         return Decision::Noop(CopyStatus::Removing(None));
     }
     if order.needs_approval {

@@ -50,7 +50,7 @@ fn lives() -> impl Strategy<Value = Live> {
             others: None,
             sealed: sealed.map(Box::new),
             is_shared: false,
-            terminating,
+            terminating: terminating.then(|| "since".into()),
             number: 0,
             newest: false,
             names_member: true,
@@ -74,7 +74,7 @@ fn conflict_names_object_manager_and_hint() {
         others: who.map(Into::into),
         sealed: None,
         is_shared: false,
-        terminating: false,
+        terminating: None,
         number: 0,
         newest: false,
         names_member: true,
@@ -258,7 +258,7 @@ fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Obser
             facts: Facts::default(),
             others: None,
             is_shared: false,
-            terminating: false,
+            terminating: None,
             number: 0,
             newest: false,
             names_member: true,
@@ -518,7 +518,7 @@ proptest! {
 
     #[test]
     fn a_terminating_copy_is_waited_for(want in wants(), live in lives()) {
-        let live = Live { terminating: true, ..live };
+        let live = Live { terminating: Some("since".into()), ..live };
         let decision = decide(&want, &Observed::Live(live));
         prop_assert!(!matches!(decision, Decision::Act(action) if action != Action::CreateNamespace));
     }

@@ -71,8 +71,8 @@ pub struct Live {
     pub others: Option<Arc<str>>,
     /// Whether other managers own fields of the agent's apply, too.
     pub is_shared: bool,
-    /// Whether it is being deleted.
-    pub terminating: bool,
+    /// If it is being deleted: since when, and by which finalizers it still exists. For a person.
+    pub terminating: Option<Arc<str>>,
     /// Its version number, if the rule keeps versions. The highest number was the last to become
     /// the newest.
     pub number: u64,
@@ -260,7 +260,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         others: if intact { None } else { others(kind, metadata) },
         is_shared: kind.content.is_owned()
             && managed_fields::shared_entries(metadata).next().is_some(),
-        terminating: metadata.deletion_timestamp.is_some(),
+        terminating: terminating(metadata),
         number: number(metadata, entry),
         newest: metadata
             .labels
@@ -274,6 +274,27 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         feedback: None,
     };
     Some((copy, live))
+}
+
+/// Limit of the finalizers that are named.
+const FINALIZERS_LIMIT: usize = 5;
+
+/// Describes the deletion of an object, if it is being deleted.
+fn terminating(metadata: &ObjectMeta) -> Option<Arc<str>> {
+    let since = metadata.deletion_timestamp.as_ref()?.0;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte);
+    let is_plain = |name: &&String| name.len() <= 100 && name.bytes().all(plain);
+    let names = metadata.finalizers.iter().flatten().filter(is_plain);
+    let names: Vec<_> = names.take(FINALIZERS_LIMIT).map(String::as_str).collect();
+    let reason = if names.is_empty() {
+        "it has no finalizers and still stops".to_owned()
+    } else {
+        format!(
+            "it exists until the controllers of its finalizers remove them: {}",
+            names.join(", ")
+        )
+    };
+    Some(format!("is being deleted here since {since}; {reason}").into())
 }
 
 /// Returns the version number if the agent owns the annotation. The API server removes our
@@ -664,4 +685,28 @@ fn fields_of(
         .filter(|(_, value)| !seal::is_empty(value))
         .map(|(field, value)| (field.to_owned(), value.clone()))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn deletion_names_its_time_and_the_finalizers() {
+        let metadata = |finalizers: Value| {
+            let deleted =
+                json!({"deletionTimestamp": "2026-01-02T03:04:05Z", "finalizers": finalizers});
+            terminating(&serde_json::from_value(deleted).unwrap()).unwrap()
+        };
+        assert_eq!(terminating(&ObjectMeta::default()), None);
+        assert_eq!(
+            &*metadata(json!(["example.org/db", "no name", "foregroundDeletion"])),
+            "is being deleted here since 2026-01-02T03:04:05Z; it exists until the controllers of its finalizers remove them: \
+             example.org/db, foregroundDeletion"
+        );
+        assert!(metadata(json!(null)).ends_with("; it has no finalizers and still stops"));
+        let many: Vec<_> = (0..99).map(|n| format!("{n}{}", "x".repeat(90))).collect();
+        assert!(metadata(json!(many)).len() <= runnel_proto::model::MESSAGE_LIMIT + 100);
+    }
 }

@@ -278,7 +278,7 @@ mod tests {
             others: None,
             sealed,
             is_shared: false,
-            terminating: false,
+            terminating: None,
             number: 0,
             newest: false,
             names_member: true,

@@ -450,7 +450,7 @@ mod tests {
             facts: Facts::default(),
             others: None,
             is_shared: false,
-            terminating: false,
+            terminating: None,
             number: 0,
             newest: false,
             names_member: true,

@@ -365,7 +365,9 @@ impl Member {
                     .work(copy, &want, action, payloads, records, now)
                     .ok_or(Idle::Waits)?
             }
-            Decision::Noop(_) if self.decider().waits_for_quota(copy, &want) => {
+            Decision::Noop(_)
+                if self.is_terminating(copy) || self.decider().waits_for_quota(copy, &want) =>
+            {
                 return Err(Idle::Waits);
             }
             Decision::Forget | Decision::Noop(_) => return Err(Idle::Settled),

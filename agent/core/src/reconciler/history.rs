@@ -74,6 +74,8 @@ pub(super) struct CopyHistory {
     /// Correct copies over which another client wrote another revision with our marks; with their
     /// last intent and revision.
     rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
+    /// Copies that are being deleted: their uids, and when that was first seen.
+    terminating: BTreeMap<SourceRef, (Arc<str>, Instant)>,
     /// The notices that were not taken yet.
     notices: Vec<Notice>,
     /// What is done to the copies, for the log and the hub.
@@ -266,6 +268,25 @@ impl CopyHistory {
             contentions: self.contentions.count() as u64,
             ..self.totals
         }
+    }
+
+    /// Returns since when the agent has seen that an object is being deleted. `None` forgets a copy that is not.
+    pub(super) fn terminating_since(
+        &mut self,
+        copy: &SourceRef,
+        uid: Option<&Arc<str>>,
+        now: Instant,
+    ) -> Option<Instant> {
+        let Some(uid) = uid else {
+            self.terminating.remove(copy);
+            return None;
+        };
+        let begun = || (uid.clone(), now);
+        let known = self.terminating.entry(copy.clone()).or_insert_with(begun);
+        if known.0 != *uid {
+            *known = begun();
+        }
+        Some(known.1)
     }
 
     /// Records that nothing is to be done about a copy.

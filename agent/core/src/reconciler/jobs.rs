@@ -199,11 +199,16 @@ impl Jobs {
         Some(job)
     }
 
-    /// Removes a copy from the queue and the budget.
+    /// Removes a copy from the queue, the budget and its phase.
     pub(super) fn cancel(&mut self, copy: &SourceRef) {
+        self.cancel_queued(copy);
+        self.leave(copy);
+    }
+
+    /// Removes a copy from the queue.
+    pub(super) fn cancel_queued(&mut self, copy: &SourceRef) {
         self.decisions.remove(copy);
         self.queue.cancel(&Key::Copy(copy.clone()));
-        self.leave(copy);
     }
 
     /// Records that a copy is written or removed for a rule with kinds of several phases.

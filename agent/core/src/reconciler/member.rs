@@ -4,7 +4,7 @@
 //! terms to store and the states of rules, and knows no stream.
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use runnel_proto::model::{Reason, SourceRef};
 
@@ -27,6 +27,11 @@ use crate::feedback::FeedbackPaths;
 use crate::policy::{OnRevoke, Policy};
 use crate::records::{Observed, Records};
 use crate::report::{Report, ReportedObject};
+
+/// Time after which a deletion takes long, so that the outcome of the copy names what it waits for.
+const LONG_DELETION: Duration = Duration::from_secs(30);
+/// Longest time for which a deletion holds the removal of the later copies of its rule.
+const REMOVAL_WAIT: Duration = Duration::from_secs(300);
 
 /// The paths that are read in live objects.
 struct ReadPaths {
@@ -362,12 +367,15 @@ impl Member {
         now: Instant,
     ) {
         self.history.settle(copy, outcome.as_ref());
-        self.jobs.leave(copy);
+        let (outcome, recheck_at) = self.await_deletion(copy, want, outcome, now);
         if self.jobs.reread.contains(copy) {
             self.jobs.queue.add(&Key::Copy(copy.clone()));
             return self.record_outcome(copy, want, outcome, now);
         }
-        self.jobs.cancel(copy);
+        self.jobs.cancel_queued(copy);
+        if let Some(at) = recheck_at {
+            self.jobs.queue.add_at(&Key::Copy(copy.clone()), at);
+        }
         if *want == DesiredCopy::Nothing && self.records.live(copy).is_none() {
             self.records.forget(copy);
         }
@@ -381,6 +389,51 @@ impl Member {
             self.jobs.recheck(copy, now);
         }
         self.record_outcome(copy, want, outcome, now);
+    }
+
+    /// Reports a deletion that takes long, and holds the removal of later copies until it ends: the controller that removes the
+    /// finalizers may be one of them. Both are bounded in time. Returns the outcome, and when it is to be checked again.
+    fn await_deletion(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        outcome: Option<CopyStatus>,
+        now: Instant,
+    ) -> (Option<CopyStatus>, Option<Instant>) {
+        let is_idle = |outcome: &CopyStatus| {
+            matches!(outcome, CopyStatus::UnderWay | CopyStatus::Removing(None))
+        };
+        let live = self.records.live(copy);
+        let live = live.filter(|_| outcome.as_ref().is_some_and(is_idle));
+        let deletion = live.and_then(|live| Some((live.uid.clone(), live.terminating.clone()?)));
+        let uid = deletion.as_ref().map(|(uid, _)| uid);
+        let since = self.history.terminating_since(copy, uid, now);
+        let Some((since, (_, message))) = since.zip(deletion) else {
+            self.jobs.leave(copy);
+            return (outcome, None);
+        };
+        if matches!(want, DesiredCopy::Absent(..)) && now < since + REMOVAL_WAIT {
+            self.jobs.budget.leave(copy);
+            self.enter_phase(copy, want, true);
+        } else {
+            self.jobs.leave(copy);
+        }
+        let outcome = if now < since + LONG_DELETION {
+            outcome
+        } else {
+            let copy_error = CopyError::new(Reason::WaitingForDependency, message);
+            Some(failure(want, copy_error))
+        };
+        let mut ends = [LONG_DELETION, REMOVAL_WAIT]
+            .into_iter()
+            .map(|wait| since + wait);
+        (outcome, ends.find(|end| *end > now))
+    }
+
+    /// Whether the object of a copy is being deleted.
+    pub(super) fn is_terminating(&self, copy: &SourceRef) -> bool {
+        let live = self.records.live(copy);
+        live.is_some_and(|live| live.terminating.is_some())
     }
 
     /// Returns the desired state of a copy whose job is to start, the decision about it, and whether
@@ -583,6 +636,7 @@ impl Member {
     pub(super) fn follows(&mut self, copy: &SourceRef) -> bool {
         !self.history.failed.contains_key(copy)
             && !self.jobs.reread.contains(copy)
+            && !self.is_terminating(copy)
             && self.jobs.phases.delay(copy)
     }
 

@@ -93,6 +93,94 @@ fn kinds_are_written_in_order_and_removed_in_reverse() {
     assert!(world.objects.is_empty());
 }
 
+/// A rule with an operator and an object of its kind, whose finalizer only the operator removes.
+fn with_operator() -> World {
+    let mut world = world();
+    let upserts = [
+        (WIDGETS, "db"),
+        (DEPLOYMENTS, "operator"),
+        (ROLES, "operator"),
+    ];
+    world.batch(vec![RuleDelta {
+        upserts: upserts.map(|(kind, name)| of_kind(kind, name, 1)).into(),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    run(&mut world);
+    world.finalized.insert("db".into());
+    world
+}
+
+fn db() -> SourceRef {
+    SourceRef::new(WIDGETS, "a", "db")
+}
+
+/// Runs everything that is due within a time, in steps of a second.
+fn pass(world: &mut World, seconds: u64) {
+    for _ in 0..seconds {
+        world.now += Duration::from_secs(1);
+        world.dispatch();
+        while world.work_one() || world.deliver_one() {
+            world.dispatch();
+        }
+    }
+}
+
+#[test]
+fn operator_stays_until_its_objects_are_gone() {
+    let mut world = with_operator();
+    world.remove_rule("r", DeletionPolicy::Delete);
+    pass(&mut world, 200);
+    assert_eq!(world.objects.len(), 3);
+    let failure = &world.reported_state("r").unwrap().failures[0];
+    assert_eq!(failure.copy, db());
+    assert_eq!(failure.reason, Reason::WaitingForDependency);
+    assert_eq!(failure.message, "is being deleted here");
+
+    // The operator removes the finalizer.
+    world.delete(&db());
+    pass(&mut world, 1);
+    assert!(world.objects.is_empty());
+    assert!(world.core.member.jobs.phases.is_empty());
+}
+
+#[test]
+fn object_that_never_goes_holds_later_ones_for_minutes() {
+    let mut world = with_operator();
+    world.remove_rule("r", DeletionPolicy::Delete);
+    pass(&mut world, 299);
+    assert_eq!(world.objects.len(), 3);
+    pass(&mut world, 3);
+    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&db()]);
+    let writes = world.writes;
+    pass(&mut world, 700);
+    assert_eq!(world.writes, writes);
+    assert_eq!(world.reported_state("r").unwrap().counts.removing, 1);
+}
+
+#[test]
+fn wanted_copy_that_hangs_in_deletion_says_so() {
+    let mut world = with_operator();
+    let begin = |world: &mut World| {
+        world.edit(&db(), |object| {
+            object.live.terminating = Some("is being deleted here".into())
+        });
+        pass(world, 29);
+    };
+    begin(&mut world);
+    assert_eq!(world.reported_state("r").unwrap().failures, []);
+    pass(&mut world, 3);
+    let state = world.reported_state("r").unwrap();
+    assert_eq!(state.failures[0].reason, Reason::WaitingForDependency);
+    assert_eq!((state.counts.applied, state.counts.failed), (2, 0));
+
+    // It is gone, and made again. The time of its successor counts anew.
+    world.delete(&db());
+    pass(&mut world, 2);
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 3);
+    begin(&mut world);
+    assert_eq!(world.reported_state("r").unwrap().failures, []);
+}
+
 #[test]
 fn failed_copy_delays_no_later_one() {
     let mut world = world();

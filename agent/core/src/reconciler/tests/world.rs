@@ -52,6 +52,8 @@ pub struct World {
     /// The events that the watches have not delivered yet.
     pub undelivered: VecDeque<Event>,
     pub under_way: VecDeque<Job>,
+    /// Names whose objects have a finalizer: a delete leaves them until they are finalized.
+    pub finalized: BTreeSet<String>,
     /// Names whose writes the API server refuses.
     pub poisoned: BTreeSet<String>,
     /// The accounts that may not write, by name.
@@ -203,6 +205,7 @@ impl World {
                 .collect(),
             undelivered: VecDeque::new(),
             under_way: VecDeque::new(),
+            finalized: BTreeSet::new(),
             poisoned: BTreeSet::new(),
             refused_accounts: BTreeSet::new(),
             tries: 0,
@@ -634,7 +637,7 @@ impl World {
             facts: Facts::default(),
             others: None,
             is_shared: false,
-            terminating: false,
+            terminating: None,
             number: 0,
             newest: false,
             names_member: true,
@@ -818,8 +821,15 @@ impl World {
                 {
                     self.orders.removed(&copy, key);
                 }
-                self.delete(&copy);
-                (done.observed, done.wrote) = (Some(Observed::Absent), Some(WriteEffect::Deleted));
+                if self.finalized.contains(&*copy.name) {
+                    self.edit(&copy, |object| {
+                        object.live.terminating = Some("is being deleted here".into());
+                    });
+                } else {
+                    self.delete(&copy);
+                }
+                (done.observed, done.wrote) =
+                    (Some(self.observed(&copy)), Some(WriteEffect::Deleted));
                 done.passed.push(target.version);
             }
             Work::Retain(target, _) if self.is(&copy, &target) => {
@@ -928,7 +938,7 @@ impl World {
             ),
             others: None,
             is_shared: false,
-            terminating: false,
+            terminating: None,
             number: body.version.unwrap_or_default(),
             newest: body.version.is_some(),
             names_member: true,
