@@ -75,6 +75,7 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
         names_member: true,
         applied_at: 0,
         health: None,
+        finished: false,
         feedback: None,
     }
 }

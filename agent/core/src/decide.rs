@@ -74,6 +74,8 @@ pub struct WantedCopy {
     /// The copy had this revision, and then another client wrote another revision over it with our
     /// marks.
     pub rewritten: bool,
+    /// The copy ran to its end with this revision, and then was deleted.
+    pub finished: bool,
     /// The differences between the live object of this resourceVersion and the desired revision.
     pub compared: Option<(Arc<str>, CopyError)>,
 }
@@ -374,8 +376,10 @@ fn decide_desired(wanted: &WantedCopy, observed: &Observed) -> Decision {
         {
             Decision::Noop(applied_status(wanted))
         }
+        // Created again, it would run again.
+        Observed::Absent if wanted.finished => Decision::Noop(applied_status(wanted)),
         _ if wanted.suspend => Decision::Noop(copy_error(CopyStatus::UnderWay)),
-        Observed::Unknown if is_lost(wanted) => Decision::Act(Action::Read),
+        Observed::Unknown if is_lost(wanted) || wanted.finished => Decision::Act(Action::Read),
         Observed::Absent if is_lost(wanted) => Decision::Noop(CopyStatus::Drifted(diff::deleted())),
         Observed::Unknown | Observed::Absent => Decision::Act(Action::Create),
         Observed::Live(live) => decide_present(wanted, live, revision),

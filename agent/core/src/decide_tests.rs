@@ -56,6 +56,7 @@ fn lives() -> impl Strategy<Value = Live> {
             names_member: true,
             applied_at: 0,
             health: None,
+            finished: false,
             feedback: None,
         }
     })
@@ -80,6 +81,7 @@ fn conflict_names_object_manager_and_hint() {
         names_member: true,
         applied_at: 0,
         health: None,
+        finished: false,
         feedback: None,
     };
     let text = |ownership, who| conflict(&live(ownership, who)).message.to_string();
@@ -189,6 +191,7 @@ fn wants() -> impl Strategy<Value = DesiredCopy> {
             contention: contention.then(|| CopyError::new(Reason::Contended, "somebody")),
             lost,
             rewritten: false,
+            finished: false,
             compared: None,
         }))
     });
@@ -264,6 +267,7 @@ fn carry_out(action: &Action, want: &mut DesiredCopy, there: &Observed) -> Obser
             names_member: true,
             applied_at: 0,
             health: None,
+            finished: false,
             feedback: None,
         })
     };

@@ -59,6 +59,19 @@ pub fn observe(kind: &Kind, object: &DynamicObject) -> Option<ObservedHealth> {
     )
 }
 
+/// Whether an object has run to its end, well or not: a Job, or a Pod that is not started again.
+pub fn is_finished(kind: &Kind, object: &DynamicObject) -> bool {
+    let status = &object.data["status"];
+    match KindRules::of(kind) {
+        KindRules::Job => status["conditions"].as_array().is_some_and(|conditions| {
+            let mut conditions = conditions.iter().map(Condition);
+            conditions.any(|one| one.is("Complete", "True") || one.is("Failed", "True"))
+        }),
+        KindRules::Pod => matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+        _ => false,
+    }
+}
+
 /// The kinds with rules of their own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum KindRules {
@@ -512,6 +525,29 @@ mod tests {
         let object: DynamicObject = serde_json::from_value(whole).unwrap();
         let observed = observe(&kind(resource), &object)?;
         Some((observed.health, observed.message.to_string()))
+    }
+
+    #[test]
+    fn only_jobs_and_pods_at_their_end_have_finished() {
+        let is = |resource: &str, status: Value| {
+            let whole =
+                json!({"apiVersion": "v1", "kind": "Any", "metadata": {}, "status": status});
+            is_finished(&kind(resource), &serde_json::from_value(whole).unwrap())
+        };
+        let with = |condition: &str, status: &str| json!({"conditions": [{"type": condition, "status": status}]});
+        for condition in ["Complete", "Failed"] {
+            assert!(is("jobs.batch", with(condition, "True")));
+            assert!(!is("jobs.batch", with(condition, "False")));
+            assert!(!is("widgets.example.org", with(condition, "True")));
+        }
+        assert!(!is("jobs.batch", with("Suspended", "True")) && !is("jobs.batch", json!(null)));
+        assert!(
+            is("pods", json!({"phase": "Succeeded"})) && is("pods", json!({"phase": "Failed"}))
+        );
+        assert!(
+            !is("pods", json!({"phase": "Running"}))
+                && !is("jobs.batch", json!({"phase": "Failed"}))
+        );
     }
 
     fn current(resource: &str, object: Value) {

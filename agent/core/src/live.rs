@@ -84,6 +84,8 @@ pub struct Live {
     pub applied_at: i64,
     /// Its health, if it has one.
     pub health: Option<Box<ObservedHealth>>,
+    /// Whether it has run to its end, as Jobs do.
+    pub finished: bool,
     /// The values of the fields that rules have returned. [`reduce`] leaves them out.
     pub feedback: Option<Arc<PathValues>>,
 }
@@ -271,6 +273,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
             .and_then(|entry| entry.time.as_ref())
             .map_or(0, |time| time.0.as_second()),
         health: health::observe(kind, object).map(Box::new),
+        finished: health::is_finished(kind, object),
         feedback: None,
     };
     Some((copy, live))

@@ -249,6 +249,7 @@ mod tests {
             contention: None,
             lost: false,
             rewritten: false,
+            finished: false,
             compared: None,
         }))
     }
@@ -284,6 +285,7 @@ mod tests {
             names_member: true,
             applied_at: 0,
             health: None,
+            finished: false,
             feedback: None,
         })
     }

@@ -456,6 +456,7 @@ mod tests {
             names_member: true,
             applied_at: 0,
             health: None,
+            finished: false,
             feedback: None,
         }
     }

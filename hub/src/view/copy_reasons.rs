@@ -330,6 +330,9 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
                 (None, CopyOutcome::PruneRequested) => {
                     "its namespace is no longer a target; blocked by removalLimit".to_owned()
                 }
+                (None, CopyOutcome::Applied) if answer.live.is_none() => {
+                    "it has finished, and its object was deleted: it is created again when its source changes".to_owned()
+                }
                 (None, _) => std::mem::take(&mut wish.message),
             };
             if let Some(why) = reverted {

@@ -536,6 +536,7 @@ impl<'a> Owners<'a> {
             contention: None,
             lost: false,
             rewritten: false,
+            finished: false,
             compared: None,
         })
     }

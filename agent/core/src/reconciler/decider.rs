@@ -98,7 +98,8 @@ impl Decider<'_> {
             DesiredCopy::Copy(wanted) => {
                 let wanted = self.with_namespace_failure(copy, *wanted);
                 let wanted = self.with_version(copy, wanted);
-                let wanted = self.history.add_to(copy, wanted);
+                let is_gone = self.records.live(copy).is_none();
+                let wanted = self.history.add_to(copy, wanted, is_gone);
                 let wanted = self.with_quota(copy, wanted);
                 let (wanted, loss) = self.with_loss(copy, wanted);
                 Computed {
@@ -170,8 +171,9 @@ impl Decider<'_> {
             Observed::Unknown | Observed::Absent => true,
             Observed::Live(live) => live.ownership == Ownership::Ours && live.sealed.is_none(),
         };
-        let reports =
-            wanted.policies.drift == DriftPolicy::Report && wanted.place == TargetNamespace::Ready;
+        let reports = wanted.policies.drift == DriftPolicy::Report
+            && wanted.place == TargetNamespace::Ready
+            && !wanted.finished;
         let Some(revision) = wanted.revision.filter(|_| reports && is_gone) else {
             wanted.lost = false;
             return (wanted, Loss::Over);

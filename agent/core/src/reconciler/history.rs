@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{Reason, Revision, RuleName, SourceRef};
+use runnel_proto::model::{ObservedHealth, Reason, Revision, RuleName, SourceRef};
 
 use super::jobs::RunningJob;
 use super::{CorrectedDrift, Notice, Totals};
@@ -12,6 +12,7 @@ use crate::audit::{Audit, Written};
 use crate::contention::Contentions;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{DesiredCopy, WantedCopy, WriteEffect};
+use crate::live::Live;
 use crate::records::Observed;
 use crate::report::Report;
 
@@ -45,6 +46,12 @@ pub(super) struct CachedDiff {
     pub(super) copy_error: CopyError,
 }
 
+/// A copy that has run to its end.
+struct Finished {
+    target: (IntentKey, Revision),
+    health: Option<Box<ObservedHealth>>,
+}
+
 /// The change of the record that a copy is lost: it was applied, and then was deleted or lost its
 /// marks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +83,8 @@ pub(super) struct CopyHistory {
     rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
     /// Copies that are being deleted: their uids, and when that was first seen.
     terminating: BTreeMap<SourceRef, (Arc<str>, Instant)>,
+    /// Copies that have run to their end; with their intent and revision, and their health then.
+    finished: BTreeMap<SourceRef, Finished>,
     /// The notices that were not taken yet.
     notices: Vec<Notice>,
     /// What is done to the copies, for the log and the hub.
@@ -84,13 +93,20 @@ pub(super) struct CopyHistory {
 }
 
 impl CopyHistory {
-    /// Adds the history of a copy to its desired state.
-    pub(super) fn add_to(&self, copy: &SourceRef, mut wanted: WantedCopy) -> WantedCopy {
+    /// Adds the history of a copy to its desired state. `is_gone`: no object is known.
+    pub(super) fn add_to(
+        &self,
+        copy: &SourceRef,
+        mut wanted: WantedCopy,
+        is_gone: bool,
+    ) -> WantedCopy {
         let is_current = |last: Option<&(IntentKey, Revision)>| {
             last.is_some_and(|(intent, revision)| {
                 *intent == wanted.intent && Some(*revision) == wanted.revision
             })
         };
+        let finished = self.finished.get(copy).map(|finished| &finished.target);
+        let finished = is_gone && is_current(finished);
         let (lost, rewritten) = (
             is_current(self.lost.get(copy)),
             is_current(self.rewritten.get(copy)),
@@ -101,8 +117,42 @@ impl CopyHistory {
         wanted.compared =
             compared.map(|compared| (compared.version.clone(), compared.copy_error.clone()));
         wanted.contention = self.contentions.copy_error(copy);
-        (wanted.lost, wanted.rewritten) = (lost, rewritten);
+        (wanted.lost, wanted.rewritten, wanted.finished) = (lost, rewritten, finished);
         wanted
+    }
+
+    /// Records that a copy has run to its end with the desired revision. A copy that no rule sends is forgotten.
+    pub(super) fn record_finished(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        live: Option<&Live>,
+    ) {
+        let DesiredCopy::Copy(wanted) = want else {
+            self.finished.remove(copy);
+            return;
+        };
+        let sealed = |live: &Live| {
+            let sealed = live.sealed.as_deref()?;
+            let is_wanted = sealed.rule == wanted.intent.rule
+                && sealed.source == wanted.intent.source
+                && Some(sealed.revision) == wanted.revision;
+            (is_wanted && live.is_own()).then_some(sealed.revision)
+        };
+        if let Some(live) = live.filter(|live| live.finished)
+            && let Some(revision) = sealed(live)
+        {
+            let finished = Finished {
+                target: (wanted.intent.clone(), revision),
+                health: live.health.clone(),
+            };
+            self.finished.insert(copy.clone(), finished);
+        }
+    }
+
+    /// Returns the last health of a copy that has run to its end and is deleted.
+    pub(super) fn finished_health(&self, copy: &SourceRef) -> Option<&ObservedHealth> {
+        self.finished.get(copy)?.health.as_deref()
     }
 
     /// Records the change of a copy's loss.

@@ -75,7 +75,13 @@ impl Decider<'_> {
             outcome,
             copy_error,
             applied_at: sealed.map_or(0, |live| live.applied_at),
-            health: created.and_then(|live| live.health.as_deref().cloned()),
+            health: match live {
+                Some(_) => created.and_then(|live| live.health.as_deref().cloned()),
+                None if outcome == CopyOutcome::Applied => {
+                    self.history.finished_health(copy).cloned()
+                }
+                None => None,
+            },
             feedback: feedback::named(
                 fields,
                 copy,

@@ -285,6 +285,8 @@ impl Member {
             depends_on_others,
         } = self.decider().compute(copy);
         self.history.record_loss(copy, &want, loss);
+        self.history
+            .record_finished(copy, &want, self.records.live(copy));
         // Drops the approval of a removal that is not due, because it may stay deferred for long.
         if !matches!(&want, DesiredCopy::Absent(_, _, order) if !order.deferred) {
             self.prunes.forget(copy);
@@ -692,12 +694,19 @@ impl Member {
             (DesiredCopy::Nothing, _) | (_, None) => {}
         }
         let live = self.records.live(copy);
-        let owner = self.decider().owner(copy, live, want);
+        let finished = match want {
+            DesiredCopy::Copy(wanted) if wanted.finished => Some(&wanted.intent.rule),
+            _ => None,
+        };
+        let owner = self.decider().owner(copy, live, want).or(finished.cloned());
         let object = owner.as_ref().map(|rule| ReportedObject {
             rule,
-            health: live
-                .filter(|live| live.is_own())
-                .and_then(|live| live.health.as_deref()),
+            health: match finished {
+                Some(_) => self.history.finished_health(copy),
+                None => live
+                    .filter(|live| live.is_own())
+                    .and_then(|live| live.health.as_deref()),
+            },
         });
         self.report.set(copy, outcomes, object);
     }

@@ -149,10 +149,10 @@ impl RuleStates<'_> {
         let (report, records) = (self.report, self.records);
         let shows = |copy: &SourceRef| match (report.outcome(copy, uid), records.live(copy)) {
             // The agent wrote nothing of an adopted object, which may lack labels of the source.
-            (Some(CopyStatus::Applied), Some(live)) if live.adopted => CopyDigest::Nothing,
-            (Some(CopyStatus::Applied), live) => {
-                CopyDigest::Content(live.and_then(|live| live.facts.digest))
+            (Some(CopyStatus::Applied), Some(live)) if !live.adopted => {
+                CopyDigest::Content(live.facts.digest)
             }
+            // Without an object, the copy ran to its end and was deleted.
             _ => CopyDigest::Nothing,
         };
         Some(key.proof(uid, self.desired.intents_digest(uid, shows)?))

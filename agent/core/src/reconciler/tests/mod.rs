@@ -6,6 +6,7 @@ mod contention;
 mod decisions;
 mod drift_and_conflicts;
 mod dry_run;
+mod finished;
 mod found;
 mod histories;
 mod inspected;

@@ -643,6 +643,7 @@ impl World {
             names_member: true,
             applied_at: 0,
             health: None,
+            finished: false,
             feedback: None,
         };
         self.objects.insert(
@@ -944,6 +945,7 @@ impl World {
             names_member: true,
             applied_at: i64::try_from(self.version).unwrap(),
             health: None,
+            finished: false,
             feedback: None,
         };
         let object = match self.objects.remove(copy).filter(|_| adopted) {
