@@ -8,7 +8,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams};
-use runnel_proto::model::{SourceRef, Terms, TermsDigest};
+use runnel_proto::model::{Revision, SourceRef, Terms, TermsDigest};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::call::with_timeout;
 use runnel_agent_core::classify::CallError;
-use runnel_agent_core::desired::{StoredRule, Tombstones};
+use runnel_agent_core::desired::{FinishedCopy, StoredRule, Tombstones};
 
 /// The Secret with the identity of the agent.
 pub const IDENTITY_SECRET: &str = "runnel-agent-identity";
@@ -123,6 +123,16 @@ struct WrittenRule {
     tombstones: Vec<WrittenSource>,
     #[serde(default)]
     any_tombstone: bool,
+    #[serde(default)]
+    finished: Vec<WrittenFinished>,
+}
+
+/// A copy that ran to its end.
+#[derive(Serialize, Deserialize)]
+struct WrittenFinished {
+    copy: WrittenSource,
+    source: WrittenSource,
+    revision: [u8; 16],
 }
 
 /// A source, and the name of its copies.
@@ -196,6 +206,7 @@ impl Store {
                 sources: rule.tombstones.iter().map(read_source).collect(),
                 any: rule.any_tombstone,
             },
+            finished: rule.finished.iter().map(read_finished).collect(),
         });
         Ok((written.hub_cluster_uid, rules.collect()))
     }
@@ -217,6 +228,7 @@ impl Store {
             orphaned: rule.orphaned,
             tombstones: rule.tombstones.sources.iter().map(written_source).collect(),
             any_tombstone: rule.tombstones.any,
+            finished: rule.finished.iter().map(written_finished).collect(),
         });
         let written = WrittenTerms {
             hub: hub.to_owned(),
@@ -297,6 +309,22 @@ fn written_source(source: &SourceRef) -> WrittenSource {
 
 fn read_source(written: &WrittenSource) -> SourceRef {
     SourceRef::new(&written.resource, &written.namespace, &written.name).as_copy(&written.copy)
+}
+
+fn written_finished(finished: &FinishedCopy) -> WrittenFinished {
+    WrittenFinished {
+        copy: written_source(&finished.copy),
+        source: written_source(&finished.source),
+        revision: finished.revision.0,
+    }
+}
+
+fn read_finished(written: &WrittenFinished) -> FinishedCopy {
+    FinishedCopy {
+        copy: read_source(&written.copy),
+        source: read_source(&written.source),
+        revision: Revision(written.revision),
+    }
 }
 
 fn read_terms(bytes: &[u8]) -> Option<WrittenTerms> {
@@ -422,6 +450,7 @@ mod tests {
                 orphaned: false,
                 tombstones: vec![],
                 any_tombstone: false,
+                finished: vec![],
             };
             let written = WrittenTerms {
                 hub: "hub".into(),

@@ -40,7 +40,9 @@ use cluster::is_broad;
 pub use cluster::{AgentLocation, Cluster, Namespace};
 use copies::OrderSource;
 pub use copies::{Copies, Owners};
-pub use rules::{AckedRule, CopyDigest, FinishedRule, Rules, StoredRule, returned_fields};
+pub use rules::{
+    AckedRule, CopyDigest, FinishedCopy, FinishedRule, Rules, StoredRule, returned_fields,
+};
 use rules::{IntentState, Rule};
 pub use tombstones::Tombstones;
 

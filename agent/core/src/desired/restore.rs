@@ -98,6 +98,7 @@ impl Desired {
             digest,
             orphaned,
             tombstones,
+            finished: _,
         } in stored
         {
             let targets = self.cluster.targets(&terms);

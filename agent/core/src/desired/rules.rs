@@ -44,6 +44,19 @@ pub struct StoredRule {
     pub orphaned: bool,
     /// Sources whose copies were being removed.
     pub tombstones: Tombstones,
+    /// The copies that ran to their end.
+    pub finished: Vec<FinishedCopy>,
+}
+
+/// A copy that ran to its end, as Jobs do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedCopy {
+    /// The copy.
+    pub copy: SourceRef,
+    /// Its source.
+    pub source: SourceRef,
+    /// The revision with which it ran.
+    pub revision: Revision,
 }
 
 /// The rules with any state.
@@ -283,6 +296,7 @@ impl Rules {
                     digest: *digest,
                     orphaned,
                     tombstones,
+                    finished: vec![],
                 })
             })
             .collect()

@@ -245,6 +245,7 @@ impl Member {
             }
         }
         let stored = self.store.take_initial();
+        self.history.restore_finished(&stored);
         let rules = stored.len();
         self.desired.restore_terms(stored);
         for copy in self

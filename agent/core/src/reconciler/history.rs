@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use runnel_proto::model::{ObservedHealth, Reason, Revision, RuleName, SourceRef};
+use runnel_proto::model::{ObservedHealth, Reason, Revision, RuleName, RuleUid, SourceRef};
 
 use super::jobs::RunningJob;
 use super::{CorrectedDrift, Notice, Totals};
@@ -12,6 +12,7 @@ use crate::audit::{Audit, Written};
 use crate::contention::Contentions;
 use crate::copy::{CopyError, CopyStatus, IntentKey};
 use crate::decide::{DesiredCopy, WantedCopy, WriteEffect};
+use crate::desired::{FinishedCopy, StoredRule};
 use crate::live::Live;
 use crate::records::Observed;
 use crate::report::Report;
@@ -45,6 +46,9 @@ pub(super) struct CachedDiff {
     pub(super) target: (IntentKey, Option<Revision>),
     pub(super) copy_error: CopyError,
 }
+
+/// Limit of the copies that have run to their end and are stored.
+const STORED_LIMIT: usize = 1_024;
 
 /// A copy that has run to its end.
 struct Finished {
@@ -121,16 +125,16 @@ impl CopyHistory {
         wanted
     }
 
-    /// Records that a copy has run to its end with the desired revision. A copy that no rule sends is forgotten.
+    /// Records that a copy has run to its end with the desired revision. A copy that no rule sends is forgotten. Returns whether
+    /// that is to be stored.
     pub(super) fn record_finished(
         &mut self,
         copy: &SourceRef,
         want: &DesiredCopy,
         live: Option<&Live>,
-    ) {
+    ) -> bool {
         let DesiredCopy::Copy(wanted) = want else {
-            self.finished.remove(copy);
-            return;
+            return self.finished.remove(copy).is_some();
         };
         let sealed = |live: &Live| {
             let sealed = live.sealed.as_deref()?;
@@ -146,7 +150,48 @@ impl CopyHistory {
                 target: (wanted.intent.clone(), revision),
                 health: live.health.clone(),
             };
-            self.finished.insert(copy.clone(), finished);
+            let target = finished.target.clone();
+            let before = self.finished.insert(copy.clone(), finished);
+            return before.is_none_or(|before| before.target != target);
+        }
+        false
+    }
+
+    /// Adds the copies that have run to their end to the rules that are to be stored.
+    pub(super) fn add_finished(&self, rules: &mut [StoredRule]) {
+        let mut by_rule: BTreeMap<&RuleUid, Vec<FinishedCopy>> = BTreeMap::new();
+        for (copy, Finished { target, .. }) in self.finished.iter().take(STORED_LIMIT) {
+            let finished = FinishedCopy {
+                copy: copy.clone(),
+                source: target.0.source.clone(),
+                revision: target.1,
+            };
+            by_rule.entry(&target.0.rule).or_default().push(finished);
+        }
+        for rule in rules {
+            rule.finished = by_rule.remove(&rule.uid).unwrap_or_default();
+        }
+    }
+
+    /// Restores the copies that ran to their end before a restart.
+    pub(super) fn restore_finished(&mut self, rules: &[StoredRule]) {
+        for rule in rules {
+            for FinishedCopy {
+                copy,
+                source,
+                revision,
+            } in &rule.finished
+            {
+                let intent = IntentKey {
+                    rule: rule.uid.clone(),
+                    source: source.clone(),
+                };
+                let finished = Finished {
+                    target: (intent, *revision),
+                    health: None,
+                };
+                self.finished.insert(copy.clone(), finished);
+            }
         }
     }
 

@@ -285,8 +285,10 @@ impl Member {
             depends_on_others,
         } = self.decider().compute(copy);
         self.history.record_loss(copy, &want, loss);
-        self.history
-            .record_finished(copy, &want, self.records.live(copy));
+        let live = self.records.live(copy);
+        if self.history.record_finished(copy, &want, live) {
+            self.desired.mark_changed();
+        }
         // Drops the approval of a removal that is not due, because it may stay deferred for long.
         if !matches!(&want, DesiredCopy::Absent(_, _, order) if !order.deferred) {
             self.prunes.forget(copy);

@@ -327,7 +327,9 @@ impl Reconciler {
             return None;
         }
         let removals = member.jobs.removals();
-        Some(member.store.begin(&mut member.desired, &removals))
+        let (hub, mut rules) = member.store.begin(&mut member.desired, &removals);
+        member.history.add_finished(&mut rules);
+        Some((hub, rules))
     }
 
     /// Whether the terms must be stored.

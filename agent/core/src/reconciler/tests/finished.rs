@@ -59,6 +59,27 @@ fn finished_copy_runs_again_with_new_content() {
 }
 
 #[test]
+fn finished_copy_is_not_created_again_after_a_restart() {
+    let mut world = applied();
+    ended(&mut world, CopyHealth::Current);
+    let writes = world.writes;
+    // The copies of the other source show the terms. The hub sends both sources again.
+    for sends in [false, true] {
+        world.restart();
+        world.connect();
+        if sends {
+            world.batch(vec![RuleDelta {
+                upserts: vec![intent("s0", 1), intent("s1", 1)],
+                ..with_terms("r", terms("r", &["a", "b"]))
+            }]);
+        }
+        world.settle_now();
+        assert_eq!((world.objects.len(), world.writes), (2, writes));
+    }
+    assert_eq!(world.reported_state("r").unwrap().counts.applied, 4);
+}
+
+#[test]
 fn failed_copy_that_is_deleted_stays_unhealthy() {
     let mut world = applied();
     ended(&mut world, CopyHealth::Failed);
