@@ -35,6 +35,8 @@ struct Record {
     past: VecDeque<Arc<str>>,
     /// Whether a read or write of the agent has shown the object since the list of its area began.
     is_listed: bool,
+    /// Whether one of these versions is ours. Late events may show it again.
+    was_ours: bool,
 }
 
 impl Record {
@@ -127,6 +129,13 @@ impl Records {
             Observed::Live(live) => Some(live),
             Observed::Unknown | Observed::Absent => None,
         }
+    }
+
+    /// Whether the record of a copy that no rule sends can be forgotten: there is no object, or one that was never ours.
+    pub fn is_needless(&self, copy: &SourceRef) -> bool {
+        let was_ours = self.records.get(copy).is_some_and(|record| record.was_ours);
+        self.live(copy)
+            .is_none_or(|live| live.ownership == Ownership::Foreign && !was_ours)
     }
 
     /// Whether only a watch has shown the live object: it may be a late echo of a deleted object.
@@ -253,6 +262,8 @@ impl Records {
         } else {
             None
         };
+        record.was_ours |=
+            matches!(&observed, Observed::Live(live) if live.ownership == Ownership::Ours);
         let before = record.observed.replace(observed);
         let was_watched = std::mem::replace(&mut record.watched, watched);
         if let Some(Observed::Live(live)) = before {

@@ -380,7 +380,7 @@ impl Member {
         if let Some(at) = recheck_at {
             self.jobs.queue.add_at(&Key::Copy(copy.clone()), at);
         }
-        if *want == DesiredCopy::Nothing && self.records.live(copy).is_none() {
+        if *want == DesiredCopy::Nothing && self.records.is_needless(copy) {
             self.records.forget(copy);
         }
         if let (DesiredCopy::Copy(wanted), Some(CopyStatus::Applied)) = (want, &outcome) {

@@ -39,6 +39,23 @@ fn notices(world: &mut World, fits: fn(&Notice) -> bool) -> usize {
 }
 
 #[test]
+fn foreign_object_is_forgotten_with_the_last_rule() {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    world.make_foreign(&copy("a", "s0"));
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("s0", 1)],
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    world.settle_now();
+    assert_eq!(counts(&world).failed, 1);
+    world.remove_rule("r", DeletionPolicy::Delete);
+    world.settle_now();
+    assert_eq!(world.core.member.records.all().count(), 0);
+    assert_eq!(world.objects.len(), 1);
+}
+
+#[test]
 fn a_changed_copy_is_left_and_counted_until_its_source_changes() {
     let mut world = applied_and_reporting();
     let writes = world.writes;
