@@ -252,16 +252,16 @@ fn worded(text: &str) -> Option<CopyError> {
         Some(CopyError::new(Reason::TooLarge, message))
     } else if let Some((_, rest)) = text.split_once("failed calling webhook") {
         let name = plain_name(rest.trim_start_matches([' ', '"']), '"');
-        Some(webhook_fails("admission", name))
+        Some(webhook_error("admission", name))
     } else if let Some((_, rest)) = text.split_once("conversion webhook for ") {
-        Some(webhook_fails("conversion", plain_name(rest, ',')))
+        Some(webhook_error("conversion", plain_name(rest, ',')))
     } else {
         has(&UNMERGEABLE).then(|| unmergeable(text))
     }
 }
 
 /// Returns the error of a write for which the API server cannot call a webhook.
-fn webhook_fails(what: &str, name: Option<&str>) -> CopyError {
+fn webhook_error(what: &str, name: Option<&str>) -> CopyError {
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();
     let message = format!(
         "this cluster's API server cannot call the {what} webhook{name}, and refuses the object until it can: check the Service and \

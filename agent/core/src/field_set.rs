@@ -6,6 +6,7 @@
 //!
 //! A projection keeps the order of the items of a list: it may matter, as that of environment variables does.
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
 
 use runnel_proto::model::pointer_escaped;
 use serde_json::{Map, Value};
@@ -402,10 +403,14 @@ impl ItemIndex {
 
 /// Returns the text of a key with these fields, as [`Json`] has it.
 fn key_text<'a>(fields: impl Iterator<Item = (&'a str, &'a Value)>) -> String {
-    let fields: Vec<_> = fields
-        .map(|(name, value)| format!("{}:{value}", Value::from(name)))
-        .collect();
-    format!("{{{}}}", fields.join(","))
+    let mut text = String::from("{");
+    for (name, value) in fields {
+        text.push_str(if text.len() > 1 { "," } else { "" });
+        // Writing to a text does not fail.
+        let _ = write!(text, "{}:{value}", Value::from(name));
+    }
+    text.push('}');
+    text
 }
 
 impl Step {

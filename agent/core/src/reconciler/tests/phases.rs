@@ -158,7 +158,7 @@ fn object_that_never_goes_holds_later_ones_for_minutes() {
 }
 
 #[test]
-fn wanted_copy_that_hangs_in_deletion_says_so() {
+fn wanted_copy_that_hangs_in_deletion_is_delayed() {
     let mut world = with_operator();
     let begin = |world: &mut World| {
         world.edit(&db(), |object| {
