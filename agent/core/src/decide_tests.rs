@@ -166,7 +166,7 @@ fn policies() -> impl Strategy<Value = Policies> {
 
 fn wants() -> impl Strategy<Value = DesiredCopy> {
     let rare = || proptest::bool::weighted(0.2);
-    let flags = [rare(), rare(), rare(), rare(), rare(), rare()];
+    let flags = [rare(), rare(), rare(), rare(), rare(), rare(), rare()];
     let copy = (
         0u8..2,
         0u8..2,
@@ -176,7 +176,15 @@ fn wants() -> impl Strategy<Value = DesiredCopy> {
         policies(),
     );
     let copy = copy.prop_map(|(rule, source, revision, place, flags, policies)| {
-        let [suspend, copy_error, is_ambiguous, denied, contention, lost] = flags;
+        let [
+            suspend,
+            copy_error,
+            is_ambiguous,
+            denied,
+            contention,
+            lost,
+            finished,
+        ] = flags;
         DesiredCopy::Copy(Box::new(WantedCopy {
             intent: intent(rule, source),
             rule: RuleName::default(),
@@ -191,7 +199,7 @@ fn wants() -> impl Strategy<Value = DesiredCopy> {
             contention: contention.then(|| CopyError::new(Reason::Contended, "somebody")),
             lost,
             rewritten: false,
-            finished: false,
+            finished,
             compared: None,
         }))
     });

@@ -426,12 +426,35 @@ impl Member {
             outcome
         } else {
             let copy_error = CopyError::new(Reason::WaitingForDependency, message);
-            Some(failure(want, copy_error))
+            Some(self.long_deletion(copy, want, copy_error))
         };
         let mut ends = [LONG_DELETION, REMOVAL_WAIT]
             .into_iter()
             .map(|wait| since + wait);
         (outcome, ends.find(|end| *end > now))
+    }
+
+    /// Returns the outcome of a copy whose deletion takes long. People get one Event about it.
+    fn long_deletion(
+        &mut self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        copy_error: CopyError,
+    ) -> CopyStatus {
+        let outcome = failure(want, copy_error.clone());
+        let rule = match want {
+            DesiredCopy::Copy(wanted) => Some((&wanted.intent.rule, &wanted.rule)),
+            DesiredCopy::Absent(key, rule, _) => Some((&key.rule, rule)),
+            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) => None,
+        };
+        if let Some((uid, rule)) = rule
+            && self.report.outcome(copy, uid) != Some(&outcome)
+            && self.desired.cluster().denies_place(copy).is_none()
+        {
+            let notice = Notice::Failed(copy.clone(), rule.clone(), copy_error);
+            self.history.notify(notice);
+        }
+        outcome
     }
 
     /// Whether the object of a copy is being deleted.

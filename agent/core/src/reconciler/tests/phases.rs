@@ -125,6 +125,16 @@ fn pass(world: &mut World, seconds: u64) {
     }
 }
 
+/// The Events about deletions that take long, since the last call.
+fn long_deletions(world: &mut World) -> usize {
+    let notices = world.core.take_notices();
+    let is_about = |notice: &&Notice| {
+        matches!(notice, Notice::Failed(copy, _, copy_error)
+            if *copy == db() && copy_error.reason == Reason::WaitingForDependency)
+    };
+    notices.iter().filter(is_about).count()
+}
+
 #[test]
 fn operator_stays_until_its_objects_are_gone() {
     let mut world = with_operator();
@@ -135,6 +145,7 @@ fn operator_stays_until_its_objects_are_gone() {
     assert_eq!(failure.copy, db());
     assert_eq!(failure.reason, Reason::WaitingForDependency);
     assert_eq!(failure.message, "is being deleted here");
+    assert_eq!(long_deletions(&mut world), 1);
 
     // The operator removes the finalizer.
     world.delete(&db());
@@ -172,6 +183,7 @@ fn wanted_copy_that_hangs_in_deletion_is_delayed() {
     let state = world.reported_state("r").unwrap();
     assert_eq!(state.failures[0].reason, Reason::WaitingForDependency);
     assert_eq!((state.counts.applied, state.counts.failed), (2, 0));
+    assert_eq!(long_deletions(&mut world), 1);
 
     // It is gone, and made again. The time of its successor counts anew.
     world.delete(&db());
