@@ -8,8 +8,8 @@ use runnel_agent::config::{Cli, Command, Options, timed_client};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
 use runnel_transport::ops::{
-    DRAIN_LIMIT, Readiness, Signals, WatchTimes, bind, forbid_core_dumps, init_logs, registry,
-    serve,
+    DRAIN_LIMIT, Liveness, Readiness, Signals, WatchTimes, bind, forbid_core_dumps, init_logs,
+    registry, serve,
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -58,6 +58,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut registry = registry("agent", env!("CARGO_PKG_VERSION"));
     let metrics = Metrics::new(&mut registry);
     let (drain, readiness) = (CancellationToken::new(), Readiness::default());
+    let liveness = Liveness::default();
     let ready = readiness.wait_for("the lists of this cluster's copies and namespaces");
     let watches = WatchTimes::default();
     registry.register_collector(Box::new(watches.clone()));
@@ -66,11 +67,11 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let mut tasks: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
     let token = drain.clone();
     tasks.spawn(async move { ("signals", Err(signals.run(token).await.into())) });
-    let token = drain.clone();
+    let (token, alive) = (drain.clone(), liveness.clone());
     tasks.spawn(async move {
         (
             "ops port",
-            serve(listener, Arc::new(registry), readiness, token)
+            serve(listener, Arc::new(registry), readiness, alive, token)
                 .await
                 .map_err(Into::into),
         )
@@ -84,6 +85,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
         allow_everything: options.allow_everything,
         metrics,
         watches,
+        liveness,
         drain: drain.clone(),
     };
     let mut booting = std::pin::pin!(boot(settings, ready));

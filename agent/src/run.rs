@@ -12,7 +12,7 @@ use kube::api::Api;
 use runnel_proto::model::Hello;
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use runnel_transport::identity::JoinStringError;
-use runnel_transport::ops::{DRAIN_LIMIT, PendingPart, WatchTimes};
+use runnel_transport::ops::{DRAIN_LIMIT, Liveness, PendingPart, WatchTimes};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +64,8 @@ pub struct Settings {
     pub metrics: Metrics,
     /// The times at which the client's watches last received data.
     pub watches: WatchTimes,
+    /// Whether the watches move.
+    pub liveness: Liveness,
     /// Ends the agent in order.
     pub drain: CancellationToken,
 }
@@ -227,6 +229,7 @@ fn tasks(
         metrics,
         drain,
         watches: times,
+        liveness,
         ..
     } = settings;
     let sealer = Sealer::new(
@@ -253,13 +256,17 @@ fn tasks(
         policy,
         metrics: metrics.clone(),
         times,
+        liveness: liveness.clone(),
         kinds: kinds.clone(),
         events: watched.clone(),
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));
     tasks.push((
         "watch of namespaces",
-        task(drain.clone(), watch::namespaces(client.clone(), watched)),
+        task(
+            drain.clone(),
+            watch::namespaces(client.clone(), liveness, watched),
+        ),
     ));
     let member = Member::new(client.clone(), sealer, kinds.clone());
     tasks.push((

@@ -34,7 +34,7 @@ use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::Scope;
 use runnel_proto::model::CUSTOM_RESOURCE_DEFINITIONS;
-use runnel_transport::ops::{self, Readiness, Signals, WatchTimes};
+use runnel_transport::ops::{self, Liveness, Readiness, Signals, WatchTimes};
 use runnel_transport::tls;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch as channel};
@@ -326,7 +326,14 @@ async fn start(
     );
 
     let registry = Arc::new(registry);
-    let ops = ops::serve(ops_listener, registry, readiness.clone(), shutdown.clone());
+    let liveness = Liveness::default();
+    let ops = ops::serve(
+        ops_listener,
+        registry,
+        readiness.clone(),
+        liveness,
+        shutdown.clone(),
+    );
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
     let (connection_router, accepted, views) =
         ConnectionRouter::new(listeners, hub_state.clone(), metrics.clone());

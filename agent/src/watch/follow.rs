@@ -9,6 +9,7 @@ use futures::stream::StreamExt;
 use kube::Client;
 use kube::api::{GetParams, ListParams, Request, WatchParams};
 use kube::core::{ListMeta, Status, WatchEvent};
+use runnel_transport::ops::Liveness;
 use runnel_transport::pages::{PageSize, parse_page, read_page};
 use runnel_transport::readable::Readable;
 use serde::de::DeserializeOwned;
@@ -119,6 +120,8 @@ pub(super) struct Follow<S> {
     failed_watches: usize,
     /// Time after the last answer until a failure is reported.
     pub(super) lost_after: Duration,
+    /// The part of the agent whose liveness the watch shows.
+    pub(super) moves: Option<(Liveness, &'static str)>,
 }
 
 impl<S: Source> Follow<S> {
@@ -148,6 +151,7 @@ impl<S: Source> Follow<S> {
             failures: 0,
             failed_watches: 0,
             lost_after: LOST_AFTER,
+            moves: None,
         }
     }
 
@@ -160,6 +164,7 @@ impl<S: Source> Follow<S> {
 
     async fn run_once(&mut self) -> Result<Infallible, ReceiverDropped> {
         loop {
+            self.moved();
             self.send(self.source.list_started()).await?;
             match self.list().await? {
                 Ok(version) => {
@@ -178,7 +183,16 @@ impl<S: Source> Follow<S> {
     }
 
     async fn send(&self, event: Event) -> Result<(), ReceiverDropped> {
-        self.events.send(event).await.map_err(|_| ReceiverDropped)
+        let sent = self.events.send(event).await;
+        self.moved();
+        sent.map_err(|_| ReceiverDropped)
+    }
+
+    /// Records that the watch moves, also while the API server fails. Each step between two calls has a timeout.
+    fn moved(&self) {
+        if let Some((liveness, part)) = &self.moves {
+            liveness.moved(part);
+        }
     }
 
     /// Records that a watch works.
@@ -194,6 +208,7 @@ impl<S: Source> Follow<S> {
     async fn list(&mut self) -> Result<Result<String, WatchError>, ReceiverDropped> {
         let mut next = None;
         loop {
+            self.moved();
             let _permit = self
                 .pages
                 .clone()
@@ -290,6 +305,7 @@ impl<S: Source> Follow<S> {
     async fn watch(&mut self, mut version: String) -> Result<(), ReceiverDropped> {
         let mut is_stale = false;
         loop {
+            self.moved();
             if is_stale {
                 match self.has_version_regressed(&version).await {
                     Ok(true) => {

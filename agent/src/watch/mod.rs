@@ -5,6 +5,11 @@
 //!
 //! This module puts a new policy into force, after the end of the watches that it drops and before
 //! its new ones begin. So the core receives all events in this order.
+//!
+//! Each watch is a task of its own: all of them send into one channel, which may be full, and a task
+//! that waits for room in it must not keep others from taking theirs.
+#[cfg(test)]
+mod areas_tests;
 mod follow;
 mod namespaces;
 
@@ -14,16 +19,15 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures::stream::{FuturesUnordered, StreamExt};
 use kube::Client;
 use kube::api::{DynamicObject, Request};
 use kube::core::{Resource, Status};
 use runnel_proto::model::{CUSTOM_RESOURCE_DEFINITIONS, HUB_LABEL, Kind, Kinds};
 use runnel_transport::discovery::DiscoverySchedule;
-use runnel_transport::ops::WatchTimes;
+use runnel_transport::ops::{Liveness, WatchTimes};
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use crate::apply::resource;
 use crate::call::Call;
@@ -47,6 +51,10 @@ const WATCH_SECONDS: u32 = 50;
 /// detected within 30 seconds, which concerns all watches.
 const HEARTBEAT_SECONDS: u32 = 20;
 
+/// The parts that must move, for the liveness of the agent.
+const WATCHES: &str = "watches of copies";
+const POLICY: &str = "policy and kinds of the watches";
+
 /// Limit of the pages of a kind that are read at once: with literal namespaces, each namespace has
 /// its own list.
 const PAGES: usize = 2;
@@ -65,6 +73,8 @@ pub struct Watches {
     pub metrics: Metrics,
     /// The times at which the watches last received data.
     pub times: WatchTimes,
+    /// Whether the watches move.
+    pub liveness: Liveness,
     /// The kinds that the cluster serves.
     pub kinds: KindRegistry,
     /// The events for the core.
@@ -85,12 +95,13 @@ async fn read_end(reading: &mut Reading) -> Call<Kinds> {
 struct AreaState {
     /// The kind that is watched; `None` if the core knows that it is not served.
     kind: Option<Kind>,
-    stop: CancellationToken,
+    /// The task of the watch.
+    watch: Option<AbortHandle>,
 }
 
 /// The watches that run.
 struct Running {
-    watches: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    watches: JoinSet<()>,
     states: BTreeMap<Area, AreaState>,
     /// The limits of the pages that are read at once, of the kinds that every cluster serves.
     pages: BTreeMap<Arc<str>, Arc<Semaphore>>,
@@ -102,7 +113,7 @@ impl Running {
     fn new() -> Self {
         let limit = || Arc::new(Semaphore::new(PAGES));
         Self {
-            watches: FuturesUnordered::new(),
+            watches: JoinSet::new(),
             states: BTreeMap::new(),
             pages: Kind::resources()
                 .map(|resource| (resource.clone(), limit()))
@@ -111,19 +122,36 @@ impl Running {
         }
     }
 
-    /// Ends the watches outside of these areas. A cancelled watch sends no more events, because its cancellation is polled
-    /// first. Returns the areas that are dropped.
-    fn retain(&mut self, areas: &BTreeSet<Area>) -> Vec<Area> {
-        let mut dropped = vec![];
+    /// Ends the watches outside of these areas. Returns the areas that are dropped.
+    async fn retain(&mut self, areas: &BTreeSet<Area>) -> Vec<Area> {
+        let (mut dropped, mut watches) = (vec![], vec![]);
         self.states.retain(|area, state| {
             let stays = areas.contains(area);
             if !stays {
-                state.stop.cancel();
                 dropped.push(area.clone());
+                watches.extend(state.watch.take());
             }
             stays
         });
+        self.end(watches.into_iter()).await;
         dropped
+    }
+
+    /// Ends watches. Afterwards they send no more events.
+    async fn end(&mut self, watches: impl Iterator<Item = AbortHandle>) {
+        let ended: Vec<_> = watches.inspect(AbortHandle::abort).collect();
+        while !ended.iter().all(AbortHandle::is_finished) {
+            self.join_next().await;
+        }
+    }
+
+    /// Waits until a watch has ended.
+    async fn join_next(&mut self) {
+        match self.watches.join_next().await {
+            Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Some(_) => {}
+            None => std::future::pending().await,
+        }
     }
 
     /// Forgets when the watch of an area last received data, unless a watch with the same plural runs. The areas of several
@@ -152,11 +180,15 @@ impl Watches {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let kinds = self.kinds.clone();
         loop {
+            self.liveness.moved(POLICY);
+            if running.watches.is_empty() {
+                self.liveness.ended(WATCHES);
+            }
             let now = Instant::now().into_std();
             let due = schedule.due(now, &self.named(), &kinds.current());
             tokio::select! {
                 () = self.events.closed() => return Err(ReceiverDropped),
-                Some(()) = running.watches.next() => {}
+                () = running.join_next() => {}
                 () = kinds.recheck_requested() => schedule.request(),
                 () = kinds.definition_changed() => schedule.request_for_definition(),
                 () = until(due.map(Instant::from_std)), if reading.is_none() => {
@@ -171,7 +203,7 @@ impl Watches {
                     let Some(policy) = self.changed().await else { continue };
                     self.policy = Arc::new(policy);
                     let areas = self.policy.areas();
-                    let dropped = running.retain(&areas);
+                    let dropped = running.retain(&areas).await;
                     self.send(Event::Policy(self.policy.clone())).await?;
                     for area in dropped {
                         running.forget_times(&area, &self.times);
@@ -270,21 +302,22 @@ impl Watches {
             let Some(kind) = self.kind_of(&area, schedule) else {
                 continue;
             };
-            let stop = CancellationToken::new();
-            let state = AreaState {
-                kind: kind.as_ref().ok().cloned(),
-                stop: stop.clone(),
-            };
             let known = running.states.get(&area);
-            if known.is_some_and(|known| known.kind == state.kind) {
+            if known.is_some_and(|known| known.kind.as_ref() == kind.as_ref().ok()) {
                 continue;
             }
-            if let Some(ended) = running.states.insert(area.clone(), state) {
-                ended.stop.cancel();
-            }
+            let ended = running.states.remove(&area);
+            running
+                .end(ended.and_then(|state| state.watch).into_iter())
+                .await;
+            let mut state = AreaState {
+                kind: kind.as_ref().ok().cloned(),
+                watch: None,
+            };
             let kind = match kind {
                 Ok(kind) => kind,
                 Err(copy_error) => {
+                    running.states.insert(area.clone(), state);
                     running.forget_times(&area, &self.times);
                     self.send(Event::KindNotServed(area, copy_error)).await?;
                     continue;
@@ -294,20 +327,34 @@ impl Watches {
             let pages = pages.unwrap_or(&running.shared_pages).clone();
             let copies = Copies {
                 kind,
-                area,
+                area: area.clone(),
                 sealer: self.sealer.clone(),
                 kinds: self.kinds.clone(),
             };
-            let watch = watch_copies(self.client.clone(), copies, self.events.clone(), pages);
-            running.watches.push(Box::pin(async move {
-                tokio::select! {
-                    biased;
-                    () = stop.cancelled() => {}
-                    () = watch => {}
-                }
-            }));
+            let watch = self.follow(copies, pages).run();
+            state.watch = Some(running.watches.spawn(watch));
+            running.states.insert(area, state);
         }
         Ok(())
+    }
+
+    /// Returns the watch of the copies of an area. `pages` limits the pages of the kind that are read at once.
+    fn follow(&self, copies: Copies, pages: Arc<Semaphore>) -> Follow<Copies> {
+        let namespace = copies.area.namespace.as_deref();
+        let path = DynamicObject::url_path(&resource(&copies.kind), namespace);
+        let labels = format!("{HUB_LABEL}={}", copies.sealer.hub());
+        let client = self.client.clone();
+        let mut follow = Follow::new(
+            client,
+            path,
+            copies,
+            self.events.clone(),
+            pages,
+            WATCH_SECONDS,
+        );
+        follow.labels = Some(labels);
+        follow.moves = Some((self.liveness.clone(), WATCHES));
+        follow
     }
 
     /// Returns the policy of the file, if it differs from the one in force.
@@ -330,22 +377,6 @@ impl Watches {
             }
         }
     }
-}
-
-/// Watches the copies of an area until the receiver is dropped. `pages` limits the pages of the
-/// kind that are read at once.
-async fn watch_copies(
-    client: Client,
-    copies: Copies,
-    events: mpsc::Sender<Event>,
-    pages: Arc<Semaphore>,
-) {
-    let namespace = copies.area.namespace.as_deref();
-    let path = DynamicObject::url_path(&resource(&copies.kind), namespace);
-    let labels = format!("{HUB_LABEL}={}", copies.sealer.hub());
-    let mut follow = Follow::new(client, path, copies, events, pages, WATCH_SECONDS);
-    follow.labels = Some(labels);
-    follow.run().await;
 }
 
 struct Copies {
@@ -473,15 +504,16 @@ mod tests {
             resource: resource.into(),
             namespace: None,
         };
-        let state = |kind: Option<Kind>| AreaState {
-            kind,
-            stop: CancellationToken::new(),
-        };
+        let state = |kind: Option<Kind>| AreaState { kind, watch: None };
         let (core, custom) = (area("services"), area("services.example.org"));
         let kind = Kind::new("", "v1", "Service", "services", Scope::Namespaced);
         let mut running = Running::new();
-        running.states.insert(core.clone(), state(Some(kind)));
-        running.states.insert(custom.clone(), state(None));
+        running
+            .states
+            .insert(core.clone(), state(Some(kind)));
+        running
+            .states
+            .insert(custom.clone(), state(None));
         let server = service_fn(|_: Request<()>| async {
             Ok::<_, std::io::Error>(Response::new(kube::client::Body::empty()))
         });

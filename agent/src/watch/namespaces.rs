@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::core::{PartialObjectMeta, Resource, Status};
 use runnel_proto::model::{INBOUND_ANNOTATION, NAMESPACES};
+use runnel_transport::ops::Liveness;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::HEARTBEAT_SECONDS;
@@ -17,10 +18,11 @@ use runnel_agent_core::reconciler::{Event, WatchScope};
 const ALLOW: &str = "allow";
 
 /// Watches namespaces until the receiver is dropped.
-pub async fn namespaces(client: Client, events: mpsc::Sender<Event>) {
+pub async fn namespaces(client: Client, liveness: Liveness, events: mpsc::Sender<Event>) {
     let (path, pages) = (Namespace::url_path(&(), None), Arc::new(Semaphore::new(1)));
     let mut follow = Follow::new(client, path, Namespaces, events, pages, HEARTBEAT_SECONDS);
     follow.metadata = true;
+    follow.moves = Some((liveness, "watch of namespaces"));
     follow.run().await;
 }
 

@@ -11,7 +11,7 @@ use runnel_proto::model::*;
 use runnel_tests::control_plane::{self, ControlPlane};
 use runnel_tests::fleet::{AGENT, account};
 use runnel_tests::scene::{Draft, Id, TestCluster};
-use runnel_transport::ops::{LogFormat, Readiness, WatchTimes, registry};
+use runnel_transport::ops::{Liveness, LogFormat, Readiness, WatchTimes, registry};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
@@ -160,6 +160,7 @@ impl Alone {
             allow_everything: options.allow_everything,
             metrics: Metrics::new(&mut registry("agent", "test")),
             watches: WatchTimes::default(),
+            liveness: Liveness::default(),
             drain: drain.clone(),
         };
         let mut tasks = JoinSet::new();

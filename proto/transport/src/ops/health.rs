@@ -10,6 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::net::TcpListener;
+use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::Registry;
@@ -57,6 +58,36 @@ impl Drop for PendingPart {
     }
 }
 
+/// Time without a move after which a part stands still: several times what its longest step takes.
+const STALL_LIMIT: Duration = Duration::from_secs(180);
+
+/// The parts of a process that must move, with their last moves. Clones share them.
+#[derive(Clone, Default)]
+pub struct Liveness(Arc<Mutex<BTreeMap<&'static str, Instant>>>);
+
+impl Liveness {
+    /// Records that a part moves. It must move again within three minutes, or the process is not alive.
+    pub fn moved(&self, part: &'static str) {
+        self.parts().insert(part, Instant::now());
+    }
+
+    /// Records that a part has nothing to do, so that it need not move.
+    pub fn ended(&self, part: &'static str) {
+        self.parts().remove(part);
+    }
+
+    /// Returns the parts that stand still, sorted.
+    fn stalled(&self) -> Vec<&'static str> {
+        let parts = self.parts();
+        let stalled = parts.iter().filter(|(_, at)| at.elapsed() > STALL_LIMIT);
+        stalled.map(|(part, _)| *part).collect()
+    }
+
+    fn parts(&self) -> MutexGuard<'_, BTreeMap<&'static str, Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The error of a port on which the process cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -101,6 +132,7 @@ pub async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpListener
 struct ReadyLabel {
     registry: Arc<Registry>,
     readiness: Readiness,
+    liveness: Liveness,
     shutdown: CancellationToken,
 }
 
@@ -108,16 +140,18 @@ struct ReadyLabel {
 pub fn router(
     registry: Arc<Registry>,
     readiness: Readiness,
+    liveness: Liveness,
     shutdown: CancellationToken,
 ) -> Router {
     Router::new()
-        .route("/livez", get(async || "ok\n"))
+        .route("/livez", get(live))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .with_state(ReadyLabel {
             registry,
             readiness,
+            liveness,
             shutdown,
         })
 }
@@ -130,27 +164,35 @@ pub async fn serve(
     listener: TcpListener,
     registry: Arc<Registry>,
     readiness: Readiness,
+    liveness: Liveness,
     shutdown: CancellationToken,
 ) -> io::Result<()> {
-    let router = router(registry, readiness, shutdown.clone());
+    let router = router(registry, readiness, liveness, shutdown.clone());
     axum::serve(listener, router)
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await
+}
+
+async fn live(State(shown): State<ReadyLabel>) -> Response {
+    answer("stands still:", &shown.liveness.stalled())
 }
 
 async fn ready(State(shown): State<ReadyLabel>) -> Response {
     if shown.shutdown.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response();
     }
-    let awaited = shown.readiness.awaited();
-    if awaited.is_empty() {
+    answer("waiting for", &shown.readiness.awaited())
+}
+
+/// Returns the answer of a probe: the parts with a problem.
+fn answer(problem: &str, parts: &[impl AsRef<str>]) -> Response {
+    if parts.is_empty() {
         return "ok\n".into_response();
     }
-    let text: String = awaited
+    let lines = parts
         .iter()
-        .map(|part| format!("waiting for {part}\n"))
-        .collect();
-    (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        .map(|part| format!("{problem} {}\n", part.as_ref()));
+    (StatusCode::SERVICE_UNAVAILABLE, lines.collect::<String>()).into_response()
 }
 
 async fn metrics(State(shown): State<ReadyLabel>) -> Response {
@@ -169,7 +211,6 @@ async fn metrics(State(shown): State<ReadyLabel>) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     use axum::body::{Body, to_bytes};
     use axum::http::Request;
@@ -187,7 +228,12 @@ mod tests {
     async fn readiness_lists_what_is_awaited() {
         let (readiness, shutdown) = (Readiness::default(), CancellationToken::new());
         let registry = Arc::new(crate::ops::registry("test", "0"));
-        let router = router(registry, readiness.clone(), shutdown.clone());
+        let router = router(
+            registry,
+            readiness.clone(),
+            Liveness::default(),
+            shutdown.clone(),
+        );
         let (one, two, again) = (
             readiness.wait_for("watches"),
             readiness.wait_for("the hub"),
@@ -213,6 +259,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn part_that_stands_still_is_not_alive() {
+        let liveness = Liveness::default();
+        let registry = Arc::new(crate::ops::registry("test", "0"));
+        let shutdown = CancellationToken::new();
+        let router = router(
+            registry,
+            Readiness::default(),
+            liveness.clone(),
+            shutdown.clone(),
+        );
+        assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
+        liveness.moved("watches");
+        liveness.moved("policy");
+        assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
+        for at in liveness.parts().values_mut() {
+            *at -= STALL_LIMIT;
+        }
+        liveness.moved("policy");
+        let text = "stands still: watches\n".to_owned();
+        assert_eq!(
+            answer(&router, "/livez").await,
+            (StatusCode::SERVICE_UNAVAILABLE, text)
+        );
+        liveness.ended("watches");
+        assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
+    }
+
+    #[tokio::test]
     async fn a_port_in_use_is_named_with_its_flag() {
         let first = bind(([127, 0, 0, 1], 0).into(), "--ops-listen")
             .await
@@ -232,7 +306,13 @@ mod tests {
             .unwrap();
         let shutdown = CancellationToken::new();
         let registry = Arc::new(crate::ops::registry("test", "0"));
-        let serving = serve(listener, registry, Readiness::default(), shutdown.clone());
+        let serving = serve(
+            listener,
+            registry,
+            Readiness::default(),
+            Liveness::default(),
+            shutdown.clone(),
+        );
         shutdown.cancel();
         tokio::time::timeout(Duration::from_secs(20), serving)
             .await
