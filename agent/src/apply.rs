@@ -7,7 +7,7 @@ mod owned;
 mod preview;
 mod yaml_reader;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use futures::future::Either;
@@ -769,7 +769,7 @@ impl ApplyRun<'_> {
 /// Runs jobs until their sender is dropped. The core limits the jobs under way.
 pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Sender<Done>) {
     let budget = Semaphore::new(NODE_BUDGET as usize);
-    let mut running = FuturesUnordered::new();
+    let (mut running, mut ended) = (FuturesUnordered::new(), VecDeque::new());
     let run = |job: Job| {
         let (member, budget) = (&member, &budget);
         async move {
@@ -789,16 +789,19 @@ pub async fn run(member: Member, mut jobs: mpsc::Receiver<Job>, done: mpsc::Send
                 Some(job) => running.push(run(job)),
                 None => break,
             },
-            Some(ended) = running.next() => {
-                if done.send(ended).await.is_err() {
-                    break;
-                }
-            }
+            Some(result) = running.next() => ended.push_back(result),
+            permit = done.reserve(), if !ended.is_empty() => match (permit, ended.pop_front()) {
+                (Ok(permit), Some(result)) => permit.send(result),
+                _ => break,
+            },
         }
     }
     // Jobs under way finish while the drain lasts. The next process reads the copies of interrupted
     // jobs again.
-    while let Some(ended) = running.next().await {
-        let _ = done.try_send(ended);
+    for result in ended {
+        let _ = done.try_send(result);
+    }
+    while let Some(result) = running.next().await {
+        let _ = done.try_send(result);
     }
 }

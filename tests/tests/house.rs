@@ -25,6 +25,8 @@ mod pages;
 mod reference;
 #[path = "house/rights.rs"]
 mod rights;
+#[path = "house/selects.rs"]
+mod selects;
 #[path = "house/type_names.rs"]
 mod type_names;
 #[path = "house/vocabulary.rs"]
