@@ -3,11 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use futures::stream::{self, StreamExt};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::Client;
-use kube::api::DynamicObject;
+use kube::api::{Api, DynamicObject, ListParams};
 use kube::discovery::verbs;
-use runnel_proto::model::{Kind, Kinds, Scope, SourceRef};
+use runnel_proto::model::{
+    CUSTOM_RESOURCE_DEFINITIONS, Kind, Kinds, Scope, SourceRef, split_resource,
+};
 use runnel_transport::discovery::read_named;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
@@ -172,14 +177,73 @@ fn served_versions(definition: &Value) -> BTreeSet<&str> {
         .collect()
 }
 
-/// Reads the kinds of these names that the API server serves, in every version.
-pub async fn discover(client: Client, named: BTreeSet<Arc<str>>) -> Call<Kinds> {
-    with_timeout(read_named(client, &named, &VERBS)).await
+/// The kinds of some names in this cluster.
+#[derive(Debug, Default)]
+pub struct KindsRead {
+    /// The kinds that the API server serves, in every version.
+    pub kinds: Kinds,
+    /// The names of the kinds that are not served, and whose definitions are known to be deleted: none of their objects exists.
+    pub deleted: BTreeSet<Arc<str>>,
+}
+
+/// Limit of the reads of definitions at once.
+const DEFINITIONS: usize = 4;
+
+/// Reads the kinds of these names. `known`: the kinds that were served before. They stay known while the API server cannot
+/// reach their group.
+pub async fn discover(client: Client, named: BTreeSet<Arc<str>>, known: Kinds) -> Call<KindsRead> {
+    let read = with_timeout(read_named(client.clone(), &named, &VERBS)).await?;
+    let is_kept = |kind: &&Kind| {
+        let found = read.kinds.in_version(&kind.resource, &kind.version);
+        read.unreadable.contains(&kind.resource) && found.is_none()
+    };
+    let kept = known.iter().filter(is_kept);
+    let kinds: Kinds = read.kinds.iter().chain(kept).cloned().collect();
+    let is_missing =
+        |name: &Arc<str>| kinds.preferred(name).is_none() && !read.unreadable.contains(name);
+    let missing = stream::iter(named.into_iter().filter(is_missing));
+    let undefined = missing.map(|name| {
+        let client = client.clone();
+        async move { has_no_definition(client, &name).await.then_some(name) }
+    });
+    let undefined: Vec<_> = undefined.buffered(DEFINITIONS).collect().await;
+    let mut deleted: BTreeSet<_> = undefined.into_iter().flatten().collect();
+    let is_shown = |name: &Arc<str>| read.groups.contains(split_resource(name).1);
+    if !deleted.iter().all(is_shown) {
+        let aggregated = aggregated_groups(client).await;
+        deleted.retain(|name| {
+            let has_service = |groups: &BTreeSet<String>| groups.contains(split_resource(name).1);
+            is_shown(name) || aggregated.as_ref().is_ok_and(|groups| !has_service(groups))
+        });
+    }
+    Ok(KindsRead { kinds, deleted })
+}
+
+/// Whether a kind is known to have no CustomResourceDefinition.
+async fn has_no_definition(client: Client, resource: &str) -> bool {
+    let definitions: Api<CustomResourceDefinition> = Api::all(client);
+    let definition = with_timeout(definitions.get_metadata(resource)).await;
+    let copy = SourceRef::new(CUSTOM_RESOURCE_DEFINITIONS, "", resource);
+    definition.is_err_and(|error| error.is_absent(&copy))
+}
+
+/// Returns the API groups that have an API service. One of them may not be in the discovery for a moment.
+async fn aggregated_groups(client: Client) -> Call<BTreeSet<String>> {
+    let services: Api<APIService> = Api::all(client);
+    let services = with_timeout(services.list_metadata(&ListParams::default())).await?;
+    let names = services
+        .into_iter()
+        .filter_map(|service| service.metadata.name);
+    Ok(names
+        .filter_map(|name| Some(name.split_once('.')?.1.to_owned()))
+        .collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
     use futures::FutureExt;
+    use http::{Request, Response};
     use kube::discovery::{self, ApiCapabilities};
     use runnel_proto::model::Reason;
     use runnel_transport::discovery::served_kind;
@@ -272,6 +336,78 @@ mod tests {
             "True",
             &[("v2", true), ("v1", false)]
         )));
+    }
+
+    /// Reads the kinds `widgets.example.org` and `gears.example.com` of an API server that shows these groups, has these API
+    /// services, and answers with this status to a read of their definitions. The first one was served before.
+    async fn read(groups: Value, services: &'static [&str], definition: u16) -> KindsRead {
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let path = request.uri().path();
+            let (code, body) = if path == "/apis" {
+                (200, json!({"metadata": {}, "items": groups}))
+            } else if path.ends_with("/apiservices") {
+                let items = services
+                    .iter()
+                    .map(|name| json!({"metadata": {"name": name}}));
+                let items: Vec<_> = items.collect();
+                let list = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": items});
+                (200, list)
+            } else if definition == 200 {
+                (200, json!({"metadata": {"name": "widgets.example.org"}}))
+            } else {
+                let (_, name) = path.rsplit_once('/').unwrap();
+                let reason = if definition == 404 { "NotFound" } else { "" };
+                let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": definition,
+                    "reason": reason, "details": {"name": name, "kind": "customresourcedefinitions"}});
+                (definition, status)
+            };
+            let answer = Response::builder()
+                .status(code)
+                .body(Body::from(body.to_string()));
+            async move { Ok::<_, std::convert::Infallible>(answer.unwrap()) }
+        });
+        let client = Client::new(service, "default");
+        let named = ["widgets.example.org".into(), "gears.example.com".into()];
+        let known = [widget("v1")].into_iter().collect();
+        discover(client, named.into(), known).await.ok().unwrap()
+    }
+
+    #[tokio::test]
+    async fn kind_is_deleted_only_with_its_definition() {
+        let group =
+            |version: Value| json!([{"metadata": {"name": "example.org"}, "versions": [version]}]);
+        let names = |read: &KindsRead| -> Vec<String> {
+            read.deleted.iter().map(ToString::to_string).collect()
+        };
+        let both = ["gears.example.com", "widgets.example.org"];
+        let is_known = |read: &KindsRead| read.kinds.preferred("widgets.example.org").is_some();
+
+        let gone = read(json!([]), &["v1.apps"], 404).await;
+        assert_eq!(
+            (names(&gone), is_known(&gone)),
+            (both.map(str::to_owned).to_vec(), false)
+        );
+        for definition in [200, 403, 500] {
+            let unknown = read(json!([]), &[], definition).await;
+            assert_eq!(
+                (names(&unknown), is_known(&unknown)),
+                (vec![], false),
+                "{definition}"
+            );
+        }
+        // Its group has an API service that the discovery does not show.
+        let hidden = read(json!([]), &["v1.example.org"], 404).await;
+        assert_eq!(names(&hidden), both[..1]);
+        let current = json!({"version": "v1", "freshness": "Current", "resources": []});
+        let shown = read(group(current), &["v1.example.org"], 404).await;
+        assert_eq!(names(&shown), both);
+        // The API server cannot reach it.
+        let stale = json!({"version": "v1", "freshness": "Stale", "resources": []});
+        let stale = read(group(stale), &["v1.example.org"], 404).await;
+        assert_eq!(
+            (names(&stale), is_known(&stale)),
+            (vec![both[0].to_owned()], true)
+        );
     }
 
     #[test]

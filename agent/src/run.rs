@@ -1,4 +1,5 @@
 //! Assembles the agent: first its prerequisites, then the tasks that main spawns.
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -258,6 +259,7 @@ fn tasks(
         times,
         liveness: liveness.clone(),
         kinds: kinds.clone(),
+        deleted: BTreeSet::new(),
         events: watched.clone(),
     };
     tasks.push(("watches of copies", task(drain.clone(), watches.run())));

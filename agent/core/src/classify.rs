@@ -123,6 +123,15 @@ pub fn not_served(resource: &str) -> CopyError {
     CopyError::new(Reason::KindNotServed, message)
 }
 
+/// Returns the error of a copy that is to be removed while its kind is not served.
+pub fn removal_waits_for_kind(resource: &str) -> CopyError {
+    let message = format!(
+        "this cluster does not serve {resource} now, and its objects may still exist: the copy is removed when the kind is \
+         served again; the removal ends when its CustomResourceDefinition is deleted"
+    );
+    CopyError::new(Reason::KindNotServed, message)
+}
+
 /// Returns the error of the copies of a kind whose definition is distributed to this cluster, too, and that is not served yet.
 pub fn waits_for_definition(resource: &str) -> CopyError {
     let message = format!(

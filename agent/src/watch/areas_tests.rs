@@ -49,6 +49,7 @@ fn watches(policy: &str, events: mpsc::Sender<Event>) -> Watches {
         times: WatchTimes::default(),
         liveness: Liveness::default(),
         kinds: KindRegistry::default(),
+        deleted: BTreeSet::new(),
         events,
     }
 }
@@ -70,7 +71,7 @@ async fn unserved_kind_stops_no_watch_while_many_begin() {
         while (complete, unserved) != (AREAS, AREAS) {
             match received.recv().await.unwrap() {
                 Event::CopiesComplete(_) => complete += 1,
-                Event::KindNotServed(..) => unserved += 1,
+                Event::CopiesForbidden(..) => unserved += 1,
                 _ => {}
             }
         }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use kube::Client;
 use kube::api::{DynamicObject, Request};
 use kube::core::{Resource, Status};
-use runnel_proto::model::{CUSTOM_RESOURCE_DEFINITIONS, HUB_LABEL, Kind, Kinds};
+use runnel_proto::model::{CUSTOM_RESOURCE_DEFINITIONS, HUB_LABEL, Kind};
 use runnel_transport::discovery::DiscoverySchedule;
 use runnel_transport::ops::{Liveness, WatchTimes};
 use tokio::sync::{Semaphore, mpsc};
@@ -32,7 +32,7 @@ use tokio::time::Instant;
 use crate::apply::resource;
 use crate::call::Call;
 use crate::event_loop::until;
-use crate::kinds::{KindRegistry, discover};
+use crate::kinds::{KindRegistry, KindsRead, discover};
 use crate::metrics::Metrics;
 use crate::policy_file::{POLL, PolicyFile};
 use follow::{Follow, ReceiverDropped, Source, hint};
@@ -77,24 +77,36 @@ pub struct Watches {
     pub liveness: Liveness,
     /// The kinds that the cluster serves.
     pub kinds: KindRegistry,
+    /// The kinds that are not served, and whose definitions are known to be deleted.
+    pub deleted: BTreeSet<Arc<str>>,
     /// The events for the core.
     pub events: mpsc::Sender<Event>,
 }
 
 /// A read of the kinds that is under way.
-type Reading = Option<Pin<Box<dyn Future<Output = Call<Kinds>> + Send>>>;
+type Reading = Option<Pin<Box<dyn Future<Output = Call<KindsRead>> + Send>>>;
 
-async fn read_end(reading: &mut Reading) -> Call<Kinds> {
+async fn read_end(reading: &mut Reading) -> Call<KindsRead> {
     match reading {
         Some(reading) => reading.await,
         None => std::future::pending().await,
     }
 }
 
+/// The kind of an area, as the core knows it.
+#[derive(Clone, Debug, PartialEq)]
+enum AreaKind {
+    /// It is watched.
+    Served(Kind),
+    /// It is not served, and may have objects.
+    Unserved,
+    /// It has no objects in the area: its definition is deleted, or gives it another scope.
+    Deleted,
+}
+
 /// The state of an area.
 struct AreaState {
-    /// The kind that is watched; `None` if the core knows that it is not served.
-    kind: Option<Kind>,
+    kind: AreaKind,
     /// The task of the watch.
     watch: Option<AbortHandle>,
 }
@@ -158,7 +170,8 @@ impl Running {
     /// namespaces, and kinds of several groups, have one.
     fn forget_times(&self, ended: &Area, times: &WatchTimes) {
         let plural = ended.plural();
-        let mut running = self.states.iter().filter(|(_, state)| state.kind.is_some());
+        let is_served = |state: &AreaState| matches!(state.kind, AreaKind::Served(_));
+        let mut running = self.states.iter().filter(|(_, state)| is_served(state));
         if running.all(|(area, _)| area.plural() != plural) {
             times.forget(plural);
         }
@@ -192,7 +205,8 @@ impl Watches {
                 () = kinds.recheck_requested() => schedule.request(),
                 () = kinds.definition_changed() => schedule.request_for_definition(),
                 () = until(due.map(Instant::from_std)), if reading.is_none() => {
-                    reading = Some(Box::pin(discover(self.client.clone(), self.named())));
+                    let known = kinds.current().clone();
+                    reading = Some(Box::pin(discover(self.client.clone(), self.named(), known)));
                 }
                 read = read_end(&mut reading) => {
                     reading = None;
@@ -231,13 +245,13 @@ impl Watches {
 
     /// Puts the kinds that were read into force.
     async fn kinds_read(
-        &self,
-        read: Call<Kinds>,
+        &mut self,
+        read: Call<KindsRead>,
         schedule: &mut DiscoverySchedule,
     ) -> Result<(), ReceiverDropped> {
         let (named, now) = (self.named(), Instant::now().into_std());
         match read {
-            Ok(kinds) => {
+            Ok(KindsRead { kinds, deleted }) => {
                 let missing: BTreeSet<_> = named
                     .into_iter()
                     .filter(|kind| kinds.preferred(kind).is_none())
@@ -252,6 +266,7 @@ impl Watches {
                 }
                 schedule.read(now, missing);
                 self.kinds.replace(kinds);
+                self.deleted = deleted;
             }
             Err(error) => {
                 let code = error.code();
@@ -274,20 +289,23 @@ impl Watches {
         Ok(())
     }
 
-    /// Returns the kind of an area, or why its objects cannot be watched; `None` while the kinds have not been read.
+    /// Returns the kind of an area, and the error of its copies unless it is served; `None` while the kinds have not been read.
     fn kind_of(
         &self,
         area: &Area,
         schedule: &DiscoverySchedule,
-    ) -> Option<Result<Kind, CopyError>> {
+    ) -> Option<(AreaKind, Option<CopyError>)> {
+        let not_served = || Some(classify::not_served(&area.resource));
         match self.kinds.get(&area.resource) {
             Some(kind) if self.policy.scope_of(&area.resource) == Some(kind.scope) => {
-                Some(Ok(kind))
+                Some((AreaKind::Served(kind), None))
             }
-            Some(kind) => Some(Err(classify::other_scope(&kind))),
-            None => schedule
-                .has_read()
-                .then(|| Err(classify::not_served(&area.resource))),
+            Some(kind) => Some((AreaKind::Deleted, Some(classify::other_scope(&kind)))),
+            None if !schedule.has_read() => None,
+            None if self.deleted.contains(&area.resource) => {
+                Some((AreaKind::Deleted, not_served()))
+            }
+            None => Some((AreaKind::Unserved, not_served())),
         }
     }
 
@@ -299,11 +317,11 @@ impl Watches {
         schedule: &DiscoverySchedule,
     ) -> Result<(), ReceiverDropped> {
         for area in self.policy.areas() {
-            let Some(kind) = self.kind_of(&area, schedule) else {
+            let Some((area_kind, copy_error)) = self.kind_of(&area, schedule) else {
                 continue;
             };
             let known = running.states.get(&area);
-            if known.is_some_and(|known| known.kind.as_ref() == kind.as_ref().ok()) {
+            if known.is_some_and(|known| known.kind == area_kind) {
                 continue;
             }
             let ended = running.states.remove(&area);
@@ -311,17 +329,22 @@ impl Watches {
                 .end(ended.and_then(|state| state.watch).into_iter())
                 .await;
             let mut state = AreaState {
-                kind: kind.as_ref().ok().cloned(),
+                kind: area_kind.clone(),
                 watch: None,
             };
-            let kind = match kind {
-                Ok(kind) => kind,
-                Err(copy_error) => {
-                    running.states.insert(area.clone(), state);
-                    running.forget_times(&area, &self.times);
-                    self.send(Event::KindNotServed(area, copy_error)).await?;
-                    continue;
+            let AreaKind::Served(kind) = area_kind else {
+                let is_deleted = area_kind == AreaKind::Deleted;
+                running.states.insert(area.clone(), state);
+                running.forget_times(&area, &self.times);
+                if let Some(copy_error) = copy_error {
+                    let event = if is_deleted {
+                        Event::KindDeleted
+                    } else {
+                        Event::CopiesForbidden
+                    };
+                    self.send(event(area, copy_error)).await?;
                 }
+                continue;
             };
             let pages = running.pages.get(&kind.resource);
             let pages = pages.unwrap_or(&running.shared_pages).clone();
@@ -504,16 +527,16 @@ mod tests {
             resource: resource.into(),
             namespace: None,
         };
-        let state = |kind: Option<Kind>| AreaState { kind, watch: None };
+        let state = |kind: AreaKind| AreaState { kind, watch: None };
         let (core, custom) = (area("services"), area("services.example.org"));
         let kind = Kind::new("", "v1", "Service", "services", Scope::Namespaced);
         let mut running = Running::new();
         running
             .states
-            .insert(core.clone(), state(Some(kind)));
+            .insert(core.clone(), state(AreaKind::Served(kind)));
         running
             .states
-            .insert(custom.clone(), state(None));
+            .insert(custom.clone(), state(AreaKind::Unserved));
         let server = service_fn(|_: Request<()>| async {
             Ok::<_, std::io::Error>(Response::new(kube::client::Body::empty()))
         });

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kube::Client;
+use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery, APIVersionDiscovery};
 use kube::discovery::{self, ApiCapabilities, ApiResource, Discovery};
 use runnel_proto::model::{Kind, Kinds, Scope, split_resource};
 
@@ -111,6 +112,17 @@ fn jittered(interval: Duration) -> Duration {
     interval * u32::try_from(800 + random).unwrap_or(1000) / 1000
 }
 
+/// Kinds of some names, as the discovery of an API server shows them.
+#[derive(Debug, Default)]
+pub struct NamedKinds {
+    /// The kinds that are served, in every version that is known.
+    pub kinds: Kinds,
+    /// The names of which versions may be missing, because the API server cannot reach an aggregated API of their group.
+    pub unreadable: BTreeSet<Arc<str>>,
+    /// The API groups that the discovery shows.
+    pub groups: BTreeSet<String>,
+}
+
 /// Reads the kinds of these names, `plural[.group]`, that an API server serves with all these verbs, in every version.
 ///
 /// # Errors
@@ -119,15 +131,55 @@ pub async fn read_named(
     client: Client,
     named: &BTreeSet<Arc<str>>,
     verbs: &[&str],
-) -> Result<Kinds, kube::Error> {
-    let groups: BTreeSet<&str> = named.iter().map(|name| split_resource(name).1).collect();
-    let groups: Vec<&str> = groups.into_iter().collect();
-    let discovery = Discovery::new(client).filter(&groups);
-    let discovery = discovery.run_aggregated().await?;
-    Ok(served_resources(&discovery)
-        .filter_map(|(served, capabilities)| served_kind(&served, &capabilities, verbs))
-        .filter(|kind| named.contains(&kind.resource))
-        .collect())
+) -> Result<NamedKinds, kube::Error> {
+    let mut groups = client.list_api_groups_aggregated().await?.items;
+    if named.iter().any(|name| split_resource(name).1.is_empty()) {
+        groups.extend(client.list_core_api_versions_aggregated().await?.items);
+    }
+    Ok(named_kinds(groups, named, verbs))
+}
+
+fn named_kinds(
+    groups: Vec<APIGroupDiscovery>,
+    named: &BTreeSet<Arc<str>>,
+    verbs: &[&str],
+) -> NamedKinds {
+    let (mut kinds, mut unreadable, mut shown) = (vec![], BTreeSet::new(), BTreeSet::new());
+    for group in groups {
+        let name = group.metadata.and_then(|metadata| metadata.name);
+        let name = name.unwrap_or_default();
+        let is_stale =
+            |version: &APIVersionDiscovery| version.freshness.as_deref() != Some("Current");
+        if group.versions.iter().any(is_stale) {
+            let of_group = named.iter().filter(|named| split_resource(named).1 == name);
+            unreadable.extend(of_group.cloned());
+        }
+        // The preferred version is the first.
+        for version in group.versions {
+            let number = version.version.unwrap_or_default();
+            let has_all = |resource: &APIResourceDiscovery| {
+                let mut verbs = verbs.iter();
+                verbs.all(|verb| resource.verbs.iter().any(|offered| offered == verb))
+            };
+            let resources = version.resources.into_iter().filter(has_all);
+            kinds.extend(resources.filter_map(|resource| {
+                let scope = match resource.scope.as_deref() {
+                    Some("Namespaced") => Scope::Namespaced,
+                    _ => Scope::Cluster,
+                };
+                let plural = resource.resource?;
+                let kind = resource.response_kind?.kind?;
+                let kind = Kind::new(&name, &number, &kind, &plural, scope);
+                named.contains(&kind.resource).then_some(kind)
+            }));
+        }
+        shown.insert(name);
+    }
+    NamedKinds {
+        kinds: kinds.into_iter().collect(),
+        unreadable,
+        groups: shown,
+    }
 }
 
 /// Returns what a discovery has, in every version: the preferred version of a group first.
@@ -173,9 +225,46 @@ mod tests {
 
     const WIDGETS: &str = "widgets.example.org";
 
-    fn widgets() -> Kinds {
+    fn kinds_of_widgets() -> Kinds {
         let kind = Kind::new("example.org", "v1", "Widget", "widgets", Scope::Namespaced);
         [kind].into_iter().collect()
+    }
+
+    #[test]
+    fn group_that_is_not_reached_leaves_its_kinds_unknown() {
+        let widgets = serde_json::json!({"resource": "widgets", "scope": "Namespaced", "verbs": ["get", "list"],
+            "responseKind": {"group": "example.org", "version": "v1", "kind": "Widget"}});
+        let version = |version: &str, freshness: &str, resources: &[&serde_json::Value]| serde_json::json!({"version": version, "freshness": freshness, "resources": resources});
+        let group = |name: &str, versions: serde_json::Value| -> APIGroupDiscovery {
+            let group = serde_json::json!({"metadata": {"name": name}, "versions": versions});
+            serde_json::from_value(group).unwrap()
+        };
+        let gears: Arc<str> = "gears.example.com".into();
+        let named = BTreeSet::from([WIDGETS.into(), gears.clone()]);
+        let read = |groups| named_kinds(groups, &named, &["get", "list"]);
+        let current = version("v1", "Current", &[&widgets]);
+        let served = group("example.org", serde_json::json!([current]));
+        let down = group(
+            "example.com",
+            serde_json::json!([version("v3", "Stale", &[])]),
+        );
+        let both = read(vec![served.clone(), down]);
+        assert_eq!(
+            both.kinds.preferred(WIDGETS),
+            kinds_of_widgets().preferred(WIDGETS)
+        );
+        assert_eq!(both.unreadable, [gears].into());
+        assert_eq!(read(vec![served.clone()]).unreadable, BTreeSet::new());
+        // One version of a group may be known, and another one not.
+        let versions = serde_json::json!([
+            version("v2", "Stale", &[]),
+            version("v1", "Current", &[&widgets])
+        ]);
+        let partly = read(vec![group("example.org", versions)]);
+        assert!(partly.kinds.preferred(WIDGETS).is_some());
+        assert_eq!(partly.unreadable, [WIDGETS.into()].into());
+        let writes = named_kinds(vec![served], &named, &["get", "create"]);
+        assert_eq!(writes.kinds.preferred(WIDGETS), None);
     }
 
     #[test]
@@ -210,7 +299,7 @@ mod tests {
     #[test]
     fn served_kinds_are_read_again_on_request() {
         let start = Instant::now();
-        let (resource, found) = (Arc::from(WIDGETS), widgets());
+        let (resource, found) = (Arc::from(WIDGETS), kinds_of_widgets());
         let mut schedule = DiscoverySchedule::default();
         schedule.read(start, BTreeSet::new());
         let due = |schedule: &DiscoverySchedule| schedule.due(start, [&resource], &found);
@@ -225,7 +314,7 @@ mod tests {
     #[test]
     fn failed_read_is_repeated_soon_although_kinds_are_known() {
         let start = Instant::now();
-        let (resource, found) = (Arc::<str>::from(WIDGETS), widgets());
+        let (resource, found) = (Arc::<str>::from(WIDGETS), kinds_of_widgets());
         let mut schedule = DiscoverySchedule::default();
         schedule.failed(start, [resource.clone()].into());
         assert!(!schedule.has_read());

@@ -71,7 +71,7 @@ pub(super) enum Visibility {
     Visible,
     /// The first list of the copy's area is not complete.
     Unlisted,
-    /// The policy has no watch for the copy, or the cluster does not serve its kind.
+    /// The policy has no watch for the copy, or no object of its kind can exist.
     Unwatched,
     /// The objects of the area, or the namespaces, cannot be read.
     Unreadable(CopyError),
@@ -256,8 +256,7 @@ impl Decider<'_> {
         };
         let unknown = self.watches.namespaces_unknown();
         let watch = self.watches.of(copy).filter(|_| !is_settled);
-        // An object of a kind that is not served does not exist.
-        let is_unwatched = watch.is_none_or(Watch::is_unserved);
+        let is_unwatched = watch.is_none_or(Watch::is_deleted);
         if is_unwatched && unknown.is_none() && matches!(want, DesiredCopy::Absent(..)) {
             return Visibility::Unwatched;
         }
@@ -269,12 +268,22 @@ impl Decider<'_> {
         }
     }
 
-    /// Returns the error of a copy whose kind is not served. While a rule distributes the definition of the kind to this
-    /// cluster, the copy waits for it.
-    pub(super) fn with_definition(&self, copy: &SourceRef, copy_error: CopyError) -> CopyError {
+    /// Returns the error of a copy whose kind is not served. A removal waits until it is known whether the object exists. While a
+    /// rule distributes the definition of the kind to this cluster, a copy waits for it.
+    pub(super) fn with_definition(
+        &self,
+        copy: &SourceRef,
+        want: &DesiredCopy,
+        copy_error: CopyError,
+    ) -> CopyError {
+        if copy_error.reason != Reason::KindNotServed {
+            return copy_error;
+        }
+        if matches!(want, DesiredCopy::Absent(..)) {
+            return classify::removal_waits_for_kind(&copy.resource);
+        }
         let definition = definition_of(&copy.resource);
-        let is_wanted = copy_error.reason == Reason::KindNotServed
-            && matches!(self.desired_copy(&definition), DesiredCopy::Copy(wanted) if wanted.denied.is_none());
+        let is_wanted = matches!(self.desired_copy(&definition), DesiredCopy::Copy(wanted) if wanted.denied.is_none());
         if is_wanted {
             classify::waits_for_definition(&copy.resource)
         } else {
@@ -295,11 +304,7 @@ impl Decider<'_> {
 
     /// Whether a copy without a record may exist, because its area is not listed or cannot be read.
     pub(super) fn may_exist_unseen(&self, copy: &SourceRef) -> bool {
-        let is_unread = || {
-            self.watches
-                .of(copy)
-                .is_some_and(|watch| !watch.complete && !watch.is_unserved())
-        };
+        let is_unread = || self.watches.of(copy).is_some_and(Watch::may_hide_objects);
         self.watches.namespaces_unknown().is_some()
             || (self.desired.cluster().has_namespace(&copy.namespace) && is_unread())
     }

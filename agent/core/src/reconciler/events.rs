@@ -154,10 +154,10 @@ impl Member {
         }
     }
 
-    /// Handles a kind that the cluster does not serve: none of its objects exists.
-    pub(super) fn kind_not_served(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
+    /// Handles a kind of which no object can exist in an area.
+    pub(super) fn kind_deleted(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
         let was_lost = !self.watches.lost().is_empty();
-        let is_news = self.watches.forbid(area, copy_error);
+        let is_news = self.watches.forbid(area, copy_error, true);
         let recorded = self
             .records
             .names(&area.resource, area.namespace.as_deref());
@@ -479,7 +479,7 @@ impl Member {
             .count(done.wrote, done.copy_error.is_some(), job.drift);
         if let Some(observed) = done.observed.filter(|_| self.watches.area(copy).is_some()) {
             self.copy_observed(copy, &job, observed, done.passed, done.wrote.is_none());
-        } else if self.watches.of(copy).is_some_and(Watch::is_unserved) {
+        } else if self.watches.of(copy).is_some_and(Watch::is_deleted) {
             self.records.forget(copy);
         } else if done.copy_error.is_some() && *self.records.observed(copy) == Observed::Absent {
             // The request may have succeeded despite the error, so that the existence of the object

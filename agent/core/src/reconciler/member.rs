@@ -308,7 +308,7 @@ impl Member {
                 return self.record_outcome(copy, &want, Some(CopyStatus::UnderWay), now);
             }
             Visibility::Unreadable(copy_error) => {
-                let copy_error = self.decider().with_definition(copy, copy_error);
+                let copy_error = self.decider().with_definition(copy, &want, copy_error);
                 self.jobs.cancel(copy);
                 self.prunes.forget(copy);
                 return self.record_outcome(copy, &want, Some(failure(&want, copy_error)), now);

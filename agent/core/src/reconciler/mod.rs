@@ -74,10 +74,10 @@ pub enum Event {
     CopyDeleted(SourceRef, Arc<str>),
     /// The list of an area's copies is complete.
     CopiesComplete(Area),
-    /// The agent has no permission to watch an area.
+    /// The agent cannot watch an area: it has no permission, or the cluster does not serve its kind now. Copies may exist.
     CopiesForbidden(Area, CopyError),
-    /// The cluster does not serve the kind of an area, or not any more.
-    KindNotServed(Area, CopyError),
+    /// No object of an area exists: the definition of its kind is known to be deleted, or gives it another scope.
+    KindDeleted(Area, CopyError),
     /// A watch has failed or delivered nothing for too long; with the last HTTP status, 0 for no
     /// answer.
     WatchLost(WatchScope, u16),
@@ -253,12 +253,10 @@ impl Reconciler {
             Event::CopyDeleted(copy, uid) => member.handle_copy_deletion(&copy, &uid, now),
             Event::CopiesComplete(area) => member.copies_complete(&area, now),
             Event::CopiesForbidden(area, copy_error) => {
-                let is_news = member.watches.forbid(&area, copy_error);
+                let is_news = member.watches.forbid(&area, copy_error, false);
                 member.watch_failed(is_news.then_some(&area), now);
             }
-            Event::KindNotServed(area, copy_error) => {
-                member.kind_not_served(&area, copy_error, now)
-            }
+            Event::KindDeleted(area, copy_error) => member.kind_deleted(&area, copy_error, now),
             Event::WatchLost(scope, status) => {
                 let unreadable = member.watches.lose(&scope, status);
                 member.watch_failed(unreadable, now);

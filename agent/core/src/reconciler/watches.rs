@@ -17,6 +17,8 @@ pub(super) struct Watch<T> {
     /// The error if the agent has no permission to watch the area, if the cluster does not serve its kind, or if no list
     /// of it has succeeded yet.
     pub(super) forbidden: Option<CopyError>,
+    /// Whether no object can exist: the definition of the kind is deleted, or gives it another scope.
+    is_deleted: bool,
     /// The last HTTP status of a lost watch: the recorded objects may be out of date.
     lost: Option<u16>,
 }
@@ -27,6 +29,7 @@ impl<T> Default for Watch<T> {
             listing: None,
             complete: false,
             forbidden: None,
+            is_deleted: false,
             lost: None,
         }
     }
@@ -38,14 +41,24 @@ impl<T> Watch<T> {
         self.complete || self.forbidden.is_some() || self.lost.is_some()
     }
 
-    /// Whether the cluster does not serve the kind, so that it has no object of it.
+    /// Whether objects may exist that no complete list shows.
+    pub(super) fn may_hide_objects(&self) -> bool {
+        !self.complete && !self.is_deleted
+    }
+
+    /// Whether no object can exist.
+    pub(super) fn is_deleted(&self) -> bool {
+        self.is_deleted
+    }
+
+    /// Whether the cluster does not serve the kind. It may have objects.
     pub(super) fn is_unserved(&self) -> bool {
         let is_unserved = |error: &CopyError| error.reason == Reason::KindNotServed;
         self.forbidden.as_ref().is_some_and(is_unserved)
     }
 
     fn end_list(&mut self) -> Listed<T> {
-        self.forbidden = None;
+        (self.forbidden, self.is_deleted) = (None, false);
         Listed {
             names: self.listing.take().unwrap_or_default(),
             is_first: !std::mem::replace(&mut self.complete, true),
@@ -53,11 +66,12 @@ impl<T> Watch<T> {
         }
     }
 
-    /// Records an error, and returns whether it is another one than before.
-    fn forbid(&mut self, copy_error: CopyError) -> bool {
-        if self.forbidden.as_ref() == Some(&copy_error) {
+    /// Records an error, and returns whether it is another one than before. `is_deleted`: no object can exist.
+    fn forbid(&mut self, copy_error: CopyError, is_deleted: bool) -> bool {
+        if self.forbidden.as_ref() == Some(&copy_error) && self.is_deleted == is_deleted {
             return false;
         }
+        self.is_deleted = is_deleted;
         if matches!(copy_error.reason, Reason::Forbidden | Reason::KindNotServed) {
             self.lost = None;
         }
@@ -133,10 +147,10 @@ impl Watches {
         self.copies.get_mut(area).map(Watch::end_list)
     }
 
-    /// Records that an area cannot be watched. Returns whether that is news.
-    pub(super) fn forbid(&mut self, area: &Area, copy_error: CopyError) -> bool {
+    /// Records that an area cannot be watched. `is_deleted`: no object of its kind can exist. Returns whether that is news.
+    pub(super) fn forbid(&mut self, area: &Area, copy_error: CopyError, is_deleted: bool) -> bool {
         let watch = self.copies.get_mut(area);
-        watch.is_some_and(|watch| watch.forbid(copy_error))
+        watch.is_some_and(|watch| watch.forbid(copy_error, is_deleted))
     }
 
     /// Records that the list of namespaces begins.
@@ -173,7 +187,7 @@ impl Watches {
                 let watch = self.copies.get_mut(area)?;
                 watch.lost = Some(status);
                 let copy_error = classify::lost_watch(&area.resource, status);
-                (!watch.complete && watch.forbid(copy_error)).then_some(area)
+                (!watch.complete && watch.forbid(copy_error, false)).then_some(area)
             }
         }
     }

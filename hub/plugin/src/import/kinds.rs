@@ -54,7 +54,7 @@ pub async fn served(cluster: &Cluster, named: &[String]) -> anyhow::Result<Kinds
     let served = cluster
         .within("read the kinds that it serves", reading)
         .await?;
-    Ok(known.chain(served.iter().cloned()).collect())
+    Ok(known.chain(served.kinds.iter().cloned()).collect())
 }
 
 /// Checks that the objects of these kinds can be copied from namespace to namespace. `served`: those of the cluster that

@@ -1,5 +1,6 @@
 //! Kinds that the cluster does not serve, or not always.
 use super::*;
+use crate::copy::CopyStatus;
 use crate::policy::Area;
 
 const WIDGETS: &str = "widgets.example.org";
@@ -147,6 +148,56 @@ fn removed_kind_ends_a_removal_that_is_under_way() {
     world.failing = Some(crate::classify::not_served(WIDGETS));
     while world.work_one() {}
     world.failing = None;
+    world.settle();
+    assert!(world.reported_state("r").unwrap().gone);
+}
+
+/// A cluster with one copy of a kind whose rule is removed while the discovery lacks the kind.
+fn removed_while_missing() -> World {
+    let mut world = without_widgets();
+    world.serve(&area());
+    world.batch(vec![sent(&["one"])]);
+    world.settle();
+    world.hide(&area());
+    world.settle_now();
+    assert_eq!(counts(&world), (1, 1));
+    world.remove_rule("r", DeletionPolicy::Delete);
+    world.settle();
+    world
+}
+
+#[test]
+fn removal_waits_while_its_kind_is_missing() {
+    let mut world = removed_while_missing();
+    let state = world.reported_state("r").unwrap();
+    assert!(!state.gone);
+    assert!(world.objects.contains_key(&widget_copy("one")));
+    assert!(!world.objects.contains_key(&copy("a", "settings")));
+    let removing = world
+        .core
+        .member
+        .report
+        .outcome(&widget_copy("one"), &"r".into());
+    let Some(CopyStatus::Removing(Some(copy_error))) = removing else {
+        panic!("{removing:?}");
+    };
+    assert_eq!(copy_error.reason, Reason::KindNotServed);
+    assert!(
+        copy_error.message.contains("may still exist"),
+        "{}",
+        copy_error.message
+    );
+
+    world.serve(&area());
+    world.settle();
+    assert!(world.reported_state("r").unwrap().gone);
+    assert!(!world.objects.contains_key(&widget_copy("one")));
+}
+
+#[test]
+fn deleted_definition_ends_a_removal_that_waits_for_it() {
+    let mut world = removed_while_missing();
+    world.unserve(&area());
     world.settle();
     assert!(world.reported_state("r").unwrap().gone);
 }

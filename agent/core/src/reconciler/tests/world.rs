@@ -71,6 +71,8 @@ pub struct World {
     pub forbidden: BTreeSet<Area>,
     /// Kinds that the cluster does not serve.
     pub unserved: BTreeSet<Arc<str>>,
+    /// The kinds that the discovery lacks although their objects exist.
+    pub missing: BTreeSet<Arc<str>>,
     /// Whether the hub approves every requested removal at once.
     pub approves_prunes: bool,
     /// Whether the model fails if the agent overwrites or deletes an object that it did not create.
@@ -216,6 +218,7 @@ impl World {
             policy,
             forbidden: BTreeSet::new(),
             unserved: BTreeSet::new(),
+            missing: BTreeSet::new(),
             approves_prunes: true,
             spares: false,
             saves: true,
@@ -245,6 +248,7 @@ impl World {
     /// Serves the kind of an area.
     pub fn serve(&mut self, area: &Area) {
         self.unserved.remove(&area.resource);
+        self.missing.remove(&area.resource);
         self.list_area(area);
     }
 
@@ -259,11 +263,24 @@ impl World {
         self.list_area(area);
     }
 
+    /// Removes the kind of an area from the discovery. Its objects stay.
+    pub fn hide(&mut self, area: &Area) {
+        self.missing.insert(area.resource.clone());
+        self.undelivered.retain(|event| {
+            !matches!(event, Event::Copy(copy, _) | Event::CopyDeleted(copy, _) if copy.resource == area.resource)
+        });
+        self.list_area(area);
+    }
+
     /// Delivers the first list of an area, or its error.
     pub fn list_area(&mut self, area: &Area) {
         if self.unserved.contains(&area.resource) {
             let copy_error = classify::not_served(&area.resource);
-            return self.handle(Event::KindNotServed(area.clone(), copy_error));
+            return self.handle(Event::KindDeleted(area.clone(), copy_error));
+        }
+        if self.missing.contains(&area.resource) {
+            let copy_error = classify::not_served(&area.resource);
+            return self.handle(Event::CopiesForbidden(area.clone(), copy_error));
         }
         if self.forbidden.contains(area) {
             let copy_error = CopyError::new(Reason::Forbidden, "no Role");
