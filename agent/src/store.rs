@@ -1,5 +1,5 @@
 //! The agent's own two Secrets: its identity, and the terms of its rules. Neither is ever logged.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use data_encoding::BASE64;
@@ -124,6 +124,8 @@ struct WrittenRule {
     #[serde(default)]
     any_tombstone: bool,
     #[serde(default)]
+    kinds: Option<BTreeSet<String>>,
+    #[serde(default)]
     finished: Vec<WrittenFinished>,
 }
 
@@ -206,6 +208,9 @@ impl Store {
                 sources: rule.tombstones.iter().map(read_source).collect(),
                 any: rule.any_tombstone,
             },
+            kinds: rule
+                .kinds
+                .map(|kinds| kinds.into_iter().map(Into::into).collect()),
             finished: rule.finished.iter().map(read_finished).collect(),
         });
         Ok((written.hub_cluster_uid, rules.collect()))
@@ -228,6 +233,9 @@ impl Store {
             orphaned: rule.orphaned,
             tombstones: rule.tombstones.sources.iter().map(written_source).collect(),
             any_tombstone: rule.tombstones.any,
+            kinds: rule
+                .kinds
+                .map(|kinds| kinds.iter().map(ToString::to_string).collect()),
             finished: rule.finished.iter().map(written_finished).collect(),
         });
         let written = WrittenTerms {
@@ -450,6 +458,7 @@ mod tests {
                 orphaned: false,
                 tombstones: vec![],
                 any_tombstone: false,
+                kinds: None,
                 finished: vec![],
             };
             let written = WrittenTerms {

@@ -249,7 +249,7 @@ impl Desired {
         if is_selected {
             self.rules.reopen(&uid);
         }
-        let rule = self.rules.get_or_default(&uid);
+        let rule = self.rules.get_or_new(&uid);
         rule.leaving &= !is_selected;
         if rule.orphaned != orphaned {
             rule.orphaned = orphaned;
@@ -437,7 +437,10 @@ impl Desired {
             let found = records.marked_copies(key).map(|(copy, _)| copy.clone());
             result.changed_copies.extend(found);
         }
-        if rule.is_some_and(|rule| rule.removals.stored().cover(&key.source)) {
+        let has_kind = |kinds: &BTreeSet<_>| kinds.contains(&key.source.resource);
+        let is_covered = rule.is_some_and(|rule| rule.removals.stored().cover(&key.source));
+        let kinds = rule.and_then(|rule| rule.kinds.as_ref());
+        if is_covered || kinds.is_some_and(|kinds| !has_kind(kinds)) {
             self.mark_changed();
         }
         self.rules.set_intent(
@@ -531,11 +534,12 @@ impl Desired {
         // A copy may have been found after the rule was forgotten: the policy hid it when its
         // removal was ordered.
         if self.rules.get(uid).is_none() && records.intents_of(uid).next().is_none() {
-            let targets = None;
+            let (targets, kinds) = (None, None);
             self.rules.finish(FinishedRule {
                 uid: uid.clone(),
                 rule: RuleName::default(),
                 targets,
+                kinds,
             });
             return;
         }

@@ -98,6 +98,7 @@ impl Desired {
             digest,
             orphaned,
             tombstones,
+            kinds,
             finished: _,
         } in stored
         {
@@ -112,6 +113,7 @@ impl Desired {
                 unconfirmed: true,
                 targets,
                 removals,
+                kinds,
                 ..Rule::default()
             };
             self.rules.insert(uid, rule);

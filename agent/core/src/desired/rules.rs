@@ -11,7 +11,7 @@ use runnel_proto::model::{
 use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
 use crate::copy::{CopyError, IntentKey};
 use crate::phase::Phase;
-use crate::policy::Facts;
+use crate::policy::{Area, Facts};
 use crate::records::Records;
 
 /// Returns the fields that a rule has returned, with the rule's namespace on the hub.
@@ -29,6 +29,21 @@ pub struct FinishedRule {
     pub rule: RuleName,
     /// The namespaces of its copies, if the rule named any.
     pub targets: Option<BTreeSet<Arc<str>>>,
+    /// The kinds of its copies, if all of them are known.
+    pub kinds: Option<BTreeSet<Arc<str>>>,
+}
+
+impl FinishedRule {
+    /// Whether the rule may have copies in an area.
+    fn may_have_copies_in(&self, area: &Area) -> bool {
+        let has_kind = |kinds: &BTreeSet<_>| kinds.contains(&area.resource);
+        let is_target = |targets: &BTreeSet<_>| {
+            area.namespace
+                .as_ref()
+                .is_none_or(|name| targets.contains(name))
+        };
+        self.kinds.as_ref().is_none_or(has_kind) && self.targets.as_ref().is_none_or(is_target)
+    }
 }
 
 /// The terms of one rule as they are stored.
@@ -44,6 +59,8 @@ pub struct StoredRule {
     pub orphaned: bool,
     /// Sources whose copies were being removed.
     pub tombstones: Tombstones,
+    /// The kinds of its copies, if all of them are known.
+    pub kinds: Option<BTreeSet<Arc<str>>>,
     /// The copies that ran to their end.
     pub finished: Vec<FinishedCopy>,
 }
@@ -94,6 +111,14 @@ impl Rules {
 
     pub(super) fn get_mut(&mut self, uid: &RuleUid) -> Option<&mut Rule> {
         self.by_uid.get_mut(uid)
+    }
+
+    /// Returns a rule that the hub has sent. All kinds of a new rule are known.
+    pub(super) fn get_or_new(&mut self, uid: &RuleUid) -> &mut Rule {
+        self.by_uid.entry(uid.clone()).or_insert_with(|| Rule {
+            kinds: Some(BTreeSet::new()),
+            ..Rule::default()
+        })
     }
 
     pub(super) fn get_or_default(&mut self, uid: &RuleUid) -> &mut Rule {
@@ -259,17 +284,11 @@ impl Rules {
         (own, beside)
     }
 
-    /// The rules without any remaining state since the last call, except those that may have copies
-    /// in a namespace of `unseen`; a rule without named namespaces may have copies in any. A rule of
-    /// which copies were found since has state again.
-    pub fn take_finished(&mut self, unseen: &BTreeSet<Option<Arc<str>>>) -> Vec<FinishedRule> {
-        let hidden = |gone: &FinishedRule| match &gone.targets {
-            _ if unseen.contains(&None) => true,
-            Some(targets) => targets
-                .iter()
-                .any(|target| unseen.contains(&Some(target.clone()))),
-            None => !unseen.is_empty(),
-        };
+    /// The rules without any remaining state since the last call, except those that may have copies in one of these areas. A
+    /// rule of which copies were found since has state again.
+    pub fn take_finished(&mut self, unlisted: &BTreeSet<Area>) -> Vec<FinishedRule> {
+        let hidden =
+            |gone: &FinishedRule| unlisted.iter().any(|area| gone.may_have_copies_in(area));
         let by_uid = &self.by_uid;
         let (kept, reported) = std::mem::take(&mut self.finished_rules)
             .into_iter()
@@ -290,12 +309,14 @@ impl Rules {
                 let (terms, digest) = rule.terms.as_ref()?;
                 let (terms, orphaned) = (Terms::clone(terms), rule.orphaned);
                 let tombstones = rule.removals.stored().clone();
+                let kinds = rule.kinds.clone();
                 Some(StoredRule {
                     uid: uid.clone(),
                     terms,
                     digest: *digest,
                     orphaned,
                     tombstones,
+                    kinds,
                     finished: vec![],
                 })
             })
@@ -360,6 +381,7 @@ impl Rules {
                 uid: uid.clone(),
                 rule: rule.name(uid),
                 targets,
+                kinds: rule.kinds.clone(),
             });
             self.forget(uid);
         }
@@ -449,6 +471,8 @@ pub(super) struct Rule {
     pub shown: (LiveDigest, bool),
     /// The number of intents in each phase of kinds.
     pub phases: BTreeMap<Phase, usize>,
+    /// The kinds that its intents have ever had, if all of them are known.
+    pub kinds: Option<BTreeSet<Arc<str>>>,
 }
 
 impl Rule {
@@ -524,6 +548,9 @@ impl Rule {
                     self.digest.insert(source, revision);
                 }
                 self.shown.1 = true;
+                if let Some(kinds) = &mut self.kinds {
+                    kinds.insert(source.resource.clone());
+                }
                 let before = self.intents.insert(source.clone(), intent);
                 if before.is_none() {
                     *self.phases.entry(Phase::of(&source.resource)).or_default() += 1;

@@ -16,8 +16,7 @@ use crate::report::Report;
 impl Member {
     /// Returns the last states of the rules that have no copies in this cluster any more.
     pub(super) fn take_finished(&mut self) -> Vec<RuleState> {
-        // An unlisted namespace may still have copies of a rule.
-        let unlisted = self.watches.unlisted_namespaces();
+        let unlisted = self.watches.unlisted();
         let finished = self.desired.rules_mut().take_finished(&unlisted);
         let mut states = vec![];
         for gone in finished {

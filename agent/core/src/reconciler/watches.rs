@@ -243,11 +243,11 @@ impl Watches {
             .collect()
     }
 
-    /// Returns the namespaces of the areas whose copies are unknown; `None` means all namespaces.
-    pub(super) fn unlisted_namespaces(&self) -> BTreeSet<Option<Arc<str>>> {
-        let is_unknown = |watch: &Watch<_>| !watch.complete && !watch.is_unserved();
-        let unlisted = self.copies.iter().filter(|(_, watch)| is_unknown(watch));
-        unlisted.map(|(area, _)| area.namespace.clone()).collect()
+    /// Returns the areas whose copies are unknown.
+    pub(super) fn unlisted(&self) -> BTreeSet<Area> {
+        let unlisted = self.copies.iter();
+        let unlisted = unlisted.filter(|(_, watch)| watch.may_hide_objects());
+        unlisted.map(|(area, _)| area.clone()).collect()
     }
 
     /// Whether the namespaces were listed.

@@ -203,6 +203,40 @@ fn deleted_definition_ends_a_removal_that_waits_for_it() {
 }
 
 #[test]
+fn unlisted_kind_holds_only_rules_that_have_it() {
+    for restarts in [false, true] {
+        let mut world = without_widgets();
+        world.serve(&area());
+        world.batch(vec![sent(&["one"])]);
+        let plain = RuleDelta {
+            upserts: vec![intent("plain", 1)],
+            ..with_terms("s", terms("s", &["a"]))
+        };
+        world.batch(vec![plain]);
+        world.settle();
+        world.forbid(&area());
+        if restarts {
+            world.restart();
+            world.connect();
+            world.confirm();
+            world.settle();
+        }
+        world.remove_rule("r", DeletionPolicy::Delete);
+        world.remove_rule("s", DeletionPolicy::Delete);
+        world.settle();
+        assert!(world.reported_state("s").unwrap().gone, "{restarts}");
+        let is_gone = |world: &World| world.reported_state("r").is_some_and(|state| state.gone);
+        assert!(!is_gone(&world), "{restarts}");
+        world.permit(&area());
+        world.settle();
+        // After a restart the hub is asked about the copy.
+        if !restarts {
+            assert!(is_gone(&world));
+        }
+    }
+}
+
+#[test]
 fn content_must_fit_its_kind() {
     let mut world = without_widgets();
     world.serve(&area());
