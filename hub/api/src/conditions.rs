@@ -223,6 +223,8 @@ closed_list! {
         NeverConnected,
         /// Member: the agent's certificate has expired.
         CertificateExpired,
+        /// Member: the agent cannot watch some kinds of copies there; it watches others.
+        Degraded,
         /// Member: the cluster has copies of rules that the hub does not have.
         UnknownRules,
         /// Member: a client used a key that had been replaced.

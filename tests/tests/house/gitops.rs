@@ -140,6 +140,7 @@ fn expected(reason: Reason) -> Option<(&'static str, &'static str)> {
         | Reason::SessionLost
         | Reason::NeverConnected
         | Reason::CertificateExpired
+        | Reason::Degraded
         | Reason::UnknownRules
         | Reason::RetiredKeySeen
         | Reason::ConcurrentSessions

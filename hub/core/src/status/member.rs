@@ -2,6 +2,7 @@
 use jiff::Timestamp;
 use runnel_proto::model::{ClusterName, LostWatch, RuleName};
 
+use super::report_store::Uncertain;
 use super::rule_cluster_state::without_watch;
 use super::{Now, SessionFacts};
 use crate::epoch::Divergence;
@@ -49,8 +50,8 @@ pub struct MemberView<'a> {
     /// with the member's name.
     pub divergence: Option<(&'a ClusterName, &'a Divergence)>,
     /// One failed watch in the member's API, as an example for all that its agent has lost, and
-    /// whether some rule has copies that depend on it.
-    pub lost_watch: Option<(LostWatch, bool)>,
+    /// what they make uncertain.
+    pub lost_watch: Option<(LostWatch, Uncertain)>,
     /// Why its windows cannot be read.
     pub windows_error: Option<&'a str>,
     /// Whether two agents use the key alternately.
@@ -101,15 +102,11 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
             (ConditionStatus::True, Reason::Cordoned, CORDONED.to_owned()),
         );
     }
-    if let Some(watch) = &view.lost_watch {
-        let message = api_unavailable(watch);
+    if let Some(lost) = &view.lost_watch {
+        let (reason, message) = api_unavailable(lost);
         set(
             ConditionType::APIAvailable,
-            (
-                ConditionStatus::False,
-                Reason::MemberAPIUnavailable,
-                message,
-            ),
+            (ConditionStatus::False, reason, message),
         );
     }
     let (theft, left) = (stolen(view), left(view));
@@ -221,12 +218,9 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
     if view.session.is_none() {
         return connected(view, now);
     }
-    if let Some(lost @ (_, true)) = &view.lost_watch {
-        return (
-            ConditionStatus::False,
-            Reason::MemberAPIUnavailable,
-            api_unavailable(lost),
-        );
+    if let Some(lost @ (_, Uncertain::Everything)) = &view.lost_watch {
+        let (reason, message) = api_unavailable(lost);
+        return (ConditionStatus::False, reason, message);
     }
     let divergence = divergences(view).into_iter().find_map(|(_, why)| why);
     let is_other = matches!(
@@ -254,6 +248,8 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
         (Reason::ConcurrentSessions, KEY_SHARED.to_owned())
     } else if view.cordoned {
         (Reason::Cordoned, CORDONED.to_owned())
+    } else if let Some(lost @ (_, Uncertain::Kinds)) = &view.lost_watch {
+        api_unavailable(lost)
     } else if let Some(message) = orphaned(view) {
         (Reason::UnknownRules, message)
     } else {
@@ -262,13 +258,24 @@ fn ready(view: &MemberView<'_>, now: Timestamp) -> (ConditionStatus, Reason, Str
     (ConditionStatus::True, reason, message)
 }
 
-fn api_unavailable((watch, has_copies): &(LostWatch, bool)) -> String {
-    let lost = if *has_copies {
-        "nothing is known of its copies".to_owned()
-    } else {
-        format!("no rule has copies of {} there yet", watch.resource)
+/// Returns the reason and the message about lost watches.
+fn api_unavailable((watch, uncertain): &(LostWatch, Uncertain)) -> (Reason, String) {
+    let kind = &watch.resource;
+    let (reason, lost) = match uncertain {
+        Uncertain::Nothing => (
+            Reason::Degraded,
+            format!("no rule has copies of {kind} there yet"),
+        ),
+        Uncertain::Kinds => (
+            Reason::Degraded,
+            format!("nothing is known of its copies of {kind}, and other kinds are not affected"),
+        ),
+        Uncertain::Everything => (
+            Reason::MemberAPIUnavailable,
+            "nothing is known of its copies".to_owned(),
+        ),
     };
-    format!("{lost}: {}", without_watch(watch))
+    (reason, format!("{lost}: {}", without_watch(watch)))
 }
 
 /// Whether this hub has nothing left to remove there. Copies of unknown rules stay and delay
@@ -539,7 +546,7 @@ mod tests {
                     resource: "secrets".into(),
                     status: 403,
                 },
-                true,
+                Uncertain::Everything,
             )),
             ..shared
         };
@@ -547,12 +554,23 @@ mod tests {
             is_ready(&reported(&blind)),
             ("False", "MemberAPIUnavailable")
         );
-        // No rule has copies of that kind.
-        let unused = MemberView {
-            lost_watch: blind.lost_watch.clone().map(|(watch, _)| (watch, false)),
+        let with_lost = |uncertain| MemberView {
+            lost_watch: blind
+                .lost_watch
+                .clone()
+                .map(|(watch, _)| (watch, uncertain)),
             ..stays(Some(&facts))
         };
-        let reported_unused = reported(&unused);
+        let degraded = reported(&with_lost(Uncertain::Kinds));
+        assert_eq!(is_ready(&degraded), ("True", "Degraded"));
+        let api = condition(&degraded.conditions, ConditionType::APIAvailable).unwrap();
+        assert_eq!((&*api.status, &*api.reason), ("False", "Degraded"));
+        assert!(
+            api.message
+                .starts_with("nothing is known of its copies of secrets")
+        );
+        // No rule has copies of that kind.
+        let reported_unused = reported(&with_lost(Uncertain::Nothing));
         assert_eq!(is_ready(&reported_unused), ("True", "MemberReady"));
         let conditions = &reported_unused.conditions;
         let api = condition(conditions, ConditionType::APIAvailable).unwrap();

@@ -45,7 +45,7 @@ pub use fleet::{FleetCounts, fold_fleet};
 pub use fold::fold;
 pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, connection_notice, fleet_notices, notices};
-pub use report_store::{ReportStore, SessionFacts, Unconfirmed};
+pub use report_store::{ReportStore, SessionFacts, Uncertain, Unconfirmed};
 pub use reports::{Deliveries, DeliveryTimes, ReportOutcome, ReportState, prune_requests};
 pub use rule_cluster_state::{ProofState, SentRule, is_settled};
 pub(crate) use view::counted;

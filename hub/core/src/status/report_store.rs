@@ -144,6 +144,17 @@ impl Connectivity {
     }
 }
 
+/// What lost watches make uncertain of the copies of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uncertain {
+    /// No copy: no rule has copies of the lost kinds.
+    Nothing,
+    /// The copies of some kinds, and not of others.
+    Kinds,
+    /// All copies.
+    Everything,
+}
+
 /// The bytes of the reports of one cluster; beyond that failures are dropped, and only the counts
 /// stay.
 const REPORT_BYTES: usize = 24 * 1024 * 1024;
@@ -300,17 +311,26 @@ impl ReportStore {
         })
     }
 
-    /// Returns a lost watch, and whether it makes reports about these kinds uncertain: such a watch if
-    /// there is one, that of namespaces before that of a kind.
+    /// Returns a lost watch, and what it makes uncertain of the reports about these kinds: that of namespaces if it is lost,
+    /// else one of these kinds, if there is one.
     pub fn first_lost_watch<'r>(
         &self,
         cluster: &ClusterName,
         resources: impl Iterator<Item = &'r str>,
-    ) -> Option<(LostWatch, bool)> {
+    ) -> Option<(LostWatch, Uncertain)> {
         let connectivity = self.connectivity(cluster)?;
         let first = connectivity.lost_watches.first()?;
-        let in_use = connectivity.lost_watch(resources);
-        Some(in_use.map_or_else(|| (first.clone(), false), |watch| (watch, true)))
+        let in_use: BTreeSet<&str> = resources.collect();
+        let Some(watch) = connectivity.lost_watch(in_use.iter().copied()) else {
+            return Some((first.clone(), Uncertain::Nothing));
+        };
+        let is_lost = |kind: &&str| connectivity.lost_watch(std::iter::once(*kind)).is_some();
+        let uncertain = if in_use.iter().all(is_lost) {
+            Uncertain::Everything
+        } else {
+            Uncertain::Kinds
+        };
+        Some((watch, uncertain))
     }
 
     /// An agent's session ended.

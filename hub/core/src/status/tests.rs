@@ -442,6 +442,39 @@ fn rule_is_not_applied_while_a_connected_agent_is_blind() {
 }
 
 #[test]
+fn lost_watches_of_some_kinds_are_not_the_whole_api() {
+    let mut world = World::new(&["one"]);
+    world.applied("one");
+    let name = ClusterName::from("one");
+    let mut uncertain = |lost: &[&str], in_use: &[&'static str]| {
+        let lost = lost.iter().map(|resource| LostWatch {
+            resource: (*resource).into(),
+            status: 503,
+        });
+        world.report_store.lost_watches(&name, 1, lost.collect());
+        let first = world
+            .report_store
+            .first_lost_watch(&name, in_use.iter().copied());
+        first.map(|(watch, uncertain)| (watch.resource.to_string(), uncertain))
+    };
+    let of = |resource: &str, uncertain| Some((resource.to_owned(), uncertain));
+    let both = ["configmaps", "secrets"];
+    assert_eq!(uncertain(&[], &both), None);
+    let unused = uncertain(&["gears.example.com"], &both);
+    assert_eq!(unused, of("gears.example.com", Uncertain::Nothing));
+    let some = uncertain(&["gears.example.com", "secrets"], &both);
+    assert_eq!(some, of("secrets", Uncertain::Kinds));
+    let all = uncertain(&both, &both);
+    assert_eq!(all, of("configmaps", Uncertain::Everything));
+    let namespaces = uncertain(&["namespaces"], &both);
+    assert_eq!(namespaces, of("namespaces", Uncertain::Everything));
+    assert_eq!(
+        uncertain(&["namespaces"], &[]),
+        of("namespaces", Uncertain::Everything)
+    );
+}
+
+#[test]
 fn starting_hub_keeps_the_status_until_clusters_can_connect() {
     let mut world = World::new(&["one", "two"]);
     world.applied("one");

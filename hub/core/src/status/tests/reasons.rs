@@ -267,6 +267,7 @@ fn with_ready(reason: ConditionReason) -> Option<World> {
         | R::SessionLost
         | R::NeverConnected
         | R::CertificateExpired
+        | R::Degraded
         | R::UnknownRules
         | R::RetiredKeySeen
         | R::ConcurrentSessions
