@@ -20,10 +20,15 @@ pub const CONTENTION: Backoff = Backoff {
     base: Duration::from_secs(10),
     limit: Duration::from_secs(240),
 };
-/// Backoff for failures that may end without an event: conflicts and missing permissions.
+/// Backoff for failures that may end without an event: missing permissions and dependencies.
 pub const RECHECK: Backoff = Backoff {
     base: Duration::from_secs(5),
     limit: Duration::from_secs(30),
+};
+/// Intervals between reads of an object whose changes no watch shows.
+pub const POLL: Backoff = Backoff {
+    base: Duration::from_secs(30),
+    limit: Duration::from_secs(300),
 };
 /// Backoff for an unavailable or overloaded API server; the copy itself may be fine.
 pub const UNAVAILABLE: Backoff = Backoff {

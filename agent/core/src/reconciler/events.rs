@@ -314,7 +314,10 @@ impl Member {
             self.jobs.queue.done(&key, now);
             match (&key, idle) {
                 (Key::Copy(copy), Idle::Waits) => self.reconcile_copy(copy, now),
-                (Key::Copy(copy), Idle::Settled) => self.jobs.leave_phase(copy),
+                (Key::Copy(copy), Idle::Settled) => {
+                    self.jobs.polls.forget(copy);
+                    self.jobs.leave_phase(copy);
+                }
                 (_, _) => {}
             }
         }
@@ -493,8 +496,12 @@ impl Member {
                     // The recorded object may be stale too: it may have another owner now.
                     self.jobs.reread.insert(copy.clone());
                 }
-                self.jobs
-                    .retry(&done.key, &copy_error, done.retry_after, now);
+                if self.is_blocked(copy, &copy_error) {
+                    self.jobs.queue.done(&done.key, now);
+                } else {
+                    self.jobs
+                        .retry(&done.key, &copy_error, done.retry_after, now);
+                }
                 self.record_failure(copy, job.target, copy_error);
             }
             None => {

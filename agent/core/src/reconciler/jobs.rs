@@ -18,6 +18,7 @@ use runnel_proto::model::{DriftPolicy, Reason, Revision, RuleName, RuleUid, Sour
 use super::PARALLEL;
 use super::payloads::{InflightBudget, Payloads, ROOM_BYTES};
 use super::phases::Phases;
+use super::polls::Polls;
 use super::watches::Watches;
 use crate::backoff::{COPY, Jitter, RECHECK, UNAVAILABLE};
 use crate::copy::{CopyError, IntentKey};
@@ -82,6 +83,8 @@ pub(super) struct Jobs {
     pub(super) running: BTreeMap<SourceRef, RunningJob>,
     /// Copies to be read again: the result of a job and the events of the watch do not match.
     pub(super) reread: BTreeSet<SourceRef>,
+    /// The copies that are read at intervals.
+    pub(super) polls: Polls,
     /// The size of the payloads that wait to be applied.
     pub(super) budget: InflightBudget,
     budget_limit: usize,
@@ -107,6 +110,7 @@ impl Jobs {
             queue: Queue::default(),
             running: BTreeMap::new(),
             reread: BTreeSet::new(),
+            polls: Polls::default(),
             budget: InflightBudget::default(),
             budget_limit: ROOM_BYTES,
             phases: Phases::default(),
@@ -176,6 +180,11 @@ impl Jobs {
         rule_of: impl Fn(&SourceRef) -> Option<RuleUid>,
     ) -> Option<Key> {
         let limit = if self.active { PARALLEL } else { 0 };
+        if self.active
+            && let Some(copy) = self.polls.take_due(now)
+        {
+            self.queue.add(&Key::Copy(copy));
+        }
         let key = self.queue.pop(now, limit, |key| match key {
             Key::Copy(copy) => rule_of(copy),
             Key::Namespace(_) | Key::Question(_) => None,
@@ -240,10 +249,15 @@ impl Jobs {
         self.queue.add_fresh(&Key::Copy(copy.clone()));
     }
 
-    /// Queues a copy after a delay, because no event reports the change that it waits for.
+    /// Queues a copy after a delay, because no event reports that it has room. This reads nothing.
     pub(super) fn recheck(&mut self, copy: &SourceRef, now: Instant) {
         let delay = RECHECK.jittered(u32::MAX, self.jitter.draw());
         self.queue.add_at(&Key::Copy(copy.clone()), now + delay);
+    }
+
+    /// Schedules a read of a copy, because no event reports the change that it waits for.
+    pub(super) fn poll(&mut self, copy: &SourceRef, now: Instant) {
+        self.polls.add(copy, self.jitter.draw(), now);
     }
 
     /// Delays the next try after a failure, at least for as long as the API server asks.

@@ -24,6 +24,7 @@ use crate::decide::{
 use crate::desired::{Desired, returned_fields};
 use crate::diff;
 use crate::feedback::FeedbackPaths;
+use crate::live::{Live, Ownership};
 use crate::policy::{OnRevoke, Policy};
 use crate::records::{Observed, Records};
 use crate::report::{Report, ReportedObject};
@@ -234,6 +235,7 @@ impl Member {
 impl Member {
     /// Reconciles a copy whose desired state may have changed, and forgets its failure.
     pub(super) fn reconcile_now(&mut self, copy: &SourceRef, now: Instant) {
+        self.jobs.polls.forget(copy);
         if self.history.failed.remove(copy).is_some() {
             self.jobs.add_fresh(copy);
         }
@@ -389,8 +391,13 @@ impl Member {
             }
         }
         // No event reports a free quota, or a change of an object without our label.
-        if self.decider().waits_for_quota(copy, want) || self.decider().is_unwatched(copy, want) {
-            self.jobs.recheck(copy, now);
+        if self.decider().is_unwatched(copy, want) {
+            self.jobs.poll(copy, now);
+        } else {
+            self.jobs.polls.forget(copy);
+            if self.decider().waits_for_quota(copy, want) {
+                self.jobs.recheck(copy, now);
+            }
         }
         self.record_outcome(copy, want, outcome, now);
     }
@@ -593,7 +600,11 @@ impl Member {
             Some(failed) if Some(&failed.target) == want.target().as_ref() => {
                 let copy_error = failed.copy_error.clone();
                 self.jobs.leave(copy);
-                self.jobs.queue.add(&key);
+                if self.is_blocked(copy, &copy_error) {
+                    self.jobs.poll(copy, now);
+                } else {
+                    self.jobs.queue.add(&key);
+                }
                 return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
             }
             Some(_) => {
@@ -645,6 +656,11 @@ impl Member {
             DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) => CopyStatus::UnderWay,
         };
         self.record_outcome(copy, want, Some(outcome), now);
+    }
+
+    /// Whether a job has failed because of a foreign object, which has no watch.
+    pub(super) fn is_blocked(&self, copy: &SourceRef, copy_error: &CopyError) -> bool {
+        copy_error.reason == Reason::Conflict && self.records.live(copy).is_some_and(is_foreign)
     }
 
     /// Records that a copy is written or removed, if other copies of its rule may come before or after it.
@@ -744,6 +760,10 @@ fn is_news(reason: Reason) -> bool {
         reason,
         Conflict | Denied | Invalid | Immutable | Drifted | Contended
     )
+}
+
+fn is_foreign(live: &Live) -> bool {
+    live.ownership != Ownership::Ours
 }
 
 fn failure(want: &DesiredCopy, copy_error: CopyError) -> CopyStatus {

@@ -13,6 +13,7 @@
 //! - `member`: the side of the member cluster, its policy and its revocation. Reconciles one copy.
 //! - `payloads`: the payloads of the copies, and the requests for missing ones.
 //! - `phases`: the order in which the copies of a rule are written and removed.
+//! - `polls`: reads of objects whose changes no watch shows.
 //! - `preview`: decides the copies of a plan without writing.
 //! - `prunes`: removals from namespaces that are no longer targets.
 //! - `quota`: limits of copies and bytes.
@@ -27,6 +28,7 @@ mod jobs;
 mod member;
 mod payloads;
 mod phases;
+mod polls;
 mod preview;
 mod prunes;
 mod quota;
@@ -368,6 +370,7 @@ impl Reconciler {
         let frames = frames.into_iter().filter(|_| self.hub.has_begun());
         let jobs = [
             member.jobs.queue.next_due(),
+            member.jobs.polls.next_due(),
             member.history.contentions.next_calm(),
         ];
         // Work that is already due waits for something else: a free job, or room in the stream.

@@ -193,6 +193,54 @@ fn an_object_that_is_not_ours_is_adopted_only_when_it_is_equal() {
     assert!(world.holds(&copy("b", "s0"), "r", "s0", 1));
 }
 
+/// Returns the reads per minute of a cluster with so many foreign objects in the way of copies.
+fn reads_per_minute(conflict_policy: ConflictPolicy, dry_run: bool, foreign: usize) -> Vec<usize> {
+    let mut world = World::new(&["team", "a"]);
+    world.connect();
+    let mut terms = terms("r", &["a"]);
+    terms.conflict_policy = conflict_policy;
+    if dry_run {
+        terms.enforcement = Enforcement::DryRun;
+    }
+    let names: Vec<_> = (0..100).map(|number| format!("x{number}")).collect();
+    for name in names.iter().take(foreign) {
+        world.make_foreign(&copy("a", name));
+    }
+    world.batch(vec![RuleDelta {
+        upserts: names.iter().map(|name| intent(name, 1)).collect(),
+        ..with_terms("r", terms)
+    }]);
+    world.settle_now();
+    let (begin, mut reads) = (world.now, vec![0; 30]);
+    while let Some(now) = world.core.next_due(world.now) {
+        let minute = usize::try_from((now - begin).as_secs() / 60).unwrap();
+        let Some(reads) = reads.get_mut(minute) else {
+            break;
+        };
+        world.now = now;
+        world.dispatch();
+        *reads += world.under_way.len();
+        world.settle_now();
+    }
+    reads
+}
+
+#[test]
+fn reads_of_what_no_watch_shows_become_rare() {
+    for (conflict_policy, dry_run, foreign) in [
+        (ConflictPolicy::Fail, false, 100),
+        (ConflictPolicy::AdoptIfEqual, false, 100),
+        (ConflictPolicy::Fail, true, 0),
+    ] {
+        let reads = reads_per_minute(conflict_policy, dry_run, foreign);
+        assert!(reads.iter().all(|reads| *reads <= 300), "{reads:?}");
+        assert!(reads[0] >= 100, "{reads:?}");
+        // About once in four minutes each.
+        let last: usize = reads[20..].iter().sum();
+        assert!((200..=400).contains(&last), "{reads:?}");
+    }
+}
+
 #[test]
 fn foreign_object_is_overwritten_only_where_all_allow_it() {
     for allowed in [true, false] {

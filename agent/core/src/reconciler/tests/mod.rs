@@ -26,6 +26,7 @@ mod versions;
 mod world;
 
 use super::*;
+use crate::backoff::POLL;
 use crate::live::Ownership;
 use crate::policy::Area;
 use runnel_proto::model::*;
@@ -432,7 +433,7 @@ fn foreign_object_is_left_alone_until_it_is_deleted() {
         Reason::Conflict
     );
     world.delete(&copy("a", "s0"));
-    world.now += Duration::from_secs(30);
+    world.now += POLL.limit;
     world.settle_now();
     assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
 }
