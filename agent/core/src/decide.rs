@@ -208,6 +208,13 @@ pub enum Action {
     Retain(ExpectedObject),
 }
 
+impl Action {
+    /// Whether it removes the copy.
+    pub fn is_removal(&self) -> bool {
+        matches!(self, Self::Delete(_) | Self::Retain(_))
+    }
+}
+
 /// The result of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {

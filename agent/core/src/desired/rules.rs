@@ -217,6 +217,11 @@ impl Rules {
         self.by_uid.get(uid).map(Rule::pairs).unwrap_or_default()
     }
 
+    /// Whether the terms of a rule are known, and with them its name.
+    pub fn has_terms(&self, uid: &RuleUid) -> bool {
+        self.get(uid).is_some_and(|rule| rule.terms.is_some())
+    }
+
     /// Whether the sources of a rule have kinds of several phases.
     pub fn has_phases(&self, uid: &RuleUid) -> bool {
         self.get(uid).is_some_and(|rule| rule.phases.len() > 1)

@@ -3,7 +3,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use runnel_proto::model::RuleName;
+use runnel_proto::model::{Reason, RuleName};
+
+use crate::copy::CopyError;
 
 /// A ServiceAccount of the member.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,5 +52,18 @@ impl Impersonation {
             return None;
         }
         self.named.get(&*rule.namespace).or(self.others.as_ref())
+    }
+
+    /// Returns the account for the removal of copies whose rule is not known: it may be a rule of any namespace.
+    ///
+    /// # Errors
+    /// The error of the copies, if only some namespaces have an account.
+    pub fn account_of_unknown_rule(&self) -> Result<Option<&ServiceAccount>, CopyError> {
+        if self.others.is_none() && !self.named.is_empty() {
+            let message = "the rule of this copy is not known, so the agent cannot tell which account of impersonate removes it: \
+                           add an account for hubNamespace: '*' to this member's policy, or delete the copy";
+            return Err(CopyError::new(Reason::Denied, message));
+        }
+        Ok(self.others.as_ref())
     }
 }

@@ -334,6 +334,31 @@ impl Decider<'_> {
         policy.impersonate.account(rule).cloned()
     }
 
+    /// Returns the account under which a job for a copy writes; `None` for the agent's own.
+    ///
+    /// # Errors
+    /// The error of the copy, if its rule is not known, and with it the account.
+    pub(super) fn account_of(
+        &self,
+        want: &DesiredCopy,
+    ) -> Result<Option<ServiceAccount>, CopyError> {
+        let rules = self.desired.rules();
+        let rule = match want {
+            DesiredCopy::Nothing => return Ok(None),
+            DesiredCopy::Copy(wanted) => wanted.rule.clone(),
+            DesiredCopy::Absent(key, ..) if !rules.has_terms(&key.rule) => {
+                let policy = &self.jobs.limits.policy;
+                return policy
+                    .impersonate
+                    .account_of_unknown_rule()
+                    .map(|account| account.cloned());
+            }
+            DesiredCopy::Absent(_, rule, _) => rule.clone(),
+            DesiredCopy::OlderVersion(key, _) => rules.name(&key.rule),
+        };
+        Ok(self.account(&rule))
+    }
+
     /// Returns the accounts of the rules that need a missing namespace to be created. `None` is the agent's own, and the
     /// first one if a rule has it.
     pub(super) fn accounts_for_namespace(&self, name: &str) -> BTreeSet<Option<ServiceAccount>> {

@@ -348,6 +348,7 @@ impl Member {
         }
         let (want, decision, depends_on_others) = self.decision(copy);
         let about = want.target().ok_or(Idle::Settled)?;
+        let account = self.decider().account_of(&want);
         let reread = self.jobs.reread.remove(copy);
         let work = match decision {
             _ if reread => Work::Read,
@@ -357,7 +358,8 @@ impl Member {
                 CopyStatus::Failed(_) | CopyStatus::Drifted(_) | CopyStatus::Planned(..),
             ) if self.decider().is_unwatched(copy, &want) => Work::Read,
             Decision::Act(action)
-                if self.waits_for_store(copy, &want, &action)
+                if (action.is_removal() && account.is_err())
+                    || self.waits_for_store(copy, &want, &action)
                     || self.jobs.delete_later(&action, now).is_some() =>
             {
                 return Err(Idle::Waits);
@@ -398,7 +400,6 @@ impl Member {
             DesiredCopy::OlderVersion(key, _) => self.desired.rules().name(&key.rule),
             DesiredCopy::Nothing => RuleName::default(),
         };
-        let account = self.decider().account(&rule);
         let drift = drifted.is_some();
         let wanted = self.desired.rules().facts(&about.0);
         let live = self.records.live(copy).map(|live| &live.facts);
@@ -423,7 +424,8 @@ impl Member {
         Ok(Job {
             key: Key::Copy(copy.clone()),
             work,
-            account,
+            // A read is the agent's own.
+            account: account.unwrap_or_default(),
             corrects_drift: drift,
             nodes,
         })

@@ -580,6 +580,12 @@ impl Member {
             };
             return self.record_outcome(copy, want, Some(outcome), now);
         }
+        if action.is_removal()
+            && let Err(copy_error) = self.decider().account_of(want)
+        {
+            self.jobs.cancel(copy);
+            return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
+        }
         if self.waits_for_store(copy, want, action) {
             self.jobs.queue.cancel(&key);
             self.jobs.leave_phase(copy);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use super::preview::question;
 use super::*;
 use crate::decide::Work;
-use crate::policy::ServiceAccount;
+use crate::policy::{OnRevoke, ServiceAccount};
 
 const TEAM: &str = "impersonate: [{hubNamespace: team, serviceAccount: tenants/team}]";
 
@@ -146,6 +146,50 @@ fn preview_has_the_account_of_its_rule() {
             .iter()
             .all(|item| item.account == account("team"))
     );
+}
+
+/// Returns the accounts that remove the copy of a rule of which the agent has no terms, and whether the copy is gone.
+fn removal_without_terms(
+    impersonate: &str,
+    purges: bool,
+) -> (BTreeSet<Option<ServiceAccount>>, bool) {
+    let mut world = world(impersonate);
+    world.batch(vec![of_namespace("r", "team", &["one"])]);
+    run(&mut world);
+    world.stored.clear();
+    world.restart();
+    if purges {
+        let on_revoke = OnRevoke::Purge;
+        let policy = world.policy.clone();
+        world.set_policy(Policy {
+            on_revoke,
+            ..policy
+        });
+        world.core.handle(Event::Revoked, world.now);
+    } else {
+        world.connect();
+        world.remove_rule("r", DeletionPolicy::Delete);
+    }
+    let accounts = run(&mut world);
+    (accounts, world.objects.is_empty())
+}
+
+#[test]
+fn copy_of_an_unknown_rule_is_not_removed_by_the_agent() {
+    let others = "impersonate: [{hubNamespace: team, serviceAccount: tenants/team}, \
+                  {hubNamespace: '*', serviceAccount: tenants/all}]";
+    for purges in [false, true] {
+        let refused = removal_without_terms(TEAM, purges);
+        assert_eq!(refused, (BTreeSet::new(), false), "{purges}");
+        let removed = removal_without_terms(others, purges);
+        assert_eq!(
+            removed,
+            (BTreeSet::from([account("all")]), true),
+            "{purges}"
+        );
+        let removed = removal_without_terms("impersonate: []", purges);
+        assert_eq!(removed, (BTreeSet::from([None]), true), "{purges}");
+    }
 }
 
 /// A cluster in which these accounts may not write. Rule r of team wants `a/one`, and so does the younger rule q of others.
