@@ -58,6 +58,8 @@ pub struct WantedCopy {
     pub suspend: bool,
     /// The rule is a dry run: the agent only reports the planned change.
     pub dry_run: bool,
+    /// The hub does not know the rule: the agent creates no copy.
+    pub orphaned: bool,
     /// The error of an order that the agent cannot carry out: ambiguous sources, or a refused
     /// revision.
     pub copy_error: Option<CopyError>,
@@ -356,6 +358,9 @@ fn decide_desired(wanted: &WantedCopy, observed: &Observed) -> Decision {
     };
     if wanted.is_ambiguous {
         return Decision::Noop(copy_error(CopyStatus::UnderWay));
+    }
+    if wanted.orphaned && !matches!(observed, Observed::Live(_)) {
+        return Decision::Forget;
     }
     match &wanted.place {
         TargetNamespace::Terminating => {

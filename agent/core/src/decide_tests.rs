@@ -200,6 +200,7 @@ fn wants() -> impl Strategy<Value = DesiredCopy> {
             lost,
             rewritten: false,
             finished,
+            orphaned: false,
             compared: None,
         }))
     });

@@ -250,6 +250,7 @@ mod tests {
             lost: false,
             rewritten: false,
             finished: false,
+            orphaned: false,
             compared: None,
         }))
     }

@@ -529,6 +529,7 @@ impl<'a> Owners<'a> {
             place: self.cluster.target_namespace(rule, copy),
             suspend: rule.is_suspended(),
             dry_run: rule.is_dry_run(),
+            orphaned: rule.orphaned,
             is_ambiguous: ambiguous.is_some(),
             denied: self.cluster.denies(rule, intent_state.facts.as_ref(), copy),
             copy_error: ambiguous.or(refused),

@@ -215,6 +215,34 @@ impl Desired {
         to_reconcile
     }
 
+    /// Forgets the found copies of a rule that are deleted or taken over again, as after a late event of a watch about a
+    /// removed copy. Of a rule that the hub does not know, all copies count as found.
+    pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
+        let Some(rule) = self.rules.get(uid) else {
+            return;
+        };
+        let is_found = |intent: &IntentState| intent.found || rule.orphaned;
+        let found = rule.intents.iter().filter(|(_, intent)| is_found(intent));
+        let keys = found.map(|(source, _)| IntentKey {
+            rule: uid.clone(),
+            source: source.clone(),
+        });
+        let deleted: Vec<_> = keys
+            .filter(|key| records.marked_copies(key).next().is_none())
+            .collect();
+        for key in &deleted {
+            for copy in self.owners().copies_of_intent(key) {
+                self.unclaim(key, &copy);
+            }
+            self.rules.set_intent(key, None);
+        }
+        let is_unknown = |rule: &Rule| rule.is_empty() && rule.terms.is_none();
+        if self.rules.get(uid).is_some_and(is_unknown) {
+            self.rules.forget(uid);
+        }
+        self.rules.drop_if_finished(uid);
+    }
+
     /// Records a copy of an intent that was found while the agent runs: in an area that is watched
     /// again, or created by another client. Nothing is written for an intent that the hub has not
     /// named. Returns whether the hub must be asked about it.

@@ -12,7 +12,6 @@ use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
 use crate::copy::{CopyError, IntentKey};
 use crate::phase::Phase;
 use crate::policy::{Area, Facts};
-use crate::records::Records;
 
 /// Returns the fields that a rule has returned, with the rule's namespace on the hub.
 pub fn returned_fields(terms: &Terms) -> impl Iterator<Item = (&str, &FeedbackField)> {
@@ -347,36 +346,11 @@ impl Rules {
         );
     }
 
-    /// Forgets the found copies of a rule that are deleted or taken over again, as after a late event of a watch about a
-    /// removed copy.
-    pub fn forget_deleted(&mut self, uid: &RuleUid, records: &Records) {
-        let Some(rule) = self.get(uid) else {
-            return;
-        };
-        let found = rule.intents.iter().filter(|(_, intent)| intent.found);
-        let keys = found.map(|(source, _)| IntentKey {
-            rule: uid.clone(),
-            source: source.clone(),
-        });
-        let deleted: Vec<_> = keys
-            .filter(|key| records.marked_copies(key).next().is_none())
-            .collect();
-        for key in &deleted {
-            self.set_intent(key, None);
-        }
-        let is_empty =
-            |rule: &Rule| rule.intents.is_empty() && rule.orders.is_empty() && rule.terms.is_none();
-        if self.get(uid).is_some_and(is_empty) {
-            self.forget(uid);
-        }
-        self.drop_if_finished(uid);
-    }
-
     pub(super) fn drop_if_finished(&mut self, uid: &RuleUid) {
         let Some(rule) = self.by_uid.get(uid) else {
             return;
         };
-        if rule.is_removed_completely() {
+        if rule.is_finished() {
             let targets = rule
                 .terms
                 .as_ref()
@@ -578,9 +552,14 @@ impl Rule {
         }
     }
 
-    /// Whether the hub ordered the removal of the rule, and nothing of it is left.
-    pub fn is_removed_completely(&self) -> bool {
-        self.leaving && self.intents.is_empty() && self.orders.is_empty()
+    /// Whether it has neither intents nor orders.
+    pub fn is_empty(&self) -> bool {
+        self.intents.is_empty() && self.orders.is_empty()
+    }
+
+    /// Whether the hub ordered the removal of the rule or does not know it, and nothing of it is left.
+    pub fn is_finished(&self) -> bool {
+        (self.leaving || self.orphaned) && self.is_empty()
     }
 
     /// Returns the number of versions to keep, the newest included.

@@ -371,6 +371,7 @@ impl Decider<'_> {
                 let is_needed = matches!(wanted.place, TargetNamespace::ToCreate(_))
                     && !wanted.suspend
                     && !wanted.dry_run
+                    && !wanted.orphaned
                     && !wanted.is_ambiguous
                     && wanted.denied.is_none()
                     && wanted.revision.is_some();

@@ -334,6 +334,12 @@ impl Member {
             }
             (Decision::Forget, _) => {
                 self.settle(copy, &want, None, now);
+                // Such a rule is gone with its last copy.
+                if let DesiredCopy::Copy(wanted) = &want
+                    && self.records.marked_copies(&wanted.intent).next().is_none()
+                {
+                    self.report.resync(&wanted.intent.rule, now);
+                }
                 self.find(copy, now);
             }
             (Decision::Noop(outcome), _) => {

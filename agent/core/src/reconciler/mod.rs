@@ -498,11 +498,12 @@ impl Reconciler {
         if queued.is_some() || !self.hub.has_begun() {
             return queued;
         }
-        self.hub.send_removed(self.member.take_finished());
         let key = self.hub.proof_key.as_ref();
         let found = self.member.take_found(key, now);
+        let finished = self.member.take_finished();
         let requests = self.member.payloads.take_requests(now);
         let due = self.member.take_due(key, now);
+        self.hub.send_removed(finished);
         if !found.is_empty() {
             self.hub.send(AgentFrame::AckedRules(found, true));
         }

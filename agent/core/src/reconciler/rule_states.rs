@@ -45,7 +45,7 @@ impl Member {
     /// Forgets the found intents of rules whose copies are deleted or taken over again.
     pub(super) fn forget_deleted<'a>(&mut self, rules: impl IntoIterator<Item = &'a RuleUid>) {
         for uid in rules {
-            self.desired.rules_mut().forget_deleted(uid, &self.records);
+            self.desired.forget_deleted(uid, &self.records);
             self.jobs.outdate_decisions();
         }
     }

@@ -384,6 +384,54 @@ fn found_copies_that_a_rule_took_over_are_not_reported_again() {
 }
 
 #[test]
+fn deleted_copy_of_an_orphaned_rule_stays_deleted() {
+    let mut world = applied();
+    let all = ["s0", "s1"].map(|name| [copy("a", name), copy("b", name)]);
+    let all: Vec<_> = all.into_iter().flatten().collect();
+    world.batch(vec![RuleDelta {
+        orphaned: true,
+        ..RuleDelta::new("r".into())
+    }]);
+    world.settle();
+    // What exists is corrected.
+    world.edit(&all[1], |object| object.live.intact = false);
+    world.delete(&all[0]);
+    world.settle();
+    assert!(!world.objects.contains_key(&all[0]));
+    assert!(world.objects[&all[1]].live.intact);
+    world.restart();
+    world.connect();
+    world.settle();
+    assert!(!world.objects.contains_key(&all[0]));
+    assert!(world.objects.contains_key(&all[1]));
+    world.set_namespace("b", None);
+    world.set_namespace("b", Some(Namespace::default()));
+    for copy in &all[1..] {
+        world.delete(copy);
+    }
+    world.settle();
+    assert!(world.objects.is_empty());
+    assert!(world.reported_state("r").unwrap().gone, "no copy is left");
+}
+
+#[test]
+fn rule_that_the_hub_has_again_restores_its_copies() {
+    let mut world = applied();
+    let orphaned = |orphaned| RuleDelta {
+        orphaned,
+        ..RuleDelta::new("r".into())
+    };
+    world.batch(vec![orphaned(true)]);
+    world.settle();
+    world.delete(&copy("a", "s0"));
+    world.settle();
+    assert!(!world.objects.contains_key(&copy("a", "s0")));
+    world.batch(vec![orphaned(false)]);
+    world.settle();
+    assert!(world.holds(&copy("a", "s0"), "r", "s0", 1));
+}
+
+#[test]
 fn marks_of_another_rule_on_a_drifted_copy_are_no_found_copy() {
     let mut world = applied();
     let reports = Terms {
