@@ -505,41 +505,6 @@ impl ApplyRun<'_> {
         }
     }
 
-    /// Removes what an overwritten object had besides the content: makes it the agent's own, and applies the content again. Returns the
-    /// object; `None` if another writer was faster.
-    async fn prune(
-        &mut self,
-        object: DynamicObject,
-        written: &ApplyInput<'_>,
-    ) -> Result<Option<DynamicObject>, CopyError> {
-        let Some(patch) = body::absorb(&object) else {
-            return Ok(Some(object));
-        };
-        self.record_object(&object);
-        let Some(absorbed) = self.patched(self.recorded_target(), patch).await? else {
-            return Ok(None);
-        };
-        self.record_object(&absorbed);
-        let Some(target) = self.recorded_target() else {
-            return Ok(None);
-        };
-        let over = ReplacedObject {
-            target: &target,
-            object: None,
-        };
-        let request = body::apply(written, Some(&over), &self.member.sealer);
-        match self.member.apply(written.kind, self.copy, &request).await {
-            Ok(pruned) => {
-                self.passed(target.version);
-                Ok(Some(pruned))
-            }
-            Err(error) if error.is_race() => {
-                self.reread(Some(&target), &error).await.map(|()| None)
-            }
-            Err(error) => Err(self.fail(&error)),
-        }
-    }
-
     /// Records what an apply over `target` has stored, and removes what it leaves. `current` is the last version before it. Returns
     /// the object; `None` if another writer was faster.
     async fn stored(

@@ -25,6 +25,7 @@ use runnel_proto::model::{
 
 use crate::copy::{CopyError, CopyStatus, IntentKey, NewPayload, PlannedChange};
 use crate::diff;
+pub use crate::live::ExpectedObject;
 use crate::live::{Live, Ownership};
 use crate::policy::{Policy, ServiceAccount};
 use crate::records::Observed;
@@ -159,28 +160,6 @@ impl DesiredCopy {
             Self::Nothing => None,
             Self::Copy(wanted) => Some(&wanted.intent.rule),
             Self::Absent(key, ..) | Self::OlderVersion(key, _) => Some(&key.rule),
-        }
-    }
-}
-
-/// The live object of an action. The action fails if the object was replaced or has changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExpectedObject {
-    /// Its uid.
-    pub uid: Arc<str>,
-    /// Its resourceVersion.
-    pub version: Arc<str>,
-    /// Whether other managers own fields of the agent's apply, too: they would stay when they leave the source.
-    pub is_shared: bool,
-}
-
-impl ExpectedObject {
-    /// The object as it is.
-    pub fn of(live: &Live) -> Self {
-        Self {
-            uid: live.uid.clone(),
-            version: live.version.clone(),
-            is_shared: live.is_shared,
         }
     }
 }

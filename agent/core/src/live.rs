@@ -90,6 +90,28 @@ pub struct Live {
     pub feedback: Option<Arc<PathValues>>,
 }
 
+/// The live object of an action. The action fails if the object was replaced or has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpectedObject {
+    /// Its uid.
+    pub uid: Arc<str>,
+    /// Its resourceVersion.
+    pub version: Arc<str>,
+    /// Whether other managers own fields of the agent's apply, too: they would stay when they leave the source.
+    pub is_shared: bool,
+}
+
+impl ExpectedObject {
+    /// The object as it is.
+    pub fn of(live: &Live) -> Self {
+        Self {
+            uid: live.uid.clone(),
+            version: live.version.clone(),
+            is_shared: live.is_shared,
+        }
+    }
+}
+
 impl Live {
     /// Describes an object that is not ours, for an error.
     pub(crate) fn describe(&self) -> String {

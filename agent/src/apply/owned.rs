@@ -254,4 +254,39 @@ impl ApplyRun<'_> {
         };
         self.patched(Some(seen), patch).await
     }
+
+    /// Removes what an overwritten object had besides the content: makes it the agent's own, and applies the content again. Returns the
+    /// object; `None` if another writer was faster.
+    pub(super) async fn prune(
+        &mut self,
+        object: DynamicObject,
+        written: &ApplyInput<'_>,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        let Some(patch) = body::absorb(&object) else {
+            return Ok(Some(object));
+        };
+        self.record_object(&object);
+        let Some(absorbed) = self.patched(self.recorded_target(), patch).await? else {
+            return Ok(None);
+        };
+        self.record_object(&absorbed);
+        let Some(target) = self.recorded_target() else {
+            return Ok(None);
+        };
+        let over = ReplacedObject {
+            target: &target,
+            object: None,
+        };
+        let request = body::apply(written, Some(&over), &self.member.sealer);
+        match self.member.apply(written.kind, self.copy, &request).await {
+            Ok(pruned) => {
+                self.passed(target.version);
+                Ok(Some(pruned))
+            }
+            Err(error) if error.is_race() => {
+                self.reread(Some(&target), &error).await.map(|()| None)
+            }
+            Err(error) => Err(self.fail(&error)),
+        }
+    }
 }

@@ -48,10 +48,7 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
             Some((uid, has_failed)) = jobs.next(), if !jobs.is_empty() => {
                 queue.end(&uid);
                 if has_failed {
-                    retries.push(async move {
-                        tokio::time::sleep(AFTER_FAILURE).await;
-                        uid
-                    });
+                    retries.push(after_failure(uid));
                 }
             }
             Some(uid) = retries.next(), if !retries.is_empty() => {
@@ -59,6 +56,11 @@ pub async fn render_rules(hub_state: Arc<HubState>) {
             }
         }
     }
+}
+
+async fn after_failure(uid: RuleUid) -> RuleUid {
+    tokio::time::sleep(AFTER_FAILURE).await;
+    uid
 }
 
 /// The end of a slice: the rule, and what lets it continue.

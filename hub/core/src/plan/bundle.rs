@@ -16,10 +16,8 @@ use runnel_proto::model::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::content::{
-    ContentRefusal, Origin, check_distributed, is_never_a_source, source_content,
-};
-use super::portable::{NEVER, is_controlled};
+use super::content::{ContentRefusal, check_distributed, is_never_a_source, source_content};
+use super::portable::{NEVER, Origin, is_controlled};
 use super::stored_source::{StoredSource, named, source_of};
 use super::{RenderError, RenderErrorKind, SourceContent, SourceState};
 

@@ -11,7 +11,8 @@ use serde_json::{Map, Value};
 
 use super::SourceContent;
 use super::portable::{
-    has_injected_ca, is_automatic, is_ca_injector, is_controlled, is_local_entry, portable_fields,
+    Origin, has_injected_ca, is_automatic, is_ca_injector, is_controlled, is_local_entry,
+    portable_fields,
 };
 use crate::guard::{Cause, CauseKind};
 use runnel_api::is_local_kind;
@@ -138,22 +139,11 @@ fn is_controlled_source(kind: &Kind, object: &Value) -> bool {
     kind.content.fields.is_empty() && is_controlled(object)
 }
 
-/// Who wrote an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// It exists in the hub cluster, whose API server, controllers and tools wrote into it.
-    HubCluster,
-    /// It is a manifest in a bundle: its author alone wrote it, for members.
-    Manifest,
-}
-
-impl Origin {
-    /// Whether a rule has to allow that a label or annotation is copied.
-    fn denies(self, key: &str) -> bool {
-        match self {
-            Self::HubCluster => is_denied(key),
-            Self::Manifest => is_never_copied(key),
-        }
+/// Whether a rule has to allow that a label or annotation is copied.
+fn needs_leave(origin: Origin, key: &str) -> bool {
+    match origin {
+        Origin::HubCluster => is_denied(key),
+        Origin::Manifest => is_never_copied(key),
     }
 }
 
@@ -229,7 +219,7 @@ pub fn content_of(
         let value = object.get(*field).filter(|value| !is_empty(value))?;
         Some(((*field).to_owned(), stored_form(field, value)))
     });
-    let entries = |scope| matching_entries(object, scope, |key| !origin.denies(key));
+    let entries = |scope| matching_entries(object, scope, |key| !needs_leave(origin, key));
     Ok(Content {
         version: None,
         labels: entries("labels"),
@@ -252,9 +242,10 @@ fn stored_form(field: &str, value: &Value) -> Value {
 
 /// Returns the content of an object of a kind without rules of its own: everything that another cluster can have.
 fn portable_content(kind: &Kind, object: &Value, origin: Origin) -> Content {
-    // Whoever fills in a CA that is not copied is to do so in the member.
+    // A controller of the member is to fill in the CA that is not copied.
     let has_injected_ca = has_injected_ca(object);
-    let is_left_out = |key: &str| origin.denies(key) && !(has_injected_ca && is_ca_injector(key));
+    let is_left_out =
+        |key: &str| needs_leave(origin, key) && !(has_injected_ca && is_ca_injector(key));
     let entries = |scope| {
         matching_entries(object, scope, |key| {
             !is_left_out(key) && !is_local_entry(key)

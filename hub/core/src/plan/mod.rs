@@ -66,7 +66,7 @@ pub(crate) use cluster_plans::NAMESPACE_SHARE;
 pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, RollbackBlocker, kept_revision};
 pub use content::{
-    LAST_APPLIED, Origin, ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source,
+    LAST_APPLIED, ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source,
 };
 pub use cow_sorted_map::CowSortedMap;
 pub use grants::{
@@ -76,6 +76,7 @@ pub use grants::{
 use manifests::Manifests;
 pub use named_terms::NamedTerms;
 use parking_lot::Mutex;
+pub use portable::Origin;
 pub use render::{RENDER_BUDGET, RevisionHasher, StopFlag};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{RemovalTerms, Revert, Rule};

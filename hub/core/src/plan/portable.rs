@@ -9,7 +9,14 @@ use std::collections::BTreeMap;
 use runnel_proto::model::NAMESPACES;
 use serde_json::{Map, Value};
 
-use super::content::Origin;
+/// Who wrote an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It exists in the hub cluster, whose API server, controllers and tools wrote into it.
+    HubCluster,
+    /// It is a manifest in a bundle: its author alone wrote it, for members.
+    Manifest,
+}
 
 /// Top-level fields that are no content: they name the object, or are written by its cluster.
 pub(super) const NEVER: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];

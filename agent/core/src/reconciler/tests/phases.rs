@@ -185,7 +185,7 @@ fn wanted_copy_that_hangs_in_deletion_is_delayed() {
     assert_eq!((state.counts.applied, state.counts.failed), (2, 0));
     assert_eq!(long_deletions(&mut world), 1);
 
-    // It is gone, and made again. The time of its successor counts anew.
+    // It is gone, and made again. The time of its successor counts from its own deletion.
     world.delete(&db());
     pass(&mut world, 2);
     assert_eq!(world.reported_state("r").unwrap().counts.applied, 3);
