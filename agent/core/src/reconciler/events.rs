@@ -154,6 +154,16 @@ impl Member {
         }
     }
 
+    /// Handles an area whose copies cannot be watched, and may exist.
+    pub(super) fn copies_forbidden(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
+        let was_lost = !self.watches.lost().is_empty();
+        let is_news = self.watches.forbid(area, copy_error, false);
+        self.watch_failed(is_news.then_some(area), now);
+        if was_lost {
+            self.report_all_if_complete();
+        }
+    }
+
     /// Handles a kind of which no object can exist in an area.
     pub(super) fn kind_deleted(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
         let was_lost = !self.watches.lost().is_empty();

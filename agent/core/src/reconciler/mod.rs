@@ -255,8 +255,7 @@ impl Reconciler {
             Event::CopyDeleted(copy, uid) => member.handle_copy_deletion(&copy, &uid, now),
             Event::CopiesComplete(area) => member.copies_complete(&area, now),
             Event::CopiesForbidden(area, copy_error) => {
-                let is_news = member.watches.forbid(&area, copy_error, false);
-                member.watch_failed(is_news.then_some(&area), now);
+                member.copies_forbidden(&area, copy_error, now)
             }
             Event::KindDeleted(area, copy_error) => member.kind_deleted(&area, copy_error, now),
             Event::WatchLost(scope, status) => {

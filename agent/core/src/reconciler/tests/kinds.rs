@@ -195,6 +195,28 @@ fn removal_waits_while_its_kind_is_missing() {
 }
 
 #[test]
+fn missing_kind_ends_the_loss_of_its_watch_for_other_rules() {
+    let mut world = without_widgets();
+    world.serve(&area());
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("plain", 1)],
+        ..with_terms("s", terms("s", &["a"]))
+    }]);
+    world.settle();
+    let lost = Event::WatchLost(WatchScope::Copies(area()), 404);
+    world.core.handle(lost, world.now);
+    world.batch(vec![RuleDelta {
+        upserts: vec![intent("more", 1)],
+        ..RuleDelta::new("s".into())
+    }]);
+    world.settle();
+    assert_eq!(world.reported_state("s").unwrap().proof, None);
+    world.hide(&area());
+    world.settle();
+    assert!(world.reported_state("s").unwrap().proof.is_some());
+}
+
+#[test]
 fn deleted_definition_ends_a_removal_that_waits_for_it() {
     let mut world = removed_while_missing();
     world.unserve(&area());
