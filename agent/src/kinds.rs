@@ -197,8 +197,8 @@ pub async fn discover(client: Client, named: BTreeSet<Arc<str>>, known: Kinds) -
         let found = read.kinds.in_version(&kind.resource, &kind.version);
         read.unreadable.contains(&kind.resource) && found.is_none()
     };
-    let kept = known.iter().filter(is_kept);
-    let kinds: Kinds = read.kinds.iter().chain(kept).cloned().collect();
+    let kept = known.in_all_versions().filter(is_kept);
+    let kinds: Kinds = read.kinds.in_all_versions().chain(kept).cloned().collect();
     let is_missing =
         |name: &Arc<str>| kinds.preferred(name).is_none() && !read.unreadable.contains(name);
     let missing = stream::iter(named.into_iter().filter(is_missing));
@@ -408,6 +408,23 @@ mod tests {
             (names(&stale), is_known(&stale)),
             (vec![both[0].to_owned()], true)
         );
+    }
+
+    #[tokio::test]
+    async fn kind_is_known_in_every_version() {
+        let version = |version: &str| {
+            let resource = json!({
+                "resource": "widgets", "responseKind": {"group": "example.org", "version": version, "kind": "Widget"},
+                "scope": "Namespaced", "singularResource": "widget", "verbs": VERBS,
+            });
+            json!({"version": version, "freshness": "Current", "resources": [resource]})
+        };
+        let versions = [version("v2"), version("v1beta1")];
+        let group = json!([{"metadata": {"name": "example.org"}, "versions": versions}]);
+        let found = read(group, &[], 404).await.kinds;
+        let found: Vec<_> = found.versions("widgets.example.org").collect();
+        let versions: Vec<_> = found.iter().map(|kind| &*kind.version).collect();
+        assert_eq!(versions, ["v2", "v1beta1"]);
     }
 
     #[test]

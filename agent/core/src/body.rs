@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
@@ -293,19 +294,18 @@ pub fn drop_patched(object: &DynamicObject) -> Option<Patch> {
 /// Returns the JSON patch that drops the ownership of other managers in fields that the agent applied: they would stay when they
 /// leave the source. `None` if no field is shared.
 pub fn unshare(object: &DynamicObject) -> Option<Patch> {
-    let positions: Vec<_> = managed_fields::shared_entries(&object.metadata).collect();
-    let entry = |position: &usize| remove(&["metadata", "managedFields", &position.to_string()]);
-    // From the end, because each removal moves those behind it.
-    let removals: Vec<_> = positions.iter().rev().map(entry).collect();
-    (!removals.is_empty()).then(|| guarded(object, removals))
+    managed_fields::unshared(&object.metadata).map(|entries| with_entries(object, &entries))
 }
 
 /// Returns the JSON patch that makes the content of other managers the agent's own, so that the next apply removes what the source
 /// does not have; `None` if there is none.
 pub fn absorb(object: &DynamicObject) -> Option<Patch> {
-    let entries = managed_fields::absorbed(&object.metadata)?;
+    managed_fields::absorbed(&object.metadata).map(|entries| with_entries(object, &entries))
+}
+
+fn with_entries(object: &DynamicObject, entries: &[ManagedFieldsEntry]) -> Patch {
     let entries = add(&["metadata", "managedFields"], json!(entries));
-    Some(guarded(object, vec![entries]))
+    guarded(object, vec![entries])
 }
 
 /// Returns the JSON patch that removes the label of the newest version from a copy; `None` if the

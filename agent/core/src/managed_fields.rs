@@ -48,23 +48,42 @@ fn is_of_whole_object(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// Returns the positions of the entries of other managers that own a field which the agent applied, too. Without them, such a
-/// field leaves the object with the source. Entries of subresources, and labels and annotations, do not count.
-pub fn shared_entries(metadata: &ObjectMeta) -> impl Iterator<Item = usize> {
+/// Whether another manager owns a field that the agent applied, too: it would stay when it leaves the source. Subresources, labels and
+/// annotations do not count.
+pub fn is_shared(metadata: &ObjectMeta) -> bool {
     let ours = apply_entry(metadata).and_then(|entry| entry.fields_v1.as_ref());
-    let shares = move |entry: &ManagedFieldsEntry| {
+    let mut others = metadata.managed_fields.iter().flatten();
+    others.any(|entry| {
         let pair = ours.zip(entry.fields_v1.as_ref());
-        is_of_whole_object(entry)
-            && !is_our_apply(entry)
-            && pair.is_some_and(|(ours, theirs)| overlap(&ours.0, &theirs.0))
-    };
-    let entries = metadata.managed_fields.iter().flatten().enumerate();
-    entries.filter_map(move |(position, entry)| shares(entry).then_some(position))
+        is_of_other(entry) && pair.is_some_and(|(ours, theirs)| overlap(&ours.0, &theirs.0))
+    })
+}
+
+/// Returns the entries without what others own of the fields that the agent applied; `None` if no field is shared.
+pub fn unshared(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
+    let ours = apply_entry(metadata).filter(|_| is_shared(metadata))?;
+    let ours = ours.fields_v1.as_ref()?;
+    let mut entries = metadata.managed_fields.clone()?;
+    for entry in entries.iter_mut().filter(|entry| is_of_other(entry)) {
+        if let Some(theirs) = &mut entry.fields_v1 {
+            subtract(&mut theirs.0, &ours.0);
+        }
+    }
+    entries.retain(has_fields);
+    Some(entries)
+}
+
+fn is_of_other(entry: &ManagedFieldsEntry) -> bool {
+    is_of_whole_object(entry) && !is_our_apply(entry)
+}
+
+fn has_fields(entry: &ManagedFieldsEntry) -> bool {
+    let set = entry.fields_v1.as_ref().and_then(|set| set.0.as_object());
+    set.is_none_or(|set| !set.is_empty())
 }
 
 /// Whether two sets in the form of `fieldsV1` have a field in common, outside of the metadata.
 fn overlap(one: &Value, other: &Value) -> bool {
-    let is_leaf = |set: &Value| set.as_object().is_none_or(serde_json::Map::is_empty);
     let fields = one.as_object().into_iter().flatten();
     fields
         .filter(|(key, _)| !NO_CONTENT.contains(&key.as_str()))
@@ -72,6 +91,28 @@ fn overlap(one: &Value, other: &Value) -> bool {
             let other = other.get(key);
             other.is_some_and(|other| is_leaf(one) || is_leaf(other) || overlap(one, other))
         })
+}
+
+/// Removes the fields of one set from another one. What others have added below a field of ours stays theirs.
+fn subtract(set: &mut Value, other: &Value) {
+    let (Some(set), Some(other)) = (set.as_object_mut(), other.as_object()) else {
+        return;
+    };
+    set.retain(|key, below| {
+        let is_content = !["f:metadata", "f:status"].contains(&key.as_str());
+        let Some(other) = other.get(key).filter(|_| is_content) else {
+            return true;
+        };
+        if is_leaf(below) || is_leaf(other) {
+            return false;
+        }
+        subtract(below, other);
+        !is_leaf(below)
+    });
+}
+
+fn is_leaf(set: &Value) -> bool {
+    set.as_object().is_none_or(serde_json::Map::is_empty)
 }
 
 /// Moves the content that other managers own into the agent's own entry, as if it had applied all of it: the next apply removes what
@@ -103,12 +144,7 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
         theirs.retain(|key, _| !content.contains_key(key));
         merge(&mut all, &Value::Object(content));
     }
-    entries.retain(|entry| {
-        entry
-            .fields_v1
-            .as_ref()
-            .is_none_or(|fields| fields.0.as_object().is_none_or(|set| !set.is_empty()))
-    });
+    entries.retain(has_fields);
     let ours = entries.iter_mut().find(|entry| is_our_apply(entry))?;
     ours.fields_v1.as_mut()?.0 = all;
     is_moved.then_some(entries)
@@ -354,6 +390,76 @@ mod tests {
     fn ignored(pointers: &[&str]) -> BTreeSet<FieldPath> {
         let paths = pointers.iter().map(|text| FieldPath::parse(text).unwrap());
         paths.collect()
+    }
+
+    fn managed(entries: &[(&str, &str, Value)]) -> ObjectMeta {
+        let entries = entries.iter().map(|(manager, operation, set)| {
+            json!({"manager": manager, "operation": operation, "apiVersion": "v1", "fieldsV1": set})
+        });
+        serde_json::from_value(json!({"managedFields": entries.collect::<Vec<_>>()})).unwrap()
+    }
+
+    fn sets(entries: Option<Vec<ManagedFieldsEntry>>) -> Vec<(String, Value)> {
+        let entries = entries.unwrap_or_default().into_iter();
+        let pair = |entry: ManagedFieldsEntry| (entry.manager.unwrap(), entry.fields_v1.unwrap().0);
+        entries.map(pair).collect()
+    }
+
+    #[test]
+    fn shared_fields_become_ours_alone_and_additions_stay() {
+        let ours = json!({"f:spec": {"f:limits": {".": {}, "f:cpu": {}}, "f:list": {}}});
+        let more =
+            json!({"f:limits": {".": {}, "f:cpu": {}, "f:memory": {}}, "f:list": {}, "f:mode": {}});
+        let labels = json!({"f:labels": {"f:app": {}}});
+        let metadata = managed(&[
+            ("before-first-apply", "Update", ours.clone()),
+            (FIELD_MANAGER, "Apply", ours.clone()),
+            (
+                "kubectl",
+                "Apply",
+                json!({"f:spec": more, "f:metadata": labels}),
+            ),
+        ]);
+        assert!(is_shared(&metadata));
+        let left =
+            json!({"f:spec": {"f:limits": {"f:memory": {}}, "f:mode": {}}, "f:metadata": labels});
+        let expected = [(FIELD_MANAGER, ours.clone()), ("kubectl", left.clone())];
+        let expected = expected.map(|(manager, set)| (manager.to_owned(), set));
+        assert_eq!(sets(unshared(&metadata)), expected);
+        let metadata = managed(&[(FIELD_MANAGER, "Apply", ours), ("kubectl", "Apply", left)]);
+        assert!(unshared(&metadata).is_none());
+    }
+
+    #[test]
+    fn content_of_others_is_absorbed_and_their_metadata_is_not() {
+        let labels = json!({"f:labels": {"f:app": {}}, "f:finalizers": {}});
+        let metadata = managed(&[
+            (
+                "kubectl",
+                "Update",
+                json!({"f:spec": {"f:mode": {}}, "f:metadata": labels}),
+            ),
+            (FIELD_MANAGER, "Apply", json!({"f:spec": {"f:list": {}}})),
+            (
+                "kube-controller-manager",
+                "Update",
+                json!({"f:spec": {"f:volumeName": {}}}),
+            ),
+        ]);
+        let entries = sets(absorbed(&metadata));
+        let expected = [
+            ("kubectl", json!({"f:metadata": labels})),
+            (
+                FIELD_MANAGER,
+                json!({"f:spec": {"f:list": {}, "f:mode": {}}}),
+            ),
+            (
+                "kube-controller-manager",
+                json!({"f:spec": {"f:volumeName": {}}}),
+            ),
+        ];
+        let expected = expected.map(|(manager, set)| (manager.to_owned(), set));
+        assert_eq!(entries, expected);
     }
 
     /// Content with a replica count and two containers.

@@ -242,6 +242,11 @@ impl Kinds {
         self.0.get(resource).into_iter().flatten()
     }
 
+    /// Returns each kind in every version, the preferred one first.
+    pub fn in_all_versions(&self) -> impl Iterator<Item = &Kind> {
+        self.0.values().flatten()
+    }
+
     /// Returns each kind in its preferred version, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = &Kind> {
         self.0.values().filter_map(|versions| versions.first())
