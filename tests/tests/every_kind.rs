@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::discovery::{Discovery, verbs};
+use runnel_tests::control_plane::Options;
 use runnel_tests::files::is_generated;
 use runnel_tests::fleet::{Fleet, FleetOptions};
 use runnel_tests::scene::{Id, RuleDraft, SOON, Scene, TestCluster};
@@ -245,8 +246,17 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
         kinds.map(|sample| &*sample.resource).collect()
     };
     let (kinds, cluster_kinds) = (of_scope(false), of_scope(true));
+    // Who removes the finalizers of volumes and claims: the removal of later copies waits for them.
+    let protection = ["persistentvolumeclaim", "persistentvolume"];
+    let control_plane = Options {
+        controllers: protection
+            .map(|kind| format!("{kind}-protection-controller"))
+            .to_vec(),
+        ..Options::default()
+    };
     let fleet = Fleet::start(FleetOptions {
         members: MEMBERS,
+        control_plane,
         hub_values: json!({"sources": {"kinds": kinds, "clusterKinds": cluster_kinds}}),
         agent_values: json!({"policy": {
             "kinds": kinds, "clusterKinds": cluster_kinds, "allowPrivileged": resources, "deleteNamespaces": true,
