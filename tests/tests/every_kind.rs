@@ -246,8 +246,12 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
         kinds.map(|sample| &*sample.resource).collect()
     };
     let (kinds, cluster_kinds) = (of_scope(false), of_scope(true));
-    // Who removes the finalizers of volumes and claims: the removal of later copies waits for them.
-    let protection = ["persistentvolumeclaim", "persistentvolume"];
+    // Who removes the finalizers of these kinds: the removal of later copies waits for them.
+    let protection = [
+        "persistentvolumeclaim",
+        "persistentvolume",
+        "volumeattributesclass",
+    ];
     let control_plane = Options {
         controllers: protection
             .map(|kind| format!("{kind}-protection-controller"))
