@@ -583,13 +583,14 @@ impl Index {
 
     /// Sets a rule with its plans. Sources that no rule selects any more lose their content.
     pub(super) fn put_rule(&mut self, planned: PlannedRule) -> Effect {
-        self.planner.rules.end_expectation(&planned.rule.uid);
-        let former = self.planner.rules.get(&planned.rule.uid).map(|former| {
+        let uid = planned.rule.uid.clone();
+        self.planner.rules.end_expectation(&uid);
+        let former = self.planner.rules.get(&uid).map(|former| {
             let waiting: Vec<_> = former.unrendered.sources().cloned().collect();
             (former.plan.clone(), waiting)
         });
         let mut effect = self.planner.put(planned, &self.targets);
-        self.render_former(&mut effect);
+        self.render_former_of(&uid, &mut effect);
         if let Some((plan, waiting)) = &former {
             let former = all_sources(plan).chain(waiting);
             self.sources.drop_unselected(former, &self.planner);

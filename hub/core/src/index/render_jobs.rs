@@ -436,7 +436,7 @@ impl Index {
             }
         };
         self.planner.end_job(rendered, &mut effect);
-        self.render_former(&mut effect);
+        self.render_former_of(&rendered.rule.uid, &mut effect);
         effect
     }
 

@@ -431,7 +431,7 @@ impl Index {
     /// Sets the gate of a rule: its clusters may have its target. The caller has written the progress to the status before.
     pub fn set_gate(&mut self, uid: &RuleUid, gate: Gate) -> Effect {
         let mut effect = self.planner.rules.set_gate(uid, gate);
-        self.render_former(&mut effect);
+        self.render_former_of(uid, &mut effect);
         self.render_here(&mut effect);
         effect
     }
@@ -439,7 +439,7 @@ impl Index {
     /// Sets the stored state of a rule's last completed rollout; `None`: there is none.
     pub fn set_completed_state(&mut self, uid: &RuleUid, state: Option<StoredState>) -> Effect {
         let mut effect = self.planner.rules.set_completed_state(uid, state);
-        self.render_former(&mut effect);
+        self.render_former_of(uid, &mut effect);
         self.render_here(&mut effect);
         effect
     }
@@ -496,13 +496,20 @@ impl Index {
         effect
     }
 
-    /// Renders the former inputs of rules that are rolled back, for clusters for which that is not done.
+    /// Renders the former inputs of all rules that are rolled back, for clusters for which that is not done.
     pub(super) fn render_former(&self, effect: &mut Effect) {
+        for (uid, _) in self.planner.rules.iter() {
+            self.render_former_of(uid, effect);
+        }
+    }
+
+    /// Renders the former inputs of a rule that is rolled back, for clusters for which that is not done.
+    pub(super) fn render_former_of(&self, uid: &RuleUid, effect: &mut Effect) {
         let clusters = &self.targets.clusters;
-        let lacks =
-            |(_, entry): &(&RuleUid, &RuleEntry)| entry.unrendered_state(clusters).is_some();
-        let lacking = self.planner.rules.iter().filter(lacks);
-        effect.render.extend(lacking.map(|(uid, _)| uid.clone()));
+        let entry = self.planner.rules.get(uid);
+        if entry.is_some_and(|entry| entry.unrendered_state(clusters).is_some()) {
+            effect.render.insert(uid.clone());
+        }
     }
 }
 
