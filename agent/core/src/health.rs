@@ -35,15 +35,7 @@ pub fn observe(kind: &Kind, object: &DynamicObject) -> Option<ObservedHealth> {
     if !kind.content.is_owned() {
         return None;
     }
-    let object = Object {
-        data: &object.data,
-        generation: object.metadata.generation,
-        terminating: object.metadata.deletion_timestamp.is_some(),
-        is_provisioned: object
-            .annotations()
-            .keys()
-            .any(|key| PROVISIONERS.contains(&key.as_str())),
-    };
+    let object = Object::of(object);
     let rules = KindRules::of(kind);
     if rules == KindRules::Service && object.text("/spec/type") != Some("LoadBalancer") {
         return None;
@@ -61,13 +53,13 @@ pub fn observe(kind: &Kind, object: &DynamicObject) -> Option<ObservedHealth> {
 
 /// Whether an object has run to its end, well or not: a Job, or a Pod that is not started again.
 pub fn is_finished(kind: &Kind, object: &DynamicObject) -> bool {
-    let status = &object.data["status"];
+    let object = Object::of(object);
     match KindRules::of(kind) {
-        KindRules::Job => status["conditions"].as_array().is_some_and(|conditions| {
-            let mut conditions = conditions.iter().map(Condition);
-            conditions.any(|one| one.is("Complete", "True") || one.is("Failed", "True"))
-        }),
-        KindRules::Pod => matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+        KindRules::Job => {
+            let is_true = |condition_type| object.condition(condition_type, "True").is_some();
+            is_true("Complete") || is_true("Failed")
+        }
+        KindRules::Pod => matches!(object.text("/status/phase"), Some("Succeeded" | "Failed")),
         _ => false,
     }
 }
@@ -167,6 +159,18 @@ struct Object<'a> {
 }
 
 impl<'a> Object<'a> {
+    fn of(object: &'a DynamicObject) -> Self {
+        Self {
+            data: &object.data,
+            generation: object.metadata.generation,
+            terminating: object.metadata.deletion_timestamp.is_some(),
+            is_provisioned: object
+                .annotations()
+                .keys()
+                .any(|key| PROVISIONERS.contains(&key.as_str())),
+        }
+    }
+
     fn number(&self, path: &str) -> Option<i64> {
         self.data.pointer(path)?.as_i64()
     }

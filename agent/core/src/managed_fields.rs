@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{Content, FieldMap, FieldPath};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::field_set::{Difference, FieldSet};
 
@@ -112,7 +112,7 @@ fn subtract(set: &mut Value, other: &Value) {
 }
 
 fn is_leaf(set: &Value) -> bool {
-    set.as_object().is_none_or(serde_json::Map::is_empty)
+    set.as_object().is_none_or(Map::is_empty)
 }
 
 /// Moves the content that other managers own into the agent's own entry, as if it had applied all of it: the next apply removes what
@@ -122,27 +122,20 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
     let (version, mut all) = (ours.api_version.clone(), ours.fields_v1.clone()?.0);
     let mut entries = metadata.managed_fields.clone()?;
     let mut is_moved = false;
-    for entry in &mut entries {
-        let manager = entry.manager.as_deref().unwrap_or_default();
-        let is_controller = manager.ends_with("controller-manager") || manager == "kube-scheduler";
-        if is_our_apply(entry) || !is_of_whole_object(entry) || is_controller {
-            continue;
-        }
-        let Some(theirs) = entry
-            .fields_v1
-            .as_mut()
-            .and_then(|fields| fields.0.as_object_mut())
-        else {
+    let is_movable = |entry: &&mut ManagedFieldsEntry| {
+        is_of_other(entry) && !is_of_controller(entry) && entry.api_version == version
+    };
+    for entry in entries.iter_mut().filter(is_movable) {
+        let set = entry.fields_v1.as_mut();
+        let Some(theirs) = set.and_then(|set| set.0.as_object_mut()) else {
             continue;
         };
-        let is_kept = |key: &str| NO_CONTENT.contains(&key) || entry.api_version != version;
-        let content = theirs.iter().filter(|(key, _)| !is_kept(key));
-        let content: serde_json::Map<_, _> = content
-            .map(|(key, set)| (key.clone(), set.clone()))
-            .collect();
+        let (kept, content): (Map<_, _>, Map<_, _>) = std::mem::take(theirs)
+            .into_iter()
+            .partition(|(key, _)| NO_CONTENT.contains(&key.as_str()));
         is_moved |= !content.is_empty();
-        theirs.retain(|key, _| !content.contains_key(key));
-        merge(&mut all, &Value::Object(content));
+        *theirs = kept;
+        json_patch::merge(&mut all, &Value::Object(content));
     }
     entries.retain(has_fields);
     let ours = entries.iter_mut().find(|entry| is_our_apply(entry))?;
@@ -150,14 +143,9 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
     is_moved.then_some(entries)
 }
 
-/// Adds a set in the form of `fieldsV1` to another one.
-fn merge(set: &mut Value, more: &Value) {
-    let (Some(set), Some(more)) = (set.as_object_mut(), more.as_object()) else {
-        return;
-    };
-    for (key, more) in more {
-        merge(set.entry(key.clone()).or_insert_with(|| json!({})), more);
-    }
+fn is_of_controller(entry: &ManagedFieldsEntry) -> bool {
+    let manager = entry.manager.as_deref().unwrap_or_default();
+    manager.ends_with("controller-manager") || manager == "kube-scheduler"
 }
 
 /// Whether the agent owns a key: it applied the key, and no other client has changed it since.
