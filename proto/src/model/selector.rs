@@ -262,6 +262,11 @@ impl NamespaceChoice {
         dropped.collect()
     }
 
+    /// Whether the choice names its namespaces one by one.
+    pub fn names_all(&self) -> bool {
+        self.selector.is_none() && self.names.iter().all(Pattern::is_literal)
+    }
+
     /// Returns the exact names, which are targets even if the namespaces do not exist.
     pub fn wanted_literals(&self) -> impl Iterator<Item = &str> {
         self.literals()

@@ -3,7 +3,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, NamespaceChoice, SourceRef};
 
 use super::ReportedCopiesFn;
 use super::RuleEntry;
@@ -387,7 +387,5 @@ fn max_copies(rule: &Rule, intents: u64) -> u64 {
 /// Whether the rule names its namespaces one by one.
 fn names_all(rule: &Rule) -> bool {
     let choice = rule.terms.namespaces.as_ref();
-    choice.is_none_or(|choice| {
-        choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal)
-    })
+    choice.is_none_or(NamespaceChoice::names_all)
 }

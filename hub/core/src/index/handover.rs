@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use runnel_proto::model::{ClusterName, DeletionPolicy, Pattern, RuleUid, SourceRef};
+use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid, SourceRef};
 
 use super::rule_lookup::Selection;
 use super::rules::Rules;
@@ -89,8 +89,7 @@ impl<'a> Claims<'a> {
 fn may_share(one: &Rule, other: &Rule) -> bool {
     let named = |rule: &Rule| {
         let choice = rule.terms.namespaces.as_ref()?;
-        let are_literal = choice.selector.is_none() && choice.names.iter().all(Pattern::is_literal);
-        are_literal.then(|| {
+        choice.names_all().then(|| {
             choice
                 .wanted_literals()
                 .map(str::to_owned)
@@ -210,7 +209,7 @@ impl Index {
         &self,
         entry: &RuleEntry,
         cluster: &ClusterName,
-        directive: Directive,
+        mut directive: Directive,
     ) -> Directive {
         let claims = Claims {
             rules: &self.planner.rules,
@@ -218,13 +217,11 @@ impl Index {
         };
         let decision = entry.guard.decision();
         match directive {
-            Directive::Assigned(mut assignment) if decision.passes_in_clusters() => {
+            Directive::Assigned(ref mut assignment) | Directive::Cordoned(ref mut assignment)
+                if decision.passes_in_clusters() =>
+            {
                 assignment.claims = claims.of(entry, cluster, decision.passes_selected()).into();
-                Directive::Assigned(assignment)
-            }
-            Directive::Cordoned(mut assignment) if decision.passes_in_clusters() => {
-                assignment.claims = claims.of(entry, cluster, decision.passes_selected()).into();
-                Directive::Cordoned(assignment)
+                directive
             }
             Directive::Removed(policy) => {
                 let claims = claims.of(entry, cluster, true);
