@@ -39,6 +39,9 @@ enum Step {
     NameSecrets(usize, bool),
     /// The rollout of a rule is paused and goes on: a new try.
     Retry(usize),
+    /// A rule is reverted to a state that is kept of it, or is no longer.
+    Revert(usize, usize),
+    EndRevert(usize),
     /// A rule is deleted, or created again under its name.
     DeleteRule(usize),
     CreateRule(usize),
@@ -75,6 +78,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<bool>(), any::<bool>()).prop_map(|(kind, on)| Step::Grant(kind, on)),
         1 => (rule.clone(), any::<bool>()).prop_map(|(rule, on)| Step::NameSecrets(rule, on)),
         1 => rule.clone().prop_map(Step::Retry),
+        2 => prop_oneof![
+            3 => (0..2usize).prop_map(|number| Step::Revert(1, number)),
+            2 => Just(Step::EndRevert(1)),
+        ],
         1 => prop_oneof![
             6 => rule.clone().prop_map(Step::DeleteRule),
             1 => Just(Step::DeleteNamespace),
@@ -481,5 +488,21 @@ fn stopped_rollout_serves_the_clusters_that_it_reached() {
         Step::Settle(2),
         Step::Grant(false, true),
         Step::Settle(1),
+    ]);
+}
+
+#[test]
+fn approved_wave_stays_approved_while_an_edit_is_undone() {
+    play(&[
+        Step::Relabel(0, false),
+        Step::Control(2, true),
+        Step::Edit(1, false),
+        Step::Move(2, 1),
+        Step::Settle(35),
+        Step::Edit(2, false),
+        Step::ApproveWave(1),
+        Step::Delete(2),
+        Step::Relabel(0, true),
+        Step::Settle(35),
     ]);
 }

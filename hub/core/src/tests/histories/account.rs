@@ -90,14 +90,9 @@ impl Account {
         self.approved.extend(unwanted);
     }
 
-    /// A person approves a wave.
-    pub fn approve_wave(&mut self, api: &Api, uid: &RuleUid, clusters: Vec<ClusterName>) {
-        let inputs = api.inputs(uid);
-        if let Some(waves) = self
-            .waves
-            .get_mut(uid)
-            .filter(|waves| waves.inputs == inputs)
-        {
+    /// A person approves the wave that the status shows: of the rollout as it began, not of an edit since.
+    pub fn approve_wave(&mut self, uid: &RuleUid, clusters: Vec<ClusterName>) {
+        if let Some(waves) = self.waves.get_mut(uid) {
             waves.admitted.extend(clusters);
         }
     }

@@ -32,6 +32,8 @@ pub const SOURCES: [(&str, &str); 5] = [
 /// The rules select the sources with their name as label.
 pub const RULES: [&str; 3] = ["plain", "waves", "stops"];
 const NAMESPACE: &str = "team";
+/// So many states of a rule are kept by default.
+const HISTORY: usize = 2;
 /// Within so many rounds hub and agents come to rest after a change.
 const ROUNDS: u32 = 1000;
 
@@ -53,7 +55,15 @@ pub struct ApiRule {
     is_paused: bool,
     deleting: bool,
     approve: String,
+    /// The revision to which a person reverted it.
+    reverted: Option<String>,
     pub status: RuleStatus,
+}
+
+/// A state that the hub has stored, with what it would send.
+struct KeptState {
+    stored: StoredState,
+    contents: BTreeMap<SourceRef, Text>,
 }
 
 /// The objects in the API server of the hub. They survive the hub.
@@ -69,7 +79,8 @@ pub struct Api {
     is_terminating: bool,
     /// Whether the definition of rules is being deleted.
     is_definition_terminating: bool,
-    states: BTreeMap<RuleUid, StoredState>,
+    /// The stored states of each rule, the newest first.
+    states: BTreeMap<RuleUid, Vec<KeptState>>,
     /// The orders of deleted rules for clusters that were away.
     orders: BTreeMap<ClusterName, BTreeMap<RuleUid, PendingRemoval>>,
     texts: u32,
@@ -82,14 +93,48 @@ impl Api {
         self.rules.get(uid).is_some_and(|rule| !rule.deleting) && self.would_select(uid, source)
     }
 
-    /// Whether a rule selects an existing source, or would if it were not being deleted.
+    /// Whether a rule selects a source, or would if it were not being deleted.
     pub fn would_select(&self, uid: &RuleUid, source: &SourceRef) -> bool {
-        let (Some(rule), Some(known)) = (self.rules.get(uid), self.sources.get(source)) else {
-            return false;
+        self.contents(uid).contains_key(source)
+    }
+
+    /// What a rule selects, granted or not: of existing sources, or of the state to which it is reverted.
+    fn contents(&self, uid: &RuleUid) -> BTreeMap<SourceRef, Text> {
+        let Some(rule) = self.rules.get(uid) else {
+            return BTreeMap::new();
         };
-        known.set == rule.kind
-            && !known.is_controlled
-            && (rule.names_secrets || &*source.resource == "configmaps")
+        if let Some(state) = self.reverted_to(uid) {
+            return state.contents.clone();
+        }
+        let selected = self.sources.iter().filter(|(source, known)| {
+            known.set == rule.kind
+                && !known.is_controlled
+                && (rule.names_secrets || &*source.resource == "configmaps")
+        });
+        selected
+            .map(|(source, known)| (source.clone(), known.text))
+            .collect()
+    }
+
+    /// The state to which a rule is reverted.
+    fn reverted_to(&self, uid: &RuleUid) -> Option<&KeptState> {
+        let revision = self.rules.get(uid)?.reverted.as_deref()?;
+        let mut states = self.states.get(uid)?.iter();
+        states.find(|state| state.stored.revision == revision)
+    }
+
+    /// Stores the state of a completed rollout, and drops those that the rule does not keep.
+    fn store(&mut self, uid: &RuleUid, stored: StoredState) {
+        let contents = self.contents(uid);
+        let reverted = self.rules[uid].reverted.clone();
+        let states = self.states.entry(uid.clone()).or_default();
+        states.retain(|state| state.stored.revision != stored.revision);
+        states.insert(0, KeptState { stored, contents });
+        let mut number = 0;
+        states.retain(|state| {
+            number += 1;
+            number <= HISTORY || Some(&state.stored.revision) == reverted.as_ref()
+        });
     }
 
     /// Whether a rule wants a copy in a cluster, wave or not.
@@ -122,21 +167,15 @@ impl Api {
 
     /// Whether a rule gets everything that it selects in a cluster.
     fn chooses(&self, uid: &RuleUid, cluster: &ClusterName) -> bool {
-        let mut selected = self.sources.keys().filter(|it| self.selects(uid, it));
+        let contents = self.contents(uid);
+        let mut selected = contents.keys().filter(|it| self.selects(uid, it));
         selected.all(|it| self.wants(uid, cluster, it))
     }
 
     pub fn inputs(&self, uid: &RuleUid) -> Inputs {
-        let selected = self
-            .sources
-            .iter()
-            .filter(|(it, _)| self.would_select(uid, it));
-        let contents = selected
-            .map(|(it, known)| (it.clone(), known.text))
-            .collect();
         let rule = self.rules.get(uid);
         let tries = rule.map_or(0, |rule| rule.tries);
-        Inputs::new(tries, contents)
+        Inputs::new(tries, self.contents(uid))
     }
 
     pub fn needs_approval(&self, uid: &RuleUid) -> bool {
@@ -184,6 +223,9 @@ impl Api {
             "name": name, "namespace": NAMESPACE, "uid": uid.as_str(), "generation": rule.generation,
             "annotations": {"runnel.dev/approve": rule.approve},
         });
+        if let Some(revision) = &rule.reverted {
+            metadata["annotations"][runnel_api::REVERT_TO] = json!(revision);
+        }
         if rule.deleting {
             metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         }
@@ -455,6 +497,17 @@ impl World {
                     self.account.retry(&self.api, &uid, &before);
                 }
             }
+            Step::Revert(rule, number) => {
+                let states = self
+                    .api
+                    .uid(*rule)
+                    .and_then(|uid| self.api.states.get(&uid));
+                let state = states.and_then(|states| states.get(*number));
+                if let Some(revision) = state.map(|state| state.stored.revision.clone()) {
+                    self.revert(*rule, Some(revision));
+                }
+            }
+            Step::EndRevert(rule) => self.revert(*rule, None),
             Step::DeleteRule(rule) => {
                 if let Some(uid) = self.api.uid(*rule) {
                     if self.api.is_deleted_on_purpose(&uid) {
@@ -575,6 +628,7 @@ impl World {
             is_paused: false,
             deleting: false,
             approve: String::new(),
+            reverted: None,
             status: RuleStatus::default(),
         };
         self.api.rules.insert(uid.clone(), rule);
@@ -591,6 +645,24 @@ impl World {
         edit(rule);
         let rule = self.api.rule(&uid);
         self.change(|index| index.set_rule(rule));
+    }
+
+    /// A person reverts a rule, or ends that: as an edit, it is another try.
+    fn revert(&mut self, kind: usize, revision: Option<String>) {
+        self.edit_rule(kind, |it| {
+            (it.tries, it.reverted) = (it.tries + 1, revision);
+        });
+        if let Some(uid) = self.api.uid(kind) {
+            self.load_reverted(&uid);
+        }
+    }
+
+    /// Reads the state to which a rule is reverted.
+    fn load_reverted(&mut self, uid: &RuleUid) {
+        let state = self.api.reverted_to(uid).map(|it| it.stored.clone());
+        if let Some(StoredState { revision, state }) = state {
+            self.change(|index| index.set_reverted_state(uid, &revision, state));
+        }
     }
 
     fn annotate(&mut self, uid: &RuleUid, digest: String) {
@@ -637,7 +709,7 @@ impl World {
             return;
         };
         let names = wave.names.iter().map(|name| name.as_str().into()).collect();
-        self.account.approve_wave(&self.api, &uid, names);
+        self.account.approve_wave(&uid, names);
         self.annotate(&uid, wave.digest);
     }
 
@@ -650,6 +722,9 @@ impl World {
             }
         }
         self.hub = Hub::start(&self.api, self.now);
+        for uid in self.api.rules.keys().cloned().collect::<Vec<_>>() {
+            self.load_reverted(&uid);
+        }
         self.change(|index| Effect {
             judge: index.rules().uids().cloned().collect(),
             ..Effect::default()
@@ -904,7 +979,7 @@ impl World {
         }
         if let Some(state) = state {
             match &state {
-                Some(state) => drop(self.api.states.insert(uid.clone(), state.clone())),
+                Some(state) => self.api.store(uid, state.clone()),
                 None => drop(self.api.states.remove(uid)),
             }
             self.change(|index| index.set_completed_state(uid, state));
@@ -994,7 +1069,11 @@ impl Hub {
             let (labels, body) = known.shown();
             index.set_source(source.clone(), labels, Some(body));
         }
-        index.set_completed_states(api.states.clone(), RollbackBlocker::NoneCompleted);
+        let newest = |(uid, states): (&RuleUid, &Vec<KeptState>)| {
+            Some((uid.clone(), states.first()?.stored.clone()))
+        };
+        let states = api.states.iter().filter_map(newest).collect();
+        index.set_completed_states(states, RollbackBlocker::NoneCompleted);
         index.reset_removal_guards();
         let mut hub = Self {
             index,
