@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use super::stage::{PATIENCE, Stage};
 
-/// The largest rules: about 1.2 MB of text each. Six of them, decoded, were more than the limit of the hub. An API server that
-/// shares two cores takes up to 15 s for one.
+/// The largest rules: about 1.2 MB of text each. Six of them, decoded, were more than the limit of the hub.
 const RULES: usize = 12;
 const RULE_VALUES: usize = 150_000;
 /// The largest bundles: about 1 MB of text each.

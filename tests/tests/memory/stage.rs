@@ -10,6 +10,7 @@ use runnel_tests::memory::{Enforcement, parse_quantity};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, is_copy_of};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 
 const HONEST: &str = "honest";
 /// How long anything may take in a debug build, on a machine with much else to do.
@@ -86,9 +87,12 @@ impl Stage {
         .await
     }
 
-    /// Creates objects on the hub, one after the other: a large one costs the API server much time.
+    /// Creates objects on the hub, one after the other. A large one costs an API server some 5 s on a core of its own, and it
+    /// refuses what takes it a minute: no two of the tests make one at the same time.
     pub async fn make_all(&self, objects: impl Iterator<Item = Value>) -> Result<()> {
+        static TURN: Mutex<()> = Mutex::const_new(());
         for object in objects {
+            let _turn = TURN.lock().await;
             self.scene.hub.make(&object).await?;
         }
         Ok(())

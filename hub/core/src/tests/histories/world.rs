@@ -647,11 +647,9 @@ impl World {
         self.change(|index| index.set_rule(rule));
     }
 
-    /// A person reverts a rule, or ends that: as an edit, it is another try.
+    /// A person reverts a rule, or ends that.
     fn revert(&mut self, kind: usize, revision: Option<String>) {
-        self.edit_rule(kind, |it| {
-            (it.tries, it.reverted) = (it.tries + 1, revision);
-        });
+        self.edit_rule(kind, |it| it.reverted = revision);
         if let Some(uid) = self.api.uid(kind) {
             self.load_reverted(&uid);
         }
