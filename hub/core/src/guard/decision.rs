@@ -124,9 +124,14 @@ impl GuardDecision {
 
     /// Whether copies of selected sources pass: of a kind that is not granted, or in namespaces that are no targets.
     pub fn passes_selected(&self) -> bool {
+        self.has_prunes() || self.passes_kinds()
+    }
+
+    /// Whether copies of a kind that is not granted pass.
+    pub fn passes_kinds(&self) -> bool {
         let first = Item::Kind(ClusterName::from(""), Arc::default());
-        let is_kind = |item: &Item| matches!(item, Item::Kind(..));
-        self.has_prunes() || self.passed.range(first..).next().is_some_and(is_kind)
+        let mut passed = self.passed.range(first..);
+        matches!(passed.next(), Some(Item::Kind(..)))
     }
 
     /// Returns the approved removals in a cluster of copies whose namespace is no longer a target.

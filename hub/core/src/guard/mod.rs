@@ -162,19 +162,9 @@ impl RemovalGuard {
 
     /// An item is selected, perhaps again.
     pub fn record_selected(&mut self, item: &Item) {
-        let was_open = self.open.remove(item).is_some();
+        self.open.remove(item);
         let was_blocked = self.causes.remove(item).is_some();
         self.undone |= was_blocked;
-        if let Some(source) = item.source()
-            && (was_open || was_blocked || self.decision.passes(item))
-        {
-            // The removal of its kind passed without it.
-            let covers = |passed: &Item| passed.kind() == Some(&source.resource);
-            if self.decision.passed.iter().any(covers) {
-                let decision = Arc::make_mut(&mut self.decision);
-                decision.passed.retain(|passed| !covers(passed));
-            }
-        }
         if self.decision.passes(item) || self.decision.blocks(item) {
             let decision = Arc::make_mut(&mut self.decision);
             decision.passed.remove(item);
@@ -184,6 +174,19 @@ impl RemovalGuard {
             }
         }
         self.forget_if_over();
+    }
+
+    /// The rule selects intents that it did not select before: a removal of their kind that passed did so without them.
+    pub fn record_gained<'a>(&mut self, gained: impl IntoIterator<Item = &'a SourceRef>) {
+        if !self.decision.passes_kinds() {
+            return;
+        }
+        let kinds: BTreeSet<_> = gained.into_iter().map(|intent| &intent.resource).collect();
+        let covers = |item: &Item| item.kind().is_some_and(|kind| kinds.contains(kind));
+        if self.decision.passed.iter().any(covers) {
+            let decision = Arc::make_mut(&mut self.decision);
+            decision.passed.retain(|item| !covers(item));
+        }
     }
 
     /// No blocked item is left: the same change, made again, needs a new approval.

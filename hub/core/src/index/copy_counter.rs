@@ -232,7 +232,8 @@ impl CopyCounter<'_> {
     }
 
     /// Returns the number of copies in a cluster that are removed with the rule. `contested` are the sources that other
-    /// rules select, too.
+    /// rules select, too. Nothing tells which ones an agent has that has fewer than the rule selects: then as few as possible
+    /// change hands.
     fn copies(
         &self,
         entry: &RuleEntry,
@@ -240,7 +241,8 @@ impl CopyCounter<'_> {
         cluster: &ClusterName,
         contested: &BTreeSet<SourceRef>,
     ) -> u64 {
-        let all = match (self.reported_copies)(&entry.rule.uid, cluster) {
+        let holding = (self.reported_copies)(&entry.rule.uid, cluster);
+        let all = match holding {
             Some(holding) => holding.copies,
             // The sources may have gone before the rule.
             None if self.may_have(cluster) => {
@@ -248,14 +250,19 @@ impl CopyCounter<'_> {
             }
             None => 0,
         };
-        let Some(plan) = sent_plan(entry, cluster).filter(|_| !contested.is_empty()) else {
+        let plan = sent_plan(entry, cluster)
+            .filter(|_| !contested.is_empty() && !entry.holds_back(cluster));
+        let Some(plan) = plan else {
             return all;
         };
-        let stay = plan.all_selected().filter(|intent| {
+        let (stay, leave): (Vec<_>, Vec<_>) = plan.all_selected().partition(|intent| {
             contested.contains(&intent.plain())
                 && self.is_sent_by_another_rule(entry, senders, cluster, intent)
         });
-        let stay = ByScope::of(stay);
+        let planned = stay.len() + leave.len();
+        let lacking = holding.map_or(0, |it| (planned as u64).saturating_sub(it.intents));
+        let lacking = usize::try_from(lacking).unwrap_or(usize::MAX);
+        let stay = ByScope::of(stay.into_iter().skip(lacking));
         let of_one = self.copies_of_one(entry, cluster, cluster_scoped(plan));
         all.saturating_sub(stay.copies(ByScope::default(), of_one))
     }

@@ -109,11 +109,16 @@ impl RuleEntry {
         !self.rule.deleting
             && targets.clusters.contains_key(cluster)
             && !targets.unknown
-            && !targets.cordoned.contains(cluster)
-            && !self.rule.terms.is_frozen()
-            && !self.awaits(cluster)
-            && !self.is_withheld()
-            && !self.lacks(cluster)
+            && !self.holds_back(cluster)
+    }
+
+    /// Whether a cluster that the rule selects may lack some of what it selects.
+    pub(super) fn holds_back(&self, cluster: &ClusterName) -> bool {
+        self.target_clusters.cordoned.contains(cluster)
+            || self.rule.terms.is_frozen()
+            || self.awaits(cluster)
+            || self.is_withheld()
+            || self.lacks(cluster)
     }
 
     /// What the rule is to have in a cluster, if it does not send all of it now, or `with_sent`. A dry run claims nothing.

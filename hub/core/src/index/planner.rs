@@ -162,6 +162,9 @@ impl Planner {
             );
         }
         entry.keep_selected();
+        let intents = entry.plan.selected_intents(source);
+        let is_gained = |intent: &&SourceRef| !wanted.contains(intent);
+        entry.guard.record_gained(intents.iter().filter(is_gained));
         entry.record_left(wanted, source, &cause);
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());

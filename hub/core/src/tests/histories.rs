@@ -506,3 +506,28 @@ fn approved_wave_stays_approved_while_an_edit_is_undone() {
         Step::Settle(35),
     ]);
 }
+
+#[test]
+fn removal_of_a_kind_does_not_take_a_source_of_before_the_process() {
+    for comes_back in [Step::Move(4, 1), Step::Revert(1, 0)] {
+        play(&[
+            Step::Move(4, 2),
+            Step::Restart,
+            Step::Grant(true, false),
+            Step::Connect(0),
+            Step::Settle(1),
+            comes_back,
+            Step::Settle(70),
+        ]);
+    }
+}
+
+#[test]
+fn copies_of_a_held_rule_are_counted_beside_a_source_that_it_never_sent() {
+    play(&[
+        Step::DeleteRule(2),
+        Step::Move(1, 2),
+        Step::Revert(1, 0),
+        Step::Settle(2),
+    ]);
+}
