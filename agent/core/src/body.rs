@@ -266,22 +266,6 @@ pub fn preparation_patch(
     (!changes.is_empty()).then(|| guarded(object, changes))
 }
 
-/// Returns the JSON patch that gives an object the fields of an apply that the API server cannot merge: lists, because an item
-/// of another client may exclude one of ours, and maps without a field. Returns `None` if they are equal.
-pub fn unmerged_patch(object: &DynamicObject, body: &Value, fields: &[Vec<&str>]) -> Option<Patch> {
-    fn at<'v>(value: &'v Value, path: &[&str]) -> Option<&'v Value> {
-        path.iter().try_fold(value, |value, field| value.get(field))
-    }
-    let differing = fields.iter().filter_map(|path| {
-        let (present, wanted) = (at(&object.data, path)?, at(body, path)?);
-        let is_list = present.is_array() && wanted.is_array();
-        let is_emptied = present.is_object() && wanted.as_object().is_some_and(Map::is_empty);
-        ((is_list || is_emptied) && present != wanted).then(|| add(path, wanted.clone()))
-    });
-    let changes: Vec<_> = differing.collect();
-    (!changes.is_empty()).then(|| guarded(object, changes))
-}
-
 /// Returns the JSON patch that drops the ownership of the fields that the agent has set by a patch, so that only those of its apply are its
 /// own; `None` if there are none.
 pub fn drop_patched(object: &DynamicObject) -> Option<Patch> {
@@ -381,7 +365,7 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> P
 }
 
 /// Adds tests to the changes: the patch fails if the object was replaced or has changed.
-fn guarded(object: &DynamicObject, changes: Vec<PatchOperation>) -> Patch {
+pub(crate) fn guarded(object: &DynamicObject, changes: Vec<PatchOperation>) -> Patch {
     let metadata = &object.metadata;
     let mut all = vec![
         test(&["metadata", "uid"], json!(metadata.uid)),
@@ -394,7 +378,7 @@ fn guarded(object: &DynamicObject, changes: Vec<PatchOperation>) -> Patch {
     Patch(all)
 }
 
-fn add(path: &[&str], value: Value) -> PatchOperation {
+pub(crate) fn add(path: &[&str], value: Value) -> PatchOperation {
     PatchOperation::Add(AddOperation {
         path: PointerBuf::from_tokens(path.iter().copied()),
         value,

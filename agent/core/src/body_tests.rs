@@ -687,39 +687,6 @@ fn parents_are_created_for_applied_fields_only() {
 }
 
 #[test]
-fn unmerged_fields_become_those_of_the_apply() {
-    let service = |ports: Value| -> DynamicObject {
-        let metadata = json!({"name": "x", "namespace": "a", "uid": "u", "resourceVersion": "5"});
-        let spec = json!({"type": "ClusterIP", "ports": ports});
-        let object =
-            json!({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec});
-        serde_json::from_value(object).unwrap()
-    };
-    let body = json!({"spec": {"ports": [{"name": "web", "port": 80}], "type": "ClusterIP"}});
-    let lists = [
-        vec!["spec", "ports"],
-        vec!["spec", "type"],
-        vec!["spec", "missing"],
-    ];
-    let theirs = service(json!([{"name": "web", "port": 8080, "protocol": "TCP"}]));
-    let patch = unmerged_patch(&theirs, &body, &lists).unwrap();
-    assert_eq!(patched(&theirs, patch).data["spec"], body["spec"]);
-    assert_eq!(unmerged_patch(&theirs, &body, &lists[1..]), None);
-    let same = service(body["spec"]["ports"].clone());
-    assert_eq!(unmerged_patch(&same, &body, &lists), None);
-    // A map without a field is null after a merge.
-    let maps = [vec!["spec", "selector"], vec!["spec", "ports"]];
-    let mut with_map = service(body["spec"]["ports"].clone());
-    with_map.data["spec"]["selector"] = json!({"app": "web"});
-    let mut emptied = body.clone();
-    emptied["spec"]["selector"] = json!({});
-    let patch = unmerged_patch(&with_map, &emptied, &maps).unwrap();
-    assert_eq!(patched(&with_map, patch).data["spec"], emptied["spec"]);
-    emptied["spec"]["selector"] = json!({"app": "other"});
-    assert_eq!(unmerged_patch(&with_map, &emptied, &maps), None);
-}
-
-#[test]
 fn fields_of_a_patch_are_dropped() {
     let entry =
         |manager: &str, operation: &str| json!({"manager": manager, "operation": operation});

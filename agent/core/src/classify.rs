@@ -11,7 +11,7 @@ use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef, clip, spli
 use crate::copy::CopyError;
 use crate::policy::{Area, ServiceAccount};
 
-/// Limit of the causes of one refusal that are read for lists.
+/// Limit of the causes of one refusal whose fields are read.
 const UNMERGED_FIELDS: usize = 20;
 
 /// The error of a request.
@@ -24,6 +24,22 @@ pub enum CallError {
     NotActive,
     /// There was no usable answer.
     Unanswered,
+}
+
+/// Returns the names of fields in a path such as `spec.ports[0].name`.
+fn names_in(path: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let is_between = |c: char| {
+        let is_within = depth > 0;
+        match c {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        is_within || matches!(c, '[' | ']' | '.')
+    };
+    let names = path.split(is_between);
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 /// How the messages of the admission policy of the agent's chart begin that are about an object of others.
@@ -85,22 +101,22 @@ impl CallError {
             && !status.details.as_ref().is_some_and(names_object)
     }
 
-    /// Returns the fields that an apply cannot merge, as the names of the fields that lead to them: lists of which the API
-    /// server refuses an item, and maps that lose their last field. A field inside of a list is left out.
-    pub fn unmerged_fields(&self) -> Vec<Vec<&str>> {
+    /// Returns the refused fields, as the names that lead to them. Items of lists, and keys in brackets, are left out.
+    pub fn refused_fields(&self) -> Vec<Vec<&str>> {
         let Self::Refused(status) = self else {
             return vec![];
         };
         let causes = causes(status).take(UNMERGED_FIELDS);
-        let fields = causes.filter_map(|(reason, field, _)| match field.split_once('[') {
-            Some((list, item)) => (!item.contains('[')).then_some(list),
-            // Such a map is null after the merge.
-            None => (reason == "FieldValueTypeInvalid").then_some(field),
-        });
-        let mut fields: Vec<Vec<&str>> = fields.map(|field| field.split('.').collect()).collect();
+        let mut fields: Vec<_> = causes.map(|(_, field, _)| names_in(field)).collect();
         fields.sort();
         fields.dedup();
         fields
+    }
+
+    /// Whether an apply cannot be merged because the agent applied the object in another version of its kind before.
+    pub fn is_of_other_version(&self) -> bool {
+        let is_worded = |text: &str| CONVERSION.iter().any(|words| text.contains(words));
+        matches!(self, Self::Refused(status) if is_worded(&status.message))
     }
 
     /// Whether the admission policy of the agent's chart refused a change of an object that Runnel did not create.
@@ -240,6 +256,9 @@ const LARGE: [&str; 3] = [
     "Request entity too large",
     "trying to send message larger than max",
 ];
+
+/// How API servers word that what a manager applied cannot be read in the version of its apply.
+const CONVERSION: [&str; 2] = ["failed to prune fields", "failed to convert merged object"];
 
 /// How API servers word that an apply cannot be merged. Their code is 500.
 const UNMERGEABLE: [&str; 6] = [
@@ -891,31 +910,24 @@ mod tests {
     }
 
     #[test]
-    fn lists_with_a_refused_item_and_empty_maps_are_named() {
-        let causes: Vec<_> = [
+    fn refused_fields_are_named_without_items() {
+        let fields = [
             "spec.ports[1].name",
-            "spec.ports[0].nodePort",
-            "spec.containers[0].ports[1]",
-            "spec.type",
+            "spec.ports[0].name",
             "rules[2]",
-        ]
-        .into_iter()
-        .map(|field| json!({"field": field, "reason": "FieldValueDuplicate"}))
-        .chain([json!({"field": "spec.sync.automated", "reason": "FieldValueTypeInvalid"})])
-        .collect();
+            "metadata.annotations[a.b/c]",
+            "spec.strategy",
+        ];
+        let causes = fields.map(|field| json!({"field": field, "reason": "FieldValueDuplicate"}));
         let error = status(422, "x", json!(causes));
-        assert_eq!(
-            error.unmerged_fields(),
-            [
-                vec!["rules"],
-                vec!["spec", "ports"],
-                vec!["spec", "sync", "automated"]
-            ]
-        );
-        assert_eq!(
-            CallError::Unanswered.unmerged_fields(),
-            Vec::<Vec<&str>>::new()
-        );
+        let names = [
+            vec!["metadata", "annotations"],
+            vec!["rules"],
+            vec!["spec", "ports", "name"],
+            vec!["spec", "strategy"],
+        ];
+        assert_eq!(error.refused_fields(), names);
+        assert!(CallError::Unanswered.refused_fields().is_empty());
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Objects that cannot be applied in one request: what is in the way is removed first.
 use std::collections::BTreeSet;
 
+use json_patch::Patch;
 use kube::api::DynamicObject;
-use runnel_agent_core::body;
 use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::ExpectedObject;
+use runnel_agent_core::{body, replacement};
 use runnel_proto::model::{FieldPath, Reason};
 use serde_json::Value;
 
@@ -31,26 +32,21 @@ impl ApplyRun<'_> {
         let Some(target) = target.filter(|_| helps) else {
             return Err(self.fail(error));
         };
-        let Some(object) = self.same(target).await? else {
+        let kind = self.kind.clone();
+        let Some(object) = self.same_in(&kind, target).await? else {
             return Ok(None);
         };
-        let preparation = body::preparation_patch(&self.kind, &object, request, ignored);
-        let unmerged = || {
-            let is_owned = self.kind.content.is_owned();
-            let fields = is_owned.then(|| error.unmerged_fields())?;
-            body::unmerged_patch(&object, request, &fields)
-        };
-        let Some(patch) = preparation.or_else(unmerged) else {
-            return Err(self.fail(error));
-        };
-        let object = match self.member.json_patch(&self.kind, self.copy, patch).await {
-            Ok(object) => object,
-            // If the object has not changed, the patch is invalid, too. The first refusal has the
-            // cause.
-            Err(refused) if refused.is_race() || refused.code() == 422 => {
-                return self.reread(Some(target), error).await.map(|()| None);
-            }
-            Err(refused) => return Err(self.fail(&refused)),
+        let preparation = body::preparation_patch(&kind, &object, request, ignored);
+        let mut patches: Vec<_> = preparation.into_iter().collect();
+        if patches.is_empty() && kind.content.is_owned() {
+            let whole = error.is_of_other_version();
+            let whole = whole.then(|| replacement::whole(&object, request));
+            patches.extend(whole.flatten());
+            let fields = error.refused_fields();
+            patches.extend(replacement::replacements(&object, request, &fields));
+        }
+        let Some(object) = self.prepared(target, patches, error).await? else {
+            return Ok(None);
         };
         self.passed(target.version.clone());
         self.record_object(&object);
@@ -67,5 +63,27 @@ impl ApplyRun<'_> {
             Err(error) if error.is_race() => self.reread(Some(&seen), &error).await.map(|()| None),
             Err(error) => Err(self.fail(&error)),
         }
+    }
+    /// Sends the first of these patches that the API server takes. Fails with `error` if it takes none: it then refuses the content itself.
+    /// Returns the object; `None` if another writer was faster.
+    async fn prepared(
+        &mut self,
+        target: &ExpectedObject,
+        patches: Vec<Patch>,
+        error: &CallError,
+    ) -> Result<Option<DynamicObject>, CopyError> {
+        if patches.is_empty() {
+            return Err(self.fail(error));
+        }
+        for patch in patches {
+            match self.member.json_patch(&self.kind, self.copy, patch).await {
+                Ok(object) => return Ok(Some(object)),
+                Err(refused) if refused.is_race() => break,
+                Err(refused) if copy_error(&refused).refuses_content() => {}
+                Err(refused) => return Err(self.fail(&refused)),
+            }
+        }
+        // A patch for a former version of the object is refused as invalid, too.
+        self.reread(Some(target), error).await.map(|()| None)
     }
 }

@@ -14,3 +14,4 @@ mod owned;
 mod restart;
 mod rights;
 mod stored;
+mod unmerged;

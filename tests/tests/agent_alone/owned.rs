@@ -33,7 +33,7 @@ async fn start_with(name: &str, kinds: &[&str], overwrite: bool) -> Result<Alone
     Ok(alone)
 }
 
-fn content(version: &str, fields: Value) -> Content {
+pub(super) fn content(version: &str, fields: Value) -> Content {
     let fields = fields.as_object().cloned().unwrap_or_default();
     Content {
         labels: BTreeMap::from([("app".to_owned(), "x".to_owned())]),
@@ -370,7 +370,7 @@ async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
     Ok(())
 }
 
-fn deployment(image: &str, env: &[&str]) -> Value {
+pub(super) fn deployment(image: &str, env: &[&str]) -> Value {
     let env: Vec<_> = env
         .iter()
         .map(|name| json!({"name": name, "value": "1"}))
@@ -383,7 +383,7 @@ fn deployment(image: &str, env: &[&str]) -> Value {
     }})
 }
 
-const CONTAINERS: &str = "/spec/template/spec/containers";
+pub(super) const CONTAINERS: &str = "/spec/template/spec/containers";
 
 #[tokio::test]
 async fn deployment_is_corrected_inside_its_lists() -> Result<()> {
@@ -711,7 +711,7 @@ fn widget(size: &Value) -> Value {
 }
 
 /// Makes a kind, and waits until its objects are served.
-async fn make_kind(definition: &Value) -> Result<Id> {
+pub(super) async fn make_kind(definition: &Value) -> Result<Id> {
     let place = TestCluster::new("alone", plane().await?.client().await?);
     let made = Id::of(&place.make(definition).await?)?;
     let established = |object: &Value| {
