@@ -517,8 +517,12 @@ impl Member {
                 self.record_failure(copy, job.target, copy_error);
             }
             None => {
-                self.jobs.queue.done(&done.key, now);
-                self.history.failed.remove(copy);
+                let had_failed = self.history.failed.remove(copy).is_some();
+                if had_failed && done.wrote.is_none() {
+                    self.jobs.queue.read(&done.key, now);
+                } else {
+                    self.jobs.queue.done(&done.key, now);
+                }
                 self.desired.copies_mut().permit(copy, &job.target.0.rule);
                 if let Some(wrote) = done.wrote {
                     tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");

@@ -724,6 +724,22 @@ impl Queue {
         self.ended(key, now);
     }
 
+    /// Records the success of a read between two tries of a key: it runs again at once, and its failures count on.
+    pub fn read(&mut self, key: &Key, now: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else {
+            return;
+        };
+        if let State::Running(_) = entry.state {
+            let failures = if entry.fresh { 0 } else { entry.failures };
+            *entry = QueueEntry {
+                failures,
+                ..QueueEntry::new(State::Ready)
+            };
+            self.ready.push_back(key.clone());
+            self.ended(key, now);
+        }
+    }
+
     /// Returns the number of failures in a row of a key, including the run that is just ending with
     /// a failure.
     pub fn failures(&self, key: &Key) -> u32 {

@@ -203,3 +203,28 @@ fn agent_without_namespaces_connects_and_writes_nothing() {
     );
     assert_eq!(sent_lost(&world), Some(vec![]));
 }
+
+#[test]
+fn refused_update_is_tried_at_growing_intervals_though_it_is_read_in_between() {
+    let mut world = World::new(&["a"]);
+    world.connect();
+    let send = |world: &mut World, revision: u8| {
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent("x", revision)],
+            ..with_terms("r", terms("r", &["a"]))
+        }]);
+    };
+    send(&mut world, 1);
+    world.settle();
+    world.refused_writes = Some(CopyError::new(Reason::Unavailable, "webhook is down"));
+    send(&mut world, 2);
+    for _ in 0..600 * 4 {
+        world.settle_now();
+        world.now += Duration::from_millis(250);
+    }
+    // A minute of growth, and then two to four tries a minute.
+    assert!((18..=48).contains(&world.tries), "{}", world.tries);
+    world.refused_writes = None;
+    world.settle();
+    assert!(world.holds(&copy("a", "x"), "r", "x", 2));
+}

@@ -62,6 +62,8 @@ pub struct World {
     pub tries: usize,
     /// The answer of the API server to every request for a copy, if it fails.
     pub failing: Option<CopyError>,
+    /// The answer to every write of a copy, if it fails: reads work. `tries` counts them.
+    pub refused_writes: Option<CopyError>,
     pub writes: usize,
     pub sent: Vec<AgentFrame>,
     pub stored: Vec<StoredRule>,
@@ -212,6 +214,7 @@ impl World {
             refused_accounts: BTreeSet::new(),
             tries: 0,
             failing: None,
+            refused_writes: None,
             writes: 0,
             sent: vec![],
             stored: vec![],
@@ -774,6 +777,11 @@ impl World {
         };
         if self.failing.is_some() {
             done.copy_error.clone_from(&self.failing);
+            return done;
+        }
+        if self.refused_writes.is_some() && !matches!(job.work, Work::Read) {
+            self.tries += 1;
+            done.copy_error.clone_from(&self.refused_writes);
             return done;
         }
         let account = job.account.as_ref().map(|account| account.name.to_string());
