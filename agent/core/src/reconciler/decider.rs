@@ -178,8 +178,8 @@ impl Decider<'_> {
             wanted.lost = false;
             return (wanted, Loss::Over);
         };
-        let was_applied =
-            self.report.outcome(copy, &wanted.intent.rule) == Some(&CopyStatus::Applied);
+        let outcome = self.report.outcome(copy, &wanted.intent.rule);
+        let was_applied = self.history.was_applied(copy, outcome);
         if !was_applied || self.history.failed.contains_key(copy) {
             return (wanted, Loss::Unchanged);
         }

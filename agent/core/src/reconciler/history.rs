@@ -68,6 +68,16 @@ pub(super) enum Loss {
     Over,
 }
 
+/// The deletion of an object by others.
+struct Deletion {
+    /// The uid of the object.
+    uid: Arc<str>,
+    /// Since when the agent has seen it.
+    since: Instant,
+    /// Whether the copy was applied before.
+    was_applied: bool,
+}
+
 /// The history of the copies.
 #[derive(Default)]
 pub(super) struct CopyHistory {
@@ -86,7 +96,7 @@ pub(super) struct CopyHistory {
     /// last intent and revision.
     rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
     /// Copies that are being deleted: their uids, and when that was first seen.
-    terminating: BTreeMap<SourceRef, (Arc<str>, Instant)>,
+    terminating: BTreeMap<SourceRef, Deletion>,
     /// Copies that have run to their end; with their intent and revision, and their health then.
     finished: BTreeMap<SourceRef, Finished>,
     /// The notices that were not taken yet.
@@ -228,7 +238,7 @@ impl CopyHistory {
         outcome: Option<&CopyStatus>,
         observed: &Observed,
     ) {
-        let was_applied = outcome == Some(&CopyStatus::Applied) || is_contended(outcome);
+        let was_applied = self.was_applied(copy, outcome) || is_contended(outcome);
         let (was_correct, others) = match observed {
             Observed::Unknown | Observed::Absent => (was_applied, None),
             // The first write of an adopted object corrects no drift.
@@ -365,23 +375,36 @@ impl CopyHistory {
         }
     }
 
-    /// Returns since when the agent has seen that an object is being deleted. `None` forgets a copy that is not.
+    /// Returns since when the agent has seen that an object is being deleted. `None` forgets a copy that is not. `outcome`: its last
+    /// one.
     pub(super) fn terminating_since(
         &mut self,
         copy: &SourceRef,
         uid: Option<&Arc<str>>,
+        outcome: Option<&CopyStatus>,
         now: Instant,
     ) -> Option<Instant> {
         let Some(uid) = uid else {
             self.terminating.remove(copy);
             return None;
         };
-        let begun = || (uid.clone(), now);
+        let begun = || Deletion {
+            uid: uid.clone(),
+            since: now,
+            was_applied: outcome == Some(&CopyStatus::Applied),
+        };
         let known = self.terminating.entry(copy.clone()).or_insert_with(begun);
-        if known.0 != *uid {
+        if known.uid != *uid {
             *known = begun();
         }
-        Some(known.1)
+        Some(known.since)
+    }
+
+    /// Whether a copy was applied when it was seen last, or when its deletion began. `outcome`: its last one.
+    pub(super) fn was_applied(&self, copy: &SourceRef, outcome: Option<&CopyStatus>) -> bool {
+        let deletion = self.terminating.get(copy);
+        outcome == Some(&CopyStatus::Applied)
+            || deletion.is_some_and(|deletion| deletion.was_applied)
     }
 
     /// Records that nothing is to be done about a copy.

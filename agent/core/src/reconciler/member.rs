@@ -424,7 +424,11 @@ impl Member {
         let live = live.filter(|_| outcome.as_ref().is_some_and(is_idle));
         let deletion = live.and_then(|live| Some((live.uid.clone(), live.terminating.clone()?)));
         let uid = deletion.as_ref().map(|(uid, _)| uid);
-        let since = self.history.terminating_since(copy, uid, now);
+        let before = match want {
+            DesiredCopy::Copy(wanted) => self.report.outcome(copy, &wanted.intent.rule),
+            _ => None,
+        };
+        let since = self.history.terminating_since(copy, uid, before, now);
         let Some((since, (_, message))) = since.zip(deletion) else {
             self.jobs.leave(copy);
             return (outcome, None);

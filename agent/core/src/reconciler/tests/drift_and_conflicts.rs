@@ -145,6 +145,33 @@ fn copy_deleted_with_its_namespace_is_no_drift() {
     assert_eq!((counts(&world).drifted, counts(&world).applied), (0, 4));
 }
 
+/// As a deletion in the foreground does, or one of an object with a finalizer.
+#[test]
+fn copy_that_others_delete_slowly_is_drift_as_any_other() {
+    let delete = |world: &mut World, seconds: u64| {
+        world.edit(&copy("a", "s0"), |object| {
+            object.live.terminating = Some("is being deleted here".into());
+        });
+        world.settle_now();
+        world.now += Duration::from_secs(seconds);
+        world.settle_now();
+        world.delete(&copy("a", "s0"));
+        world.settle();
+    };
+    for seconds in [1, 60] {
+        let mut world = applied_and_reporting();
+        delete(&mut world, seconds);
+        assert!(!world.objects.contains_key(&copy("a", "s0")));
+        assert_eq!((counts(&world).drifted, counts(&world).applied), (1, 3));
+        let mut world = applied();
+        world.core.take_notices();
+        delete(&mut world, seconds);
+        assert_eq!(counts(&world).applied, 4);
+        let corrected = |notice: &Notice| matches!(notice, Notice::DriftCorrected(..));
+        assert_eq!(notices(&mut world, corrected), 1, "{seconds}");
+    }
+}
+
 #[test]
 fn reporting_rule_transfers_and_removes_its_copies() {
     let mut world = applied_and_reporting();
