@@ -166,7 +166,7 @@ fn edits_of_others_are_classified() {
     let mut contentions = Contentions::default();
     let now = std::time::Instant::now();
     for _ in 0..=LIMIT {
-        contentions.corrected(&copy(), Some("argocd-controller".into()), now);
+        contentions.corrected(&copy(), Some("argocd-controller".into()), None, now);
     }
     let all = [
         shown.changed(Some("kubectl-edit")),

@@ -21,6 +21,9 @@ pub const WINDOW: Duration = Duration::from_secs(600);
 /// Limit of the uncontended copies that are recorded.
 const REMEMBERED: usize = 10_000;
 
+/// Limit of the fields that an error names.
+const NAMED_FIELDS: usize = 3;
+
 struct CorrectionHistory {
     /// The times of the corrections, the newest last.
     times: VecDeque<Instant>,
@@ -28,6 +31,8 @@ struct CorrectionHistory {
     rounds: u32,
     /// The other field managers of the copy, if they are known.
     managers: Option<Arc<str>>,
+    /// The fields that were corrected, as pointers, if they are known.
+    fields: Vec<String>,
 }
 
 impl CorrectionHistory {
@@ -52,19 +57,30 @@ pub struct Contentions {
 }
 
 impl Contentions {
-    /// Records a correction. `who`: the field managers of the change, if they are known.
-    pub fn corrected(&mut self, copy: &SourceRef, who: Option<Arc<str>>, now: Instant) {
+    /// Records a correction. `who`: the field managers of the change; `differences`: what was corrected, as
+    /// [`crate::diff::Comparison::corrected`] lists it; if they are known.
+    pub fn corrected(
+        &mut self,
+        copy: &SourceRef,
+        who: Option<Arc<str>>,
+        differences: Option<&str>,
+        now: Instant,
+    ) {
         let known = self.take(copy).filter(|story| !story.is_over(now));
         let mut story = known.unwrap_or_else(|| CorrectionHistory {
             times: VecDeque::new(),
             rounds: 0,
             managers: None,
+            fields: vec![],
         });
         story
             .times
             .retain(|time| now.saturating_duration_since(*time) < WINDOW);
         story.times.push_back(now);
         story.managers = story.managers.take().or(who);
+        if story.fields.is_empty() {
+            story.fields = differences.map(pointers).unwrap_or_default();
+        }
         if story.rounds > 0 || story.times.len() > LIMIT {
             story.rounds = story.rounds.saturating_add(1);
         }
@@ -115,9 +131,15 @@ impl Contentions {
         } else {
             "keeps"
         };
+        let fields = story.fields.join(", ");
+        let (what, ignored) = if fields.is_empty() {
+            ("or deleting this copy".to_owned(), String::new())
+        } else {
+            (format!("{fields} of this copy"), format!(": [{fields}]"))
+        };
         let text = format!(
-            "{who} {keep} changing or deleting this copy; it is restored, later each time: end it there, or leave the \
-             field to it (ignoreFields), or take the object out of the rule"
+            "{who} {keep} changing {what}; it is restored, later each time: end it there, or leave the field to it \
+             (ignoreFields{ignored}), or take the object out of the rule"
         );
         Some(CopyError::new(Reason::Contended, text))
     }
@@ -151,6 +173,15 @@ impl Contentions {
     }
 }
 
+/// The first pointers in a list of differences.
+fn pointers(differences: &str) -> Vec<String> {
+    let words = differences
+        .split("; ")
+        .filter_map(|one| one.split(' ').next());
+    let pointers = words.filter(|word| word.starts_with('/'));
+    pointers.take(NAMED_FIELDS).map(str::to_owned).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,7 +197,8 @@ mod tests {
         for time in 1..=6 {
             assert_eq!(contentions.copy_error(&copy()), None, "before time {time}");
             assert_eq!(contentions.not_before(&copy(), now), None);
-            contentions.corrected(&copy(), (time > 2).then(|| "argocd-controller".into()), now);
+            let who = (time > 2).then(|| "argocd-controller".into());
+            contentions.corrected(&copy(), who, None, now);
             now += Duration::from_secs(60);
         }
         let text = contentions.copy_error(&copy()).unwrap();
@@ -181,7 +213,7 @@ mod tests {
         let mut before = Duration::ZERO;
         for _ in 0..8 {
             now = contentions.not_before(&copy(), now).unwrap_or(now);
-            contentions.corrected(&copy(), Some("somebody-else".into()), now);
+            contentions.corrected(&copy(), Some("somebody-else".into()), None, now);
             let wait = contentions.not_before(&copy(), now).unwrap() - now;
             assert!(wait > before || wait == CONTENTION.limit, "{wait:?}");
             before = wait;
@@ -206,7 +238,7 @@ mod tests {
     fn occasional_edits_do_not_contend() {
         let (mut contentions, mut now) = (Contentions::default(), Instant::now());
         for _ in 0..50 {
-            contentions.corrected(&copy(), None, now);
+            contentions.corrected(&copy(), None, None, now);
             assert_eq!(contentions.copy_error(&copy()), None);
             now += Duration::from_secs(121);
         }
@@ -217,10 +249,15 @@ mod tests {
         let (mut contentions, start) = (Contentions::default(), Instant::now());
         let name = |n: usize| SourceRef::new("configmaps", "a", &n.to_string());
         for _ in 0..=LIMIT {
-            contentions.corrected(&name(0), None, start);
+            contentions.corrected(&name(0), None, None, start);
         }
         for n in 1..5 * REMEMBERED {
-            contentions.corrected(&name(n), None, start + Duration::from_millis(n as u64));
+            contentions.corrected(
+                &name(n),
+                None,
+                None,
+                start + Duration::from_millis(n as u64),
+            );
         }
         assert_eq!(
             (
@@ -244,5 +281,20 @@ mod tests {
             ),
             (REMEMBERED - 1, REMEMBERED - 1, 0)
         );
+    }
+
+    #[test]
+    fn message_offers_the_fields_that_are_corrected() {
+        let (mut contentions, now) = (Contentions::default(), Instant::now());
+        let differences = "/spec/replicas is another; /data/a is missing; and 3 more";
+        for _ in 0..=LIMIT {
+            let who = Some("kube-controller-manager".into());
+            contentions.corrected(&copy(), who, Some(differences), now);
+        }
+        let message = contentions.copy_error(&copy()).unwrap().message;
+        let begins =
+            "kube-controller-manager keeps changing /spec/replicas, /data/a of this copy; ";
+        assert!(message.starts_with(begins), "{message}");
+        assert!(message.contains("(ignoreFields: [/spec/replicas, /data/a])"));
     }
 }

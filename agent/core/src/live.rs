@@ -551,14 +551,15 @@ fn others(kind: &Kind, metadata: &ObjectMeta) -> Option<Arc<str>> {
         let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
         let has =
             |field: &str| fields.is_some_and(|fields| fields.get(format!("f:{field}")).is_some());
-        let of_whole_object = entry.subresource.as_deref().unwrap_or_default().is_empty();
+        // Autoscalers write through the subresource scale.
+        let is_of_content = matches!(entry.subresource.as_deref(), None | Some("" | "scale"));
         let has_content = || match kind.content.fields {
             [] => fields
                 .and_then(Value::as_object)
                 .is_some_and(|fields| fields.keys().any(|field| field != "f:status")),
             fields => fields.iter().any(|field| has(field)),
         };
-        of_whole_object && (has("metadata") || has_content())
+        is_of_content && (has("metadata") || has_content())
     };
     let all = metadata.managed_fields.iter().flatten();
     let mut entries: Vec<_> = all

@@ -13,5 +13,7 @@ mod limited;
 mod owned;
 mod restart;
 mod rights;
+mod scaled;
 mod stored;
+
 mod unmerged;

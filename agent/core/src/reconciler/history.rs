@@ -305,7 +305,9 @@ impl CopyHistory {
             self.audit.wrote(copy, &written, now);
         }
         if job.drift {
-            self.contentions.corrected(copy, job.others.clone(), now);
+            let others = job.others.clone();
+            self.contentions
+                .corrected(copy, others, corrected.as_deref(), now);
             if self.contentions.copy_error(copy).is_none() {
                 let drift = CorrectedDrift {
                     others: job.others.clone(),
