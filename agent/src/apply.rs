@@ -18,7 +18,7 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Pre
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::json_nodes::CONTENT_NODES;
-use runnel_proto::model::{Content, Kind, Payload, Reason, RuleName, SourceRef};
+use runnel_proto::model::{Content, Kind, Payload, Propagation, Reason, RuleName, SourceRef};
 use runnel_transport::readable::has_many_nodes;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
@@ -108,6 +108,7 @@ impl Member {
                     kind,
                     copy,
                     done: &mut done,
+                    propagation: job.propagation,
                     prepares_object: makes_way,
                     writes_own,
                     names_drift: job.corrects_drift,
@@ -189,12 +190,13 @@ impl Member {
         kind: &Kind,
         copy: &SourceRef,
         target: &ExpectedObject,
+        propagation: Propagation,
     ) -> Call<Either<DynamicObject, Status>> {
         let conditions = Preconditions {
             uid: Some(target.uid.to_string()),
             resource_version: Some(target.version.to_string()),
         };
-        let params = delete_params(kind).preconditions(conditions);
+        let params = delete_params(kind, propagation).preconditions(conditions);
         let text = self
             .text(at(kind, copy).delete(&copy.name, &params))
             .await?;
@@ -223,11 +225,13 @@ pub fn resource(kind: &Kind) -> ApiResource {
 }
 
 /// Returns the parameters of a delete. Without a policy, some kinds leave the objects that they control.
-fn delete_params(kind: &Kind) -> DeleteParams {
-    if kind.content.is_owned() {
-        DeleteParams::background()
-    } else {
-        DeleteParams::default()
+fn delete_params(kind: &Kind, propagation: Propagation) -> DeleteParams {
+    match propagation {
+        // The kinds with listed fields own nothing.
+        _ if !kind.content.is_owned() => DeleteParams::default(),
+        Propagation::Background => DeleteParams::background(),
+        Propagation::Foreground => DeleteParams::foreground(),
+        Propagation::Orphan => DeleteParams::orphan(),
     }
 }
 
@@ -276,6 +280,7 @@ struct ApplyRun<'a> {
     kind: Kind,
     copy: &'a SourceRef,
     done: &'a mut Done,
+    propagation: Propagation,
     /// Whether the job may remove parts of the object that prevent the write.
     prepares_object: bool,
     /// Whether the job creates a copy, or changes one that Runnel created.
@@ -613,7 +618,10 @@ impl ApplyRun<'_> {
 
     async fn delete(&mut self, target: ExpectedObject) -> Result<(), CopyError> {
         self.member.check_empty(&self.kind, self.copy).await?;
-        match self.member.delete(&self.kind, self.copy, &target).await {
+        let deleted = self
+            .member
+            .delete(&self.kind, self.copy, &target, self.propagation);
+        match deleted.await {
             Ok(Either::Left(object)) if object.metadata.deletion_timestamp.is_some() => {
                 self.record_object(&object);
                 self.passed(target.version);

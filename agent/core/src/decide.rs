@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use runnel_proto::model::{
     DeletionPolicy, DriftPolicy, FieldDigests, FieldPath, FieldsKey, Payload, PreviewOutcome,
-    PreviewResult, Reason, Revision, RuleName, RuleUid, SourceRef,
+    PreviewResult, Propagation, Reason, Revision, RuleName, RuleUid, SourceRef,
 };
 
 use crate::copy::{CopyError, CopyStatus, IntentKey, NewPayload, PlannedChange};
@@ -601,6 +601,8 @@ pub struct Job {
     pub work: Work,
     /// The account under which the job writes; `None` for the agent's own.
     pub account: Option<ServiceAccount>,
+    /// How the job deletes.
+    pub propagation: Propagation,
     /// Whether the job corrects drift, and names the fields that it puts back ([`Done::corrected`]).
     pub corrects_drift: bool,
     /// The JSON nodes of the content and of the object, as far as they are known: what the job decodes.

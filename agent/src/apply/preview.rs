@@ -6,7 +6,8 @@ use futures::stream;
 use futures::stream::StreamExt;
 use kube::api::{DeleteParams, DynamicObject, Preconditions};
 use runnel_proto::model::{
-    Content, FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Reason, SourceRef,
+    Content, FieldDiff, FieldsKey, Kind, PreviewOutcome, PreviewResult, Propagation, Reason,
+    SourceRef,
 };
 
 use super::owned::DROPPED_LIMIT;
@@ -315,7 +316,7 @@ impl Member {
         };
         let params = DeleteParams {
             dry_run: true,
-            ..delete_params(kind).preconditions(conditions)
+            ..delete_params(kind, Propagation::default()).preconditions(conditions)
         };
         let answer = self.text(at(kind, copy).delete(&copy.name, &params)).await;
         answer.map(drop).map_err(|error| self.refused(kind, &error))

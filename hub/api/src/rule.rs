@@ -151,6 +151,9 @@ pub struct RuleTerms {
     /// Runnel's labels and annotations.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
+    /// How copies are deleted.
+    #[serde(default)]
+    pub deletion: Deletion,
     /// Makes copies other than their sources: their name, keys, labels, annotations and type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Transform")]
@@ -273,6 +276,38 @@ pub enum DeletionPolicy {
     Delete,
     /// Leave it, without Runnel's marks.
     Retain,
+}
+
+/// How copies are deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Deletion {
+    /// What happens to the objects that a copy owns in the member, such as the pods of a workload, when the copy is deleted, also
+    /// to be made again (`immutablePolicy: Recreate`). Background: they are deleted after it. Foreground: before it. Orphan: they
+    /// stay, so that a StatefulSet can be made again over its running pods.
+    pub propagation: Propagation,
+}
+
+/// What happens to the objects that a deleted copy owns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Propagation {
+    /// They are deleted after it.
+    #[default]
+    Background,
+    /// They are deleted before it.
+    Foreground,
+    /// They stay.
+    Orphan,
+}
+
+impl From<Propagation> for model::Propagation {
+    fn from(propagation: Propagation) -> Self {
+        match propagation {
+            Propagation::Background => model::Propagation::Background,
+            Propagation::Foreground => model::Propagation::Foreground,
+            Propagation::Orphan => model::Propagation::Orphan,
+        }
+    }
 }
 
 impl From<ConflictPolicy> for model::ConflictPolicy {

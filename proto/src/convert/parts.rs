@@ -7,9 +7,9 @@ use crate::model::{
     ConflictPolicy, DeletionPolicy, DriftPolicy, Encoding, Enforcement, FEEDBACK_LIMIT,
     FEEDBACK_NAME_LIMIT, FEEDBACK_VALUE_LIMIT, FeedbackField, FeedbackValue, FieldPath, Grant,
     ImmutablePolicy, Intent, JsonPath, MESSAGE_LIMIT, NamespaceChoice, Operator, PAYLOAD_LIMIT,
-    Pattern, Payload, Reason, Refusal, Requirement, Revision, RuleName, RuleUid, Selector,
-    SourceRef, Terms, TermsDigest, Tombstone, is_label, is_object_name, is_place, is_plain_text,
-    is_plain_token, is_subdomain, is_uid, plain_text,
+    Pattern, Payload, Propagation, Reason, Refusal, Requirement, Revision, RuleName, RuleUid,
+    Selector, SourceRef, Terms, TermsDigest, Tombstone, is_label, is_object_name, is_place,
+    is_plain_text, is_plain_token, is_subdomain, is_uid, plain_text,
 };
 use crate::wire;
 
@@ -251,6 +251,14 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         Ok(wire::ImmutablePolicy::Recreate) => ImmutablePolicy::Recreate,
         Err(_) => return Err("terms.immutable_policy"),
     };
+    let propagation = match wire::Propagation::try_from(wire.propagation) {
+        Ok(wire::Propagation::Unspecified | wire::Propagation::Background) => {
+            Propagation::Background
+        }
+        Ok(wire::Propagation::Foreground) => Propagation::Foreground,
+        Ok(wire::Propagation::Orphan) => Propagation::Orphan,
+        Err(_) => return Err("terms.propagation"),
+    };
     let ignored = wire.ignore_fields.iter().map(|text| {
         FieldPath::parse(text)
             .filter(|_| is_plain_text(text))
@@ -265,6 +273,7 @@ pub(super) fn terms(wire: wire::Terms) -> Result<(Terms, TermsDigest), Unreadabl
         drift_policy,
         deletion_policy: deletion_policy(wire.deletion_policy)
             .map_err(|_| "terms.deletion_policy")?,
+        propagation,
         suspend: wire.suspend,
         enforcement: match wire::Enforcement::try_from(wire.enforcement) {
             Ok(wire::Enforcement::Unspecified | wire::Enforcement::Enforce) => Enforcement::Enforce,
@@ -316,6 +325,11 @@ pub(super) fn terms_to_wire(terms: &Terms, digest: &TermsDigest) -> wire::Terms 
             Enforcement::DryRun => wire::Enforcement::DryRun,
         } as i32,
         immutable_policy: immutable_policy as i32,
+        propagation: match terms.propagation {
+            Propagation::Background => wire::Propagation::Background,
+            Propagation::Foreground => wire::Propagation::Foreground,
+            Propagation::Orphan => wire::Propagation::Orphan,
+        } as i32,
         ignore_fields: terms
             .ignore_fields
             .iter()

@@ -227,6 +227,11 @@ fn versioned_terms() -> impl Strategy<Value = Terms> {
     ];
     let drift = vec![DriftPolicy::Correct, DriftPolicy::Report];
     let immutable = vec![ImmutablePolicy::Report, ImmutablePolicy::Recreate];
+    let propagation = vec![
+        Propagation::Background,
+        Propagation::Foreground,
+        Propagation::Orphan,
+    ];
     let maps = vec![
         FieldMap::BinaryData,
         FieldMap::Data,
@@ -239,12 +244,14 @@ fn versioned_terms() -> impl Strategy<Value = Terms> {
         prop::sample::select(conflict),
         prop::sample::select(drift),
         prop::sample::select(immutable),
+        prop::sample::select(propagation),
         vec(path, 0..3),
     );
     let policies = (policies, prop::option::of(1..20u32));
     policies.prop_map(
-        |((conflict_policy, drift_policy, immutable_policy, paths), versions)| Terms {
+        |((conflict_policy, drift_policy, immutable_policy, propagation, paths), versions)| Terms {
             conflict_policy,
+            propagation,
             versions,
             drift_policy,
             immutable_policy,

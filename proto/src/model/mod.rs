@@ -52,8 +52,8 @@ pub use selector::{
     NamespaceChoice, Operator, Pattern, Requirement, Selector, is_closed_namespace, matches_any,
 };
 pub use terms::{
-    ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, PruneDigest, Terms,
-    TermsDigest,
+    ConflictPolicy, DeletionPolicy, DriftPolicy, Enforcement, ImmutablePolicy, Propagation,
+    PruneDigest, Terms, TermsDigest,
 };
 
 /// The label that every copy carries: `runnel` is its value.

@@ -57,6 +57,18 @@ pub enum DeletionPolicy {
     Retain,
 }
 
+/// What happens to the objects that a copy owns, such as the pods of a workload, when it is deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Propagation {
+    /// They are deleted after it.
+    #[default]
+    Background,
+    /// They are deleted before it.
+    Foreground,
+    /// They stay.
+    Orphan,
+}
+
 /// Opaque digest of terms, made by the hub; an agent only gives it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TermsDigest(pub [u8; 16]);
@@ -83,6 +95,9 @@ pub struct Terms {
     pub drift_policy: DriftPolicy,
     /// For copies that are no longer desired.
     pub deletion_policy: DeletionPolicy,
+    /// For deletions of copies, those that make room for a recreated one too.
+    #[serde(default)]
+    pub propagation: Propagation,
     /// Nothing is created, corrected or removed.
     pub suspend: bool,
     /// Whether the agent writes, or only reports what it would write.

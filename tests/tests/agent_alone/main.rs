@@ -11,6 +11,7 @@ mod hostile;
 mod lease;
 mod limited;
 mod owned;
+mod owner;
 mod restart;
 mod rights;
 mod scaled;

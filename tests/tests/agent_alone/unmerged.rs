@@ -67,7 +67,7 @@ fn cron_job(image: &str) -> Value {
 }
 
 #[tokio::test]
-async fn port_that_was_renumbered_under_its_name_is_put_back_and_edits_arrive() -> Result<()> {
+async fn renumbered_port_is_put_back_and_edits_arrive() -> Result<()> {
     for (resource, version, kind, fields, containers) in WORKLOADS {
         let one = Kept::start(&kind.to_lowercase(), resource, version, kind).await?;
         one.want(fields("web:1")).await.context(kind)?;

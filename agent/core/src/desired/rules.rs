@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AckedIntent, ContentDigest, FeedbackField, LiveDigest, Revision, RuleName, RuleUid, SetDigest,
-    SourceRef, Terms, TermsDigest,
+    AckedIntent, ContentDigest, FeedbackField, LiveDigest, Propagation, Revision, RuleName,
+    RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
@@ -200,6 +200,14 @@ impl Rules {
         self.by_uid
             .get(uid)
             .map(|rule| rule.name(uid))
+            .unwrap_or_default()
+    }
+
+    /// How copies of a rule are deleted.
+    pub fn propagation(&self, uid: &RuleUid) -> Propagation {
+        let terms = self.by_uid.get(uid).and_then(|rule| rule.terms.as_ref());
+        terms
+            .map(|(terms, _)| terms.propagation)
             .unwrap_or_default()
     }
 

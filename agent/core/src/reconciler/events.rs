@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_proto::model::{
-    Batch, ProofKey, Reason, Refusal, Revision, RuleName, RuleState, RuleUid, SourceRef,
+    Batch, ProofKey, Propagation, Reason, Refusal, Revision, RuleName, RuleState, RuleUid,
+    SourceRef,
 };
 
 use super::history::{CachedDiff, Failed};
@@ -346,6 +347,7 @@ impl Member {
             key: key.clone(),
             work: Work::CreateNamespace,
             account,
+            propagation: Propagation::default(),
             corrects_drift: false,
             nodes: 0,
         })
@@ -418,6 +420,7 @@ impl Member {
             .flatten()
             .map(|facts| facts.nodes);
         let nodes = known.max().unwrap_or_default();
+        let propagation = self.desired.rules().propagation(&about.0.rule);
         let job = RunningJob {
             want: (!depends_on_others).then_some(want),
             epoch: self.jobs.epoch,
@@ -436,6 +439,7 @@ impl Member {
             work,
             // A read is the agent's own.
             account: account.unwrap_or_default(),
+            propagation,
             corrects_drift: drift,
             nodes,
         })

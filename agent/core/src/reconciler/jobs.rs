@@ -726,17 +726,12 @@ impl Queue {
 
     /// Records the success of a read between two tries of a key: it runs again at once, and its failures count on.
     pub fn read(&mut self, key: &Key, now: Instant) {
-        let Some(entry) = self.entries.get_mut(key) else {
-            return;
-        };
-        if let State::Running(_) = entry.state {
-            let failures = if entry.fresh { 0 } else { entry.failures };
-            *entry = QueueEntry {
-                failures,
-                ..QueueEntry::new(State::Ready)
-            };
-            self.ready.push_back(key.clone());
-            self.ended(key, now);
+        let before = self.entries.get(key).filter(|entry| !entry.fresh);
+        let failures = before.map_or(0, |entry| entry.failures);
+        self.add(key);
+        self.done(key, now);
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.failures = failures;
         }
     }
 

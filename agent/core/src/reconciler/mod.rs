@@ -295,6 +295,7 @@ impl Reconciler {
                 work: Work::Preview(Box::new(preview_job)),
                 // Each of its items has an account.
                 account: None,
+                propagation: runnel_proto::model::Propagation::default(),
                 corrects_drift: false,
                 nodes: 0,
             }),

@@ -510,6 +510,7 @@ fn build(
         conflict_policy: spec.conflict_policy.into(),
         drift_policy: spec.drift_policy.into(),
         deletion_policy: spec.deletion_policy.into(),
+        propagation: spec.deletion.propagation.into(),
         suspend: spec.suspend,
         enforcement: spec.enforcement.into(),
         immutable_policy: spec.immutable_policy.into(),

@@ -508,7 +508,7 @@ fn approved_wave_stays_approved_while_an_edit_is_undone() {
 }
 
 #[test]
-fn removal_of_a_kind_does_not_take_a_source_of_before_the_process() {
+fn removal_of_a_kind_does_not_take_a_source_of_before() {
     for comes_back in [Step::Move(4, 1), Step::Revert(1, 0)] {
         play(&[
             Step::Move(4, 2),
@@ -523,7 +523,7 @@ fn removal_of_a_kind_does_not_take_a_source_of_before_the_process() {
 }
 
 #[test]
-fn copies_of_a_held_rule_are_counted_beside_a_source_that_it_never_sent() {
+fn deletion_counts_copies_beside_a_source_that_was_not_sent() {
     play(&[
         Step::DeleteRule(2),
         Step::Move(1, 2),

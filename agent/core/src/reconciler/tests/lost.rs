@@ -205,7 +205,7 @@ fn agent_without_namespaces_connects_and_writes_nothing() {
 }
 
 #[test]
-fn refused_update_is_tried_at_growing_intervals_though_it_is_read_in_between() {
+fn refused_update_is_tried_at_growing_intervals() {
     let mut world = World::new(&["a"]);
     world.connect();
     let send = |world: &mut World, revision: u8| {
