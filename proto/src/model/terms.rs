@@ -96,7 +96,7 @@ pub struct Terms {
     /// For copies that are no longer desired.
     pub deletion_policy: DeletionPolicy,
     /// For deletions of copies, those that make room for a recreated one too.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub propagation: Propagation,
     /// Nothing is created, corrected or removed.
     pub suspend: bool,
@@ -120,6 +120,11 @@ pub struct Terms {
     /// requests it and the grant allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grants: Option<Vec<Grant>>,
+}
+
+/// Terms of before a field was added keep their digest.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Serialize for RuleName {

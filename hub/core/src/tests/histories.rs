@@ -531,3 +531,18 @@ fn deletion_counts_copies_beside_a_source_that_was_not_sent() {
         Step::Settle(2),
     ]);
 }
+
+#[test]
+fn cluster_joins_a_rollout_that_ended_without_clusters() {
+    play(&[
+        Step::Relabel(0, false),
+        Step::Relabel(1, false),
+        Step::Settle(1),
+        Step::Approve(1),
+        Step::Edit(4, false),
+        Step::Settle(1),
+        Step::Relabel(1, true),
+        Step::Relabel(0, true),
+        Step::Settle(35),
+    ]);
+}

@@ -134,11 +134,13 @@ impl Account {
         let now = api.rules[uid].status.rollout.as_ref();
         let inputs = api.inputs(uid);
         let begun = |it: &RolloutStatus| (it.revision.clone(), it.started_at.clone());
-        if now.map(begun) != before.map(begun) {
+        let begins = now.map(begun) != before.map(begun);
+        if begins {
             self.begin(uid, inputs.clone());
         }
         let phase = api.phase(uid);
-        if phase == before.map(|it| it.phase) {
+        // One without clusters ends as it begins.
+        if !begins && phase == before.map(|it| it.phase) {
             return;
         }
         match phase {
