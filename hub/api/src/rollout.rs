@@ -27,6 +27,10 @@ pub struct Rollout {
     /// How long a wave is observed after all of its clusters have the change, before the next one begins. 0 to 604800.
     #[schemars(transform = schema::in_range(0, 604_800))]
     pub soak_seconds: i64,
+    /// How long a cluster may take: one that has the change for longer, and whose copies are not applied and healthy, has failed.
+    /// 1 to 604800.
+    #[schemars(transform = schema::in_range(1, 604_800))]
+    pub progress_deadline_seconds: i64,
     /// How many clusters may fail. With one more the rollout stops: nothing further is sent, and the condition
     /// RolloutStopped names the failure. A cluster that is not connected has not failed. 0 to 100000.
     #[schemars(transform = schema::in_range(0, 100_000))]
@@ -94,6 +98,7 @@ impl Default for Rollout {
             order_by_label: None,
             gate: RolloutGate::Healthy,
             soak_seconds: 0,
+            progress_deadline_seconds: 600,
             max_failures: 0,
             paused: false,
             history: None,

@@ -34,6 +34,9 @@ impl From<&runnel_api::Rollout> for Rollout {
             max_concurrency: (&spec.max_concurrency).into(),
             order_by: spec.order_by_label.clone(),
             soak: Duration::from_secs(u64::try_from(spec.soak_seconds).unwrap_or_default()),
+            progress_deadline: Duration::from_secs(
+                u64::try_from(spec.progress_deadline_seconds).unwrap_or(u64::MAX),
+            ),
             max_failures: u64::try_from(spec.max_failures).unwrap_or_default(),
             paused: spec.paused,
             reverts,

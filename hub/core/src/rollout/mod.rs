@@ -47,7 +47,7 @@
 //!   has tried the newest target. So edits that come faster than a wave takes never reach the
 //!   second one. The status has the number of such edits in a row, and the time of the first.
 //! - It ends, or waits for a user: a disconnected cluster is passed over after [`DISCONNECTED_TIMEOUT`], and
-//!   a cluster that does not settle counts as failed after [`STUCK_LIMIT`]. Only while no cluster
+//!   a cluster that does not settle counts as failed after [`Rollout::progress_deadline`]. Only while no cluster
 //!   at all is connected does it wait for one.
 //! - A cluster whose removal waits, because the rule does not select it or has no grant for it any
 //!   more, belongs to the rollout as one that is not available ([`Observation::removals_wait`]). The
@@ -96,8 +96,6 @@ pub use window::Windows;
 
 /// The time for which a disconnected cluster of the wave is waited for.
 pub const DISCONNECTED_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit of a connected cluster until its copies are applied or have failed.
-pub const STUCK_LIMIT: Duration = Duration::from_secs(600);
 
 /// The time without changes after which a cluster that cannot be compared counts as updated.
 pub const QUIET_FOR: Duration = Duration::from_secs(30);
@@ -146,6 +144,8 @@ pub struct Rollout {
     pub order_by: Option<String>,
     /// The soak time of a wave.
     pub soak: Duration,
+    /// How long a cluster may take to settle. One that takes longer counts as failed.
+    pub progress_deadline: Duration,
     /// Maximum number of failed clusters.
     pub max_failures: u64,
     /// Whether the rollout is paused.

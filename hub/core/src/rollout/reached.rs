@@ -1,12 +1,11 @@
 //! What is seen of the clusters of a rollout, and which of them were reached.
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use runnel_proto::model::ClusterName;
 
 use super::{
-    CheckResult, DISCONNECTED_TIMEOUT, LeftOut, Progress, QUIET_FOR, RolloutPosition, STUCK_LIMIT,
-    Windows,
+    CheckResult, DISCONNECTED_TIMEOUT, LeftOut, Progress, QUIET_FOR, RolloutPosition, Windows,
 };
 
 /// The health of a cluster with respect to the target, or to the former state during a rollback.
@@ -73,12 +72,13 @@ pub(super) struct ReachedClusters {
     pub(super) failed: u64,
 }
 
-/// Determines which clusters were reached. `healthy`: the clusters that have had the target with healthy copies.
+/// Determines which clusters were reached. One that takes longer than `deadline` has failed. `healthy`: the clusters that have had the target with healthy copies.
 pub(super) fn reached_clusters(
     progress: &Progress,
     under_way: &BTreeMap<ClusterName, Instant>,
     healthy: &BTreeSet<ClusterName>,
     observation: &Observation<'_>,
+    deadline: Duration,
     now: Instant,
 ) -> ReachedClusters {
     let mut reached = ReachedClusters::default();
@@ -108,7 +108,7 @@ pub(super) fn reached_clusters(
             }
             (Health::Pending | Health::Unready, Some(at)) => {
                 keep(at);
-                if !for_long(STUCK_LIMIT) {
+                if !for_long(deadline) {
                     reached.in_flight.push(turn.cluster.clone());
                     continue;
                 }

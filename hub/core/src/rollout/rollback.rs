@@ -89,6 +89,7 @@ pub(super) fn step(
         &under_way,
         &BTreeSet::new(),
         observation,
+        rollout.progress_deadline,
         now.instant,
     );
     progress.failing = at_least(reached.failed, before.failing, observation);

@@ -70,7 +70,14 @@ pub fn step(
         .unwrap_or_default();
     let none = BTreeSet::new();
     let healthy = gate.map_or(&none, |gate| gate.healthy_with(observation.target));
-    let mut reached = reached_clusters(&progress, &under_way, healthy, observation, now.instant);
+    let mut reached = reached_clusters(
+        &progress,
+        &under_way,
+        healthy,
+        observation,
+        rollout.progress_deadline,
+        now.instant,
+    );
     progress.failing = at_least(reached.failed, progress.failing, observation);
     progress.failed = match progress.phase {
         Phase::Stopped if !is_paused => progress.failed.max(reached.failed),

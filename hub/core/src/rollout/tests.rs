@@ -43,11 +43,15 @@ struct World {
     set_back: i64,
 }
 
+/// How long a cluster may take in these tests.
+const STUCK_LIMIT: Duration = Duration::from_secs(600);
+
 fn rollout() -> Rollout {
     Rollout {
         max_concurrency: Portion::Count(2),
         order_by: None,
         soak: Duration::ZERO,
+        progress_deadline: STUCK_LIMIT,
         max_failures: 0,
         paused: false,
         reverts: false,

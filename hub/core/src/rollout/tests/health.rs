@@ -25,12 +25,15 @@ fn wave_waits_until_its_copies_are_healthy() {
 
 #[test]
 fn copies_that_never_become_healthy_are_a_failure() {
-    let mut world = applied_wave();
-    world.is("c1", Health::Applied);
-    assert_eq!(world.after(STUCK_LIMIT.as_secs() - 1), Phase::Progressing);
-    assert_eq!(world.after(1), Phase::Stopped);
-    assert_eq!(world.reported_progress().failed, 1);
-    assert_eq!(world.admitted(), ["c1", "c2"]);
+    for deadline in [STUCK_LIMIT, Duration::from_secs(30)] {
+        let mut world = applied_wave();
+        world.rollout.progress_deadline = deadline;
+        world.is("c1", Health::Applied);
+        assert_eq!(world.after(deadline.as_secs() - 1), Phase::Progressing);
+        assert_eq!(world.after(1), Phase::Stopped);
+        assert_eq!(world.reported_progress().failed, 1);
+        assert_eq!(world.admitted(), ["c1", "c2"]);
+    }
 }
 
 #[test]

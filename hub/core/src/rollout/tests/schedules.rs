@@ -663,6 +663,7 @@ fn rollouts() -> impl Strategy<Value = Rollout> {
             max_concurrency,
             order_by: Some("tier".to_owned()),
             soak: Duration::from_secs(soak),
+            progress_deadline: STUCK_LIMIT,
             max_failures,
             paused: false,
             reverts,

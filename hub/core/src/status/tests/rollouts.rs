@@ -75,6 +75,7 @@ pub(super) fn world(phase: Phase) -> World {
         max_concurrency: Portion::Count(2),
         order_by: Some("tier".to_owned()),
         soak: Duration::from_secs(300),
+        progress_deadline: Duration::from_secs(600),
         max_failures: 0,
         paused: phase == Phase::Paused,
         reverts: false,
