@@ -27,7 +27,7 @@ use tracing::Instrument;
 use crate::call::{Call, with_timeout};
 use crate::kinds::KindRegistry;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
-use runnel_agent_core::classify::{CallError, kind_error, write_error};
+use runnel_agent_core::classify::{CallError, immutable, kind_error, write_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::{
     ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Recreate, Work,
@@ -384,7 +384,15 @@ impl ApplyRun<'_> {
         target: ExpectedObject,
         body: &DesiredObject,
     ) -> Result<(), CopyError> {
-        match self.write(Some(target.clone()), body).await {
+        let written = match self.write(Some(target.clone()), body).await {
+            Err(refused)
+                if refused.reason == Reason::Invalid && self.can_be_created(body).await =>
+            {
+                Err(immutable())
+            }
+            ended => ended,
+        };
+        match written {
             Err(copy_error)
                 if copy_error.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
             Err(copy_error) if copy_error.reason == Reason::Immutable => {

@@ -476,15 +476,20 @@ const IMMUTABLE: [&str; 7] = [
     "are forbidden after creation",
 ];
 
+/// Returns the error of a copy that cannot be changed to its content, and could be created with it.
+pub fn immutable() -> CopyError {
+    let message = "the object or one of its fields is immutable and cannot be changed: delete the copy, and it is created again, or \
+                   set immutablePolicy: Recreate";
+    CopyError::new(Reason::Immutable, message)
+}
+
 fn invalid(status: &Status) -> CopyError {
     if let Some(refusal) = worded(&status.message) {
         return refusal;
     }
     let is_immutable = |text: &str| IMMUTABLE.iter().any(|words| text.contains(words));
     if causes(status).any(|(_, _, text)| is_immutable(text)) || is_immutable(&status.message) {
-        let message = "the object or one of its fields is immutable and cannot be changed: delete the copy, and it is created again, \
-                       or set immutablePolicy: Recreate";
-        return CopyError::new(Reason::Immutable, message);
+        return immutable();
     }
     if causes(status).any(|(_, _, text)| text.starts_with("Too long")) {
         return CopyError::new(

@@ -1,6 +1,6 @@
 //! Copies of kinds without listed fields: their versions, and the dry runs that show what the API server would store.
-use kube::api::{DynamicObject, GetParams, Patch, PatchParams};
-use runnel_proto::model::{Content, Kind, SourceRef};
+use kube::api::{DynamicObject, GetParams, Patch, PatchParams, PostParams};
+use runnel_proto::model::{Content, Kind, SourceRef, clip};
 use serde_json::Value;
 
 use super::{ApplyRun, Member, apply_input, at, effect};
@@ -13,6 +13,9 @@ use runnel_agent_core::{body, classify, diff, live, managed_fields, seal};
 
 /// Limit of the fields that an error names because a webhook drops them.
 pub(super) const DROPPED_LIMIT: usize = 20;
+
+/// So much of a name is kept where a suffix follows.
+const NAME_ROOM: usize = 40;
 
 /// Returns the parameters of an apply. The API server refuses unknown fields of an apply anyway, so the agent asks for no warnings
 /// about fields: for those, the API server parses each body a second time.
@@ -214,6 +217,31 @@ impl ApplyRun<'_> {
             Err(error) if error.is_race() => self.reread(current, &error).await.map(|()| None),
             Err(error) => Err(self.fail(&error)),
         }
+    }
+
+    /// Whether the API server would create an object with the content of a copy that it refuses to change: an immutable field is told
+    /// by that, in whatever words. A dry run shows it, under a name that no copy has.
+    pub(super) async fn can_be_created(&mut self, body: &DesiredObject) -> bool {
+        let Ok(content) = self.content(body).await else {
+            return false;
+        };
+        let written = ApplyInput {
+            adopted: false,
+            ..apply_input(&self.kind, self.copy, &content, body)
+        };
+        let mut request = body::apply(&written, None, &self.member.sealer);
+        request["metadata"]["name"] =
+            format!("{}.dry-run", clip(&self.copy.name, NAME_ROOM)).into();
+        if let Some(metadata) = request["metadata"].as_object_mut() {
+            metadata.remove("resourceVersion");
+        }
+        let params = PostParams {
+            dry_run: true,
+            field_manager: Some(FIELD_MANAGER.to_owned()),
+        };
+        let bytes = serde_json::to_vec(&request).expect("a JSON value serializes");
+        let created = at(&self.kind, self.copy).create(&params, bytes);
+        self.kind.content.is_owned() && self.member.text(created).await.is_ok()
     }
 
     /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields. With `object`, ignored fields

@@ -1,6 +1,6 @@
 //! Applies that the API server cannot merge into the object, though what they ask for is legal.
 use anyhow::{Context, Result};
-use runnel_proto::model::{ConflictPolicy, DeletionPolicy};
+use runnel_proto::model::{ConflictPolicy, DeletionPolicy, ImmutablePolicy, Reason};
 use runnel_tests::scene::Draft;
 use serde_json::{Value, json};
 
@@ -202,4 +202,38 @@ async fn source_in_a_version_with_another_field_arrives() -> Result<()> {
     assert_eq!(left["spec"], json!({}), "in version v1");
     one.is_idle().await?;
     one.restart().await
+}
+
+#[tokio::test]
+async fn field_that_is_immutable_in_other_words_is_recreated() -> Result<()> {
+    let grows = json!([{"rule": "self.size >= oldSelf.size", "message": "no step back"}]);
+    let size = json!({"type": "integer", "minimum": 0});
+    let spec =
+        json!({"type": "object", "properties": {"size": size}, "x-kubernetes-validations": grows});
+    let definition = Draft::definition("widgets.grows.example.org", "Widget", &[("v1", &spec)]);
+    make_kind(&definition.json()).await?;
+    let one = Kept::start(
+        "grows",
+        "widgets.grows.example.org",
+        "grows.example.org/v1",
+        "Widget",
+    )
+    .await?;
+    let made = one.want(json!({"spec": {"size": 2}})).await?;
+    one.alone
+        .hub
+        .want("r", one.rule(json!({"spec": {"size": 1}})));
+    one.alone.hub.wait_failed("r", Reason::Immutable).await?;
+    // What could not be created either is no matter of change.
+    one.alone
+        .hub
+        .want("r", one.rule(json!({"spec": {"size": -1}})));
+    one.alone.hub.wait_failed("r", Reason::Invalid).await?;
+    let mut wanted = one.rule(json!({"spec": {"size": 1}}));
+    wanted.terms.immutable_policy = ImmutablePolicy::Recreate;
+    one.alone.hub.want("r", wanted);
+    let again = one.applied().await?;
+    assert_eq!(again["spec"]["size"], 1);
+    assert_ne!(again["metadata"]["uid"], made["metadata"]["uid"]);
+    one.is_idle().await
 }
