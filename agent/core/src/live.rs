@@ -532,10 +532,15 @@ pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8
     )
 }
 
+/// The label of the roles and bindings that the API server makes itself.
+const BOOTSTRAPPING: &str = "kubernetes.io/bootstrapping";
+
 /// Whether no rule may write an object of this name or type.
 fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
     let name = object.metadata.name.as_deref().unwrap_or_default();
+    let labels = object.metadata.labels.as_ref();
     kind.content.refuses_name(name)
+        || labels.is_some_and(|labels| labels.contains_key(BOOTSTRAPPING))
         || kind
             .content
             .refuses_type(object.data.get("type").and_then(Value::as_str))
@@ -733,5 +738,26 @@ mod tests {
         assert!(metadata(json!(null)).ends_with("; it has no finalizers and still stops"));
         let many: Vec<_> = (0..99).map(|n| format!("{n}{}", "x".repeat(90))).collect();
         assert!(metadata(json!(many)).len() <= runnel_proto::model::MESSAGE_LIMIT + 100);
+    }
+
+    #[test]
+    fn roles_of_the_api_server_are_untouchable_by_name_or_label() {
+        let (resource, group) = ("clusterroles", "rbac.authorization.k8s.io");
+        let scope = runnel_proto::model::Scope::Cluster;
+        let kind = Kind::new(group, "v1", "ClusterRole", resource, scope);
+        let is_kept = |name: &str, labels: Value| {
+            let metadata = json!({"name": name, "labels": labels});
+            let role = json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": metadata});
+            is_untouchable(&kind, &serde_json::from_value(role).unwrap())
+        };
+        assert!(is_kept("system:node", json!({})));
+        assert!(is_kept(
+            "system:of-a-newer-version",
+            json!({"kubernetes.io/bootstrapping": "rbac-defaults"})
+        ));
+        assert!(!is_kept(
+            "system:metrics-server",
+            json!({"k8s-app": "metrics-server"})
+        ));
     }
 }

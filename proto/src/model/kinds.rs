@@ -106,15 +106,48 @@ const NAMESPACE: ContentRules = ContentRules {
     ..OTHER
 };
 
-/// The rules for ClusterRoles.
+/// The rules for ClusterRoles. Addons have names with `system:`, too.
 const CLUSTER_ROLE: ContentRules = ContentRules {
-    refused_names: &["admin", "cluster-admin", "edit", "system:*", "view"],
+    refused_names: &[
+        "admin",
+        "cluster-admin",
+        "edit",
+        "system:aggregate-to-admin",
+        "system:aggregate-to-edit",
+        "system:aggregate-to-view",
+        "system:auth-delegator",
+        "system:basic-user",
+        "system:certificates.k8s.io:*",
+        "system:controller:*",
+        "system:discovery",
+        "system:heapster",
+        "system:kube-*",
+        "system:kubelet-*",
+        "system:monitoring",
+        "system:node*",
+        "system:persistent-volume-provisioner",
+        "system:public-info-viewer",
+        "system:service-account-issuer-discovery",
+        "system:volume-scheduler",
+        "view",
+    ],
     ..OTHER
 };
 
 /// The rules for ClusterRoleBindings.
 const CLUSTER_ROLE_BINDING: ContentRules = ContentRules {
-    refused_names: &["cluster-admin", "system:*"],
+    refused_names: &[
+        "cluster-admin",
+        "system:basic-user",
+        "system:controller:*",
+        "system:discovery",
+        "system:kube-*",
+        "system:monitoring",
+        "system:node*",
+        "system:public-info-viewer",
+        "system:service-account-issuer-discovery",
+        "system:volume-scheduler",
+    ],
     ..OTHER
 };
 
@@ -385,7 +418,7 @@ mod tests {
             (
                 "clusterroles.rbac.authorization.k8s.io",
                 ["cluster-admin", "system:nodes"],
-                "viewer",
+                "system:metrics-server",
             ),
             (
                 "priorityclasses.scheduling.k8s.io",
