@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
+use serde_saphyr::options::DuplicateKeyPolicy;
 
 /// The most files, and entries of directories, that are read.
 const FILES: usize = 1000;
@@ -36,14 +37,36 @@ pub fn read_all(paths: &[String], recursive: bool) -> anyhow::Result<Vec<Manifes
                 "{name}: more than {FILES} files; give fewer files or directories"
             );
             let text = read(&name, &mut room)?;
-            // As kubectl reads it, YAML 1.1: a file mode such as 0400 is octal.
-            let options = serde_saphyr::options! { legacy_octal_numbers: true };
-            let documents = serde_saphyr::from_multiple_with_options(&text, options)
-                .with_context(|| format!("{name} is no YAML or JSON"))?;
+            let documents =
+                documents(&name, &text).with_context(|| format!("{name} is no YAML or JSON"))?;
             files.push(ManifestFile { name, documents });
         }
     }
     Ok(files)
+}
+
+/// Reads YAML 1.1 as kubectl does: a file mode such as 0400 is octal, and the last value of a key counts. People are told of a key
+/// that is there twice.
+fn documents(name: &str, text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
+    let read = |duplicate_keys| {
+        let options = serde_saphyr::options! {
+            legacy_octal_numbers: true,
+            duplicate_keys: duplicate_keys,
+            // The lines around an error may have values of Secrets.
+            with_snippet: false,
+        };
+        serde_saphyr::from_multiple_with_options(text, options)
+    };
+    match read(DuplicateKeyPolicy::Error) {
+        Ok(documents) => Ok(documents),
+        Err(refused) => {
+            let documents = read(DuplicateKeyPolicy::LastWins)?;
+            crate::note(&format!(
+                "{name}: a key is there twice, and its last value counts: {refused}"
+            ));
+            Ok(documents)
+        }
+    }
 }
 
 /// Returns the files of a path.
@@ -184,6 +207,23 @@ mod tests {
         let read = read_all(&[file.display().to_string()], false).unwrap();
         let expected = serde_json::json!([0o400, 0o755, 15, 31, 10, 0, "0400"]);
         assert_eq!(read[0].documents, [expected]);
+    }
+
+    #[test]
+    fn last_value_of_a_key_counts_and_errors_show_no_content() {
+        let folder = folder("twice");
+        let file = folder.join("twice.yaml");
+        std::fs::write(&file, "a: 1\nb: 2\na: 3\n").unwrap();
+        let read = |path: &Path| read_all(&[path.display().to_string()], false);
+        let expected = serde_json::json!({"a": 3, "b": 2});
+        assert_eq!(read(&file).unwrap()[0].documents, [expected]);
+        std::fs::write(&file, "data:\n  password: c2VjcmV0\n\ttab: x\n").unwrap();
+        let error = format!("{:#}", read(&file).err().unwrap());
+        assert!(
+            error.contains("line 2") && !error.contains("c2Vj"),
+            "{error}"
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
