@@ -9,6 +9,7 @@ pub mod audit;
 pub mod binaries;
 pub mod cargo;
 pub mod control_plane;
+pub mod corpus;
 pub mod demo;
 pub mod e2e;
 pub mod files;
