@@ -1,5 +1,5 @@
 //! Applies that the API server cannot merge into the object, though what they ask for is legal.
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use runnel_proto::model::{ConflictPolicy, DeletionPolicy, ImmutablePolicy, Reason};
 use runnel_tests::scene::Draft;
 use serde_json::{Value, json};
@@ -66,6 +66,23 @@ fn cron_job(image: &str) -> Value {
     json!({"spec": {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": template}}}})
 }
 
+impl Kept {
+    /// Waits until the agent has written its last request: it owns nothing by a patch any more.
+    async fn owns_its_apply_alone(&self) -> Result<()> {
+        let applied = |object: &Value| {
+            let entries = object["metadata"]["managedFields"].as_array();
+            let ours = entries.into_iter().flatten();
+            let ours = ours.filter(|entry| entry["manager"] == "runnel-agent");
+            let operations: Vec<_> = ours.map(|entry| &entry["operation"]).collect();
+            ensure!(operations == ["Apply"], "{operations:?}");
+            Ok(())
+        };
+        let place = &self.alone.place;
+        place.sees("the last write", &self.id, applied).await?;
+        self.alone.hub.wait_applied("r", 1).await.map(drop)
+    }
+}
+
 #[tokio::test]
 async fn renumbered_port_is_put_back_and_edits_arrive() -> Result<()> {
     for (resource, version, kind, fields, containers) in WORKLOADS {
@@ -85,7 +102,7 @@ async fn renumbered_port_is_put_back_and_edits_arrive() -> Result<()> {
             .pointer(&format!("{containers}/0/ports"))
             .and_then(Value::as_array);
         assert_eq!(ports.map(Vec::len), Some(1), "{kind}");
-        one.alone.hub.wait_applied("r", 1).await?;
+        one.owns_its_apply_alone().await?;
         one.is_idle().await?;
         // The list is the agent's alone again: an item that leaves the source leaves the copy.
         one.edit(renumber).await?;
@@ -93,6 +110,7 @@ async fn renumbered_port_is_put_back_and_edits_arrive() -> Result<()> {
         one.has("the edit", &[(&image, json!("web:2")), (&port, json!(80))])
             .await
             .context(kind)?;
+        one.owns_its_apply_alone().await?;
         one.is_idle().await.context(kind)?;
         one.alone.hub.remove("r", DeletionPolicy::Delete);
         one.alone.hub.wait_gone("r").await?;
@@ -102,7 +120,13 @@ async fn renumbered_port_is_put_back_and_edits_arrive() -> Result<()> {
 
 #[tokio::test]
 async fn workload_of_others_with_another_port_is_overwritten() -> Result<()> {
-    let one = Kept::start_overwriting("taken", "deployments.apps", "apps/v1", "Deployment").await?;
+    let one = Kept::start_overwriting(
+        "unmerged-taken",
+        "deployments.apps",
+        "apps/v1",
+        "Deployment",
+    )
+    .await?;
     let mut foreign = workload("web:0");
     foreign["spec"]["template"] = template("web:0", 8080);
     foreign["apiVersion"] = json!("apps/v1");

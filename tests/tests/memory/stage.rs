@@ -87,13 +87,25 @@ impl Stage {
         .await
     }
 
-    /// Creates objects on the hub, one after the other. A large one costs an API server some 5 s on a core of its own, and it
-    /// refuses what takes it a minute: no two of the tests make one at the same time.
+    /// Creates objects on the hub, one after the other. A large one costs an API server some 5 s on a core of its own: no two of the
+    /// tests make one at the same time. What takes it a minute beside others it refuses (504), and it may exist then.
     pub async fn make_all(&self, objects: impl Iterator<Item = Value>) -> Result<()> {
         static TURN: Mutex<()> = Mutex::const_new(());
         for object in objects {
             let _turn = TURN.lock().await;
-            self.scene.hub.make(&object).await?;
+            let id = Id::of(&object)?;
+            eventually(&format!("{id} to be made"), PATIENCE, async || {
+                match self.scene.hub.make(&object).await {
+                    Ok(_) => Ok(Some(())),
+                    Err(refused) => self
+                        .scene
+                        .hub
+                        .get(&id)
+                        .await
+                        .map_or(Err(refused), |_| Ok(Some(()))),
+                }
+            })
+            .await?;
         }
         Ok(())
     }
