@@ -170,6 +170,7 @@ fn everything() -> Value {
         "immutablePolicy": "Recreate",
         "ignoreFields": ["/data/a.b", "/binaryData/c", "/metadata/labels/example.com~1team", "/metadata/annotations/note", "/data/80", "/spec/list/[a=b~1c,d=]/x"],
         "deletionPolicy": "Retain",
+        "deletion": {"propagation": "Orphan"},
         "transform": {"removeFields": ["/data/80", "/spec/replicas", "/spec/ports/[port=80,protocol=a~1b~2c]/x"]},
         "substitute": {"keys": ["app.*"], "fields": ["/spec", "/spec/template/spec/containers/[name=app]/image"]},
         "removalLimit": {"count": 0, "percent": 100, "onRuleDelete": "Hold"},
@@ -206,6 +207,7 @@ async fn the_smallest_rule_is_accepted_and_the_defaults_are_filled_in() -> Resul
         "enforcement": "Enforce",
         "immutablePolicy": "Report",
         "deletionPolicy": "Delete",
+        "deletion": {"propagation": "Background"},
         "removalLimit": {"onRuleDelete": "Allow"},
         "suspend": false,
     });

@@ -158,6 +158,8 @@ pub fn targets() -> Vec<Case> {
         ("a part of more than all", json!({"rollout": {"maxConcurrency": "101%"}}), &["spec.rollout.maxConcurrency", "1% to 100%"]),
         ("a part without a sign", json!({"rollout": {"maxConcurrency": "25"}}), &["spec.rollout.maxConcurrency", "1% to 100%"]),
         ("a label key that is none", json!({"rollout": {"orderByLabel": "a b"}}), &["spec.rollout.orderByLabel", "a label key is"]),
+        ("an unknown propagation", json!({"deletion": {"propagation": "Later"}}), &["spec.deletion.propagation", "\"Foreground\"", "\"Orphan\""]),
+        ("no time to get done", json!({"rollout": {"progressDeadlineSeconds": 0}}), &["spec.rollout.progressDeadlineSeconds", "1"]),
         ("a soak of more than a week", json!({"rollout": {"soakSeconds": 604_801}}), &["spec.rollout.soakSeconds", "604800"]),
         ("less failures than none", json!({"rollout": {"maxFailures": -1}}), &["spec.rollout.maxFailures", "0"]),
         ("an analysis of nothing", analysis(json!({})), &["spec.rollout.analysis", "exactly one of prometheus and http"]),
