@@ -546,3 +546,17 @@ fn cluster_joins_a_rollout_that_ended_without_clusters() {
         Step::Settle(35),
     ]);
 }
+
+#[test]
+fn approval_of_before_the_process_counts_until_it_is_written() {
+    play(&[
+        Step::Relabel(0, false),
+        Step::Settle(2),
+        Step::Approve(0),
+        Step::Restart,
+        Step::Connect(0),
+        Step::Relabel(0, true),
+        Step::Relabel(0, false),
+        Step::Settle(35),
+    ]);
+}

@@ -379,6 +379,9 @@ fn grant(resource: &str) -> RuleGrant {
 
 /// One process of the hub.
 struct Hub {
+    /// The rules of whose removals the status says that they wait, with an approval of them: the process knows no more until it has
+    /// written the status.
+    approved: BTreeSet<RuleUid>,
     index: Index,
     report_store: ReportStore,
     deliveries: Deliveries,
@@ -713,13 +716,14 @@ impl World {
 
     fn restart(&mut self) {
         // Another process knows an approval by the status: one that was undone since is none only once that was written.
-        for (uid, rule) in &self.api.rules {
+        let is_approved = |rule: &ApiRule| {
             let pending = rule.status.pending_approval.as_ref();
-            if pending.is_some_and(|pending| pending.digest == rule.approve) {
-                self.account.approve(&self.api, &self.agents, uid);
-            }
-        }
+            pending.is_some_and(|pending| pending.digest == rule.approve)
+        };
+        let approved = self.api.rules.iter().filter(|(_, rule)| is_approved(rule));
+        let approved = approved.map(|(uid, _)| uid.clone()).collect();
         self.hub = Hub::start(&self.api, self.now);
+        self.hub.approved = approved;
         for uid in self.api.rules.keys().cloned().collect::<Vec<_>>() {
             self.load_reverted(&uid);
         }
@@ -779,6 +783,9 @@ impl World {
     /// Changes the index, judges removals, and brings all sessions up to date.
     fn change(&mut self, change: impl FnOnce(&mut Index) -> Effect) {
         self.account.renew(&self.api);
+        for uid in &self.hub.approved {
+            self.account.approve(&self.api, &self.agents, uid);
+        }
         let mut effect = change(&mut self.hub.index);
         for round in 0.. {
             assert!(round < ROUNDS, "the hub does not come to rest");
@@ -968,6 +975,7 @@ impl World {
             };
             let away = names.filter(is_away).collect();
             self.api.rules.get_mut(uid).unwrap().status = next;
+            self.hub.approved.remove(uid);
             let before = status.rollout.as_ref();
             self.account
                 .record_status(&self.api, &self.agents, uid, before, away);
@@ -1074,6 +1082,7 @@ impl Hub {
         index.set_completed_states(states, RollbackBlocker::NoneCompleted);
         index.reset_removal_guards();
         let mut hub = Self {
+            approved: BTreeSet::new(),
             index,
             report_store: ReportStore::proving(ProofKey::new([1; 32])),
             deliveries: Deliveries::default(),
