@@ -16,10 +16,6 @@ use crate::restartable::Restartable;
 const RUN_CONTROLLERS: &str = "namespace-controller,garbage-collector-controller,serviceaccount-controller,\
                                root-ca-certificate-publisher-controller,clusterrole-aggregation-controller";
 
-/// The garbage that a part collects at a time, in percent of what lives. With Go's 100, an API server spends a quarter of its
-/// time on it, which is most of what the tests take; this costs it some 100 MiB.
-const GARBAGE: &str = "400";
-
 #[derive(Debug)]
 pub(super) struct Ports {
     pub api_server: u16,
@@ -70,9 +66,7 @@ impl Parts {
             let log = folder.join(format!("{part}.log"));
             Restartable::new(
                 format!("{part} of {name}"),
-                Program::new(binary, log)
-                    .arguments(arguments)
-                    .environment("GOGC", GARBAGE),
+                Program::new(binary, log).arguments(arguments),
             )
         };
         Ok(Self {
