@@ -384,24 +384,19 @@ impl ApplyRun<'_> {
         target: ExpectedObject,
         body: &DesiredObject,
     ) -> Result<(), CopyError> {
-        let written = match self.write(Some(target.clone()), body).await {
-            Err(refused)
-                if refused.reason == Reason::Invalid && self.can_be_created(body).await =>
-            {
-                Err(immutable())
-            }
-            ended => ended,
+        let Err(refused) = self.write(Some(target.clone()), body).await else {
+            return Ok(());
         };
-        match written {
-            Err(copy_error)
-                if copy_error.reason == Reason::Immutable && body.recreate == Recreate::Yes => {}
-            Err(copy_error) if copy_error.reason == Reason::Immutable => {
-                return Err(match body.recreate {
-                    Recreate::Later(limit) => delete_limit::waits(limit),
-                    Recreate::No | Recreate::Yes => copy_error,
-                });
-            }
-            ended => return ended,
+        let refused = if refused.reason == Reason::Invalid && self.can_be_created(body).await {
+            immutable()
+        } else {
+            refused
+        };
+        match body.recreate {
+            _ if refused.reason != Reason::Immutable => return Err(refused),
+            Recreate::Yes => {}
+            Recreate::Later(limit) => return Err(delete_limit::waits(limit)),
+            Recreate::No => return Err(refused),
         }
         // The failed write may have changed the object partly.
         let target = self

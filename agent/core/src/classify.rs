@@ -12,7 +12,7 @@ use crate::copy::CopyError;
 use crate::policy::{Area, ServiceAccount};
 
 /// Limit of the causes of one refusal whose fields are read.
-const UNMERGED_FIELDS: usize = 20;
+const REFUSED_FIELDS: usize = 20;
 
 /// The error of a request.
 pub enum CallError {
@@ -24,22 +24,6 @@ pub enum CallError {
     NotActive,
     /// There was no usable answer.
     Unanswered,
-}
-
-/// Returns the names of fields in a path such as `spec.ports[0].name`.
-fn names_in(path: &str) -> Vec<&str> {
-    let mut depth = 0;
-    let is_between = |c: char| {
-        let is_within = depth > 0;
-        match c {
-            '[' => depth += 1,
-            ']' => depth -= 1,
-            _ => {}
-        }
-        is_within || matches!(c, '[' | ']' | '.')
-    };
-    let names = path.split(is_between);
-    names.filter(|name| !name.is_empty()).collect()
 }
 
 /// How the messages of the admission policy of the agent's chart begin that are about an object of others.
@@ -106,7 +90,7 @@ impl CallError {
         let Self::Refused(status) = self else {
             return vec![];
         };
-        let causes = causes(status).take(UNMERGED_FIELDS);
+        let causes = causes(status).take(REFUSED_FIELDS);
         let mut fields: Vec<_> = causes.map(|(_, field, _)| names_in(field)).collect();
         fields.sort();
         fields.dedup();
@@ -346,6 +330,22 @@ fn unmergeable(text: &str) -> CopyError {
         format!("{}{hint}", problems.join("; "))
     };
     CopyError::new(Reason::Invalid, message)
+}
+
+/// Returns the names of fields in a path such as `spec.ports[0].name`.
+fn names_in(path: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let is_between = |c: char| {
+        let is_within = depth > 0;
+        match c {
+            '[' => depth += 1,
+            ']' => depth -= 1,
+            _ => {}
+        }
+        is_within || matches!(c, '[' | ']' | '.')
+    };
+    let names = path.split(is_between);
+    names.filter(|name| !name.is_empty()).collect()
 }
 
 /// Splits the path of a field from what is said about it. The path has the names of fields only: neither keys of items nor those of

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    MEMBER_ANNOTATION, NAMESPACES, NEWEST_LABEL, ObservedHealth, Payload, RETAINED_ANNOTATION,
-    RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION,
-    SOURCE_ANNOTATION, Scope, SourceRef, VERSION_ANNOTATION, is_mark, is_object_name, is_place,
+    BOOTSTRAPPING_LABEL, Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY,
+    MANAGED_BY_LABEL, MEMBER_ANNOTATION, NAMESPACES, NEWEST_LABEL, ObservedHealth, Payload,
+    RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL, Revision, RuleUid,
+    SEAL_ANNOTATION, SOURCE_ANNOTATION, Scope, SourceRef, VERSION_ANNOTATION, is_mark,
+    is_object_name, is_place,
 };
 use serde_json::Value;
 
@@ -532,15 +533,12 @@ pub fn named_fields(kind: &Kind, object: &DynamicObject, key: &FieldsKey) -> [u8
     )
 }
 
-/// The label of the roles and bindings that the API server makes itself.
-const BOOTSTRAPPING: &str = "kubernetes.io/bootstrapping";
-
 /// Whether no rule may write an object of this name or type.
 fn is_untouchable(kind: &Kind, object: &DynamicObject) -> bool {
     let name = object.metadata.name.as_deref().unwrap_or_default();
     let labels = object.metadata.labels.as_ref();
     kind.content.refuses_name(name)
-        || labels.is_some_and(|labels| labels.contains_key(BOOTSTRAPPING))
+        || labels.is_some_and(|labels| labels.contains_key(BOOTSTRAPPING_LABEL))
         || kind
             .content
             .refuses_type(object.data.get("type").and_then(Value::as_str))

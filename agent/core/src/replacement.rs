@@ -14,7 +14,7 @@ use crate::managed_fields::is_our_apply;
 
 /// Fields of a request that are no content.
 const NO_CONTENT: [&str; 4] = ["apiVersion", "kind", "metadata", "status"];
-/// The field by which most lists tell their items apart.
+/// The field that identifies an item in most lists.
 const ITEM_KEY: &str = "name";
 /// What autoscalers set where a source leaves it out.
 const REPLICAS: &str = "replicas";
@@ -92,8 +92,8 @@ fn collect(
     at: &mut Vec<String>,
     changes: &mut Changes,
 ) {
-    match (present, wanted) {
-        (Value::Array(present), Value::Array(wanted)) if !path.is_empty() => {
+    match (present, wanted, path) {
+        (Value::Array(present), Value::Array(wanted), [_, ..]) => {
             for (number, item) in present.iter().enumerate() {
                 let is_same = |other: &&Value| item.get(ITEM_KEY) == other.get(ITEM_KEY);
                 let other = match item.get(ITEM_KEY) {
@@ -107,29 +107,23 @@ fn collect(
                 }
             }
         }
-        (Value::Object(present), Value::Object(wanted)) => match path.split_first() {
-            Some((field, rest)) => {
-                if let (Some(present), Some(wanted)) = (present.get(*field), wanted.get(*field)) {
-                    at.push((*field).to_owned());
-                    collect(present, wanted, rest, at, changes);
-                    at.pop();
-                }
+        (Value::Object(present), Value::Object(wanted), [field, rest @ ..]) => {
+            if let (Some(present), Some(wanted)) = (present.get(*field), wanted.get(*field)) {
+                at.push((*field).to_owned());
+                collect(present, wanted, rest, at, changes);
+                at.pop();
             }
-            None => record(
-                Value::Object(with_replicas(present, wanted)),
-                &Value::Object(present.clone()),
-                at,
-                changes,
-            ),
-        },
-        (Value::Array(_), Value::Array(_)) => record(wanted.clone(), present, at, changes),
+        }
+        (Value::Object(present), Value::Object(wanted), []) => {
+            let wanted = with_replicas(present, wanted);
+            if *present != wanted {
+                changes.insert(at.clone(), Value::Object(wanted));
+            }
+        }
+        (Value::Array(present), Value::Array(wanted), []) if present != wanted => {
+            changes.insert(at.clone(), wanted.clone().into());
+        }
         _ => {}
-    }
-}
-
-fn record(wanted: Value, present: &Value, at: &[String], changes: &mut Changes) {
-    if *present != wanted {
-        changes.insert(at.to_vec(), wanted);
     }
 }
 

@@ -219,9 +219,13 @@ impl ApplyRun<'_> {
         }
     }
 
-    /// Whether the API server would create an object with the content of a copy that it refuses to change: an immutable field is told
-    /// by that, in whatever words. A dry run shows it, under a name that no copy has.
+    /// Whether the API server would create an object with the content of a copy that it refuses to change: then a field is
+    /// immutable, whatever the words of the refusal are. A dry run shows it, under a name that no copy has.
     pub(super) async fn can_be_created(&mut self, body: &DesiredObject) -> bool {
+        // The immutable fields of the other kinds are known by their words.
+        if !self.kind.content.is_owned() {
+            return false;
+        }
         let Ok(content) = self.content(body).await else {
             return false;
         };
@@ -241,7 +245,7 @@ impl ApplyRun<'_> {
         };
         let bytes = serde_json::to_vec(&request).expect("a JSON value serializes");
         let created = at(&self.kind, self.copy).create(&params, bytes);
-        self.kind.content.is_owned() && self.member.text(created).await.is_ok()
+        self.member.text(created).await.is_ok()
     }
 
     /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields. With `object`, ignored fields

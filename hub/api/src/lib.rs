@@ -105,6 +105,15 @@ pub const APPROVE: &str = "runnel.dev/approve";
 pub const REVERT_TO: &str = "runnel.dev/revert-to";
 /// The annotation of an Event on a rule: the number of copies that it is about.
 pub const COPY_COUNT: &str = "runnel.dev/copy-count";
+/// Metadata that each API server sets itself, and that no manifest needs.
+pub const SERVER_METADATA: [&str; 6] = [
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
 /// The name of the only `Fleet`.
 pub const FLEET: &str = "default";
 

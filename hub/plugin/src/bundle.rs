@@ -4,7 +4,8 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use runnel_api::{
-    BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundle, ManifestBundleSpec, limits,
+    BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundle, ManifestBundleSpec, SERVER_METADATA,
+    limits,
 };
 use runnel_hub_core::plan::{LAST_APPLIED, MANIFEST_METADATA};
 use runnel_proto::model::{is_subdomain, plain_text};
@@ -20,16 +21,6 @@ const BUNDLE_BYTES: usize = 1_400_000;
 const ANNOTATION_BYTES: usize = 250_000;
 /// Number of manifests that an error about the size names.
 const LARGEST: usize = 5;
-/// Metadata that a cluster sets, and that no manifest needs.
-const SERVER_METADATA: [&str; 6] = [
-    "creationTimestamp",
-    "generation",
-    "managedFields",
-    "resourceVersion",
-    "selfLink",
-    "uid",
-];
-
 /// Prints a bundle.
 pub(super) fn run(session: &CommandContext<'_>, options: &BundleArgs) -> anyhow::Result<()> {
     let name = match &options.name {

@@ -45,8 +45,8 @@ pub fn read_all(paths: &[String], recursive: bool) -> anyhow::Result<Vec<Manifes
     Ok(files)
 }
 
-/// Reads YAML 1.1 as kubectl does: a file mode such as 0400 is octal, and the last value of a key counts. People are told of a key
-/// that is there twice.
+/// Reads YAML 1.1 as kubectl does: a file mode such as 0400 is octal, and the last value of a key counts. A key that is there
+/// twice is noted.
 fn documents(name: &str, text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
     let read = |duplicate_keys| {
         let options = serde_saphyr::options! {

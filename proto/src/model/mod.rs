@@ -63,6 +63,8 @@ pub const MANAGED_BY: &str = "runnel";
 /// The label with the id of the hub of a copy, so that two hubs in one member ignore each other's
 /// copies.
 pub const HUB_LABEL: &str = "runnel.dev/hub";
+/// The label of the roles and bindings that an API server makes itself.
+pub const BOOTSTRAPPING_LABEL: &str = "kubernetes.io/bootstrapping";
 /// The label with the uid of the rule that owns a copy.
 pub const RULE_LABEL: &str = "runnel.dev/rule-uid";
 /// The annotation with the rule of a copy, `namespace/name`, for users in the member.

@@ -1,19 +1,11 @@
 //! Objects without what differs between any two clusters.
 
+use runnel_api::SERVER_METADATA;
 use runnel_proto::model::pointer_escaped;
 use serde_json::{Map, Value};
 
 use crate::scene::MANAGED_BY;
 
-/// Metadata that each API server sets itself.
-const SERVER_METADATA: [&str; 6] = [
-    "creationTimestamp",
-    "generation",
-    "managedFields",
-    "resourceVersion",
-    "selfLink",
-    "uid",
-];
 /// What an API server allocates for a Service.
 const ALLOCATED: [&str; 3] = ["clusterIP", "clusterIPs", "healthCheckNodePort"];
 /// The volume that an API server adds to a Pod, with a random end.

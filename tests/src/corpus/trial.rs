@@ -175,18 +175,18 @@ impl<'a> Trial<'a> {
         eventually(&what, SOON, async || {
             match state(&self.lab.hub().get(&rule).await?, copies)? {
                 RuleState::Applied => return Ok(Some(Ok(()))),
-                RuleState::Failed(text) => {
+                RuleState::Failed(reason) => {
                     let since = match &failure {
-                        Some((known, since)) if *known == text => *since,
+                        Some((former, since)) if *former == reason => *since,
                         _ => Instant::now(),
                     };
-                    failure = Some((text.clone(), since));
+                    failure = Some((reason.clone(), since));
                     if since.elapsed() > FAILS {
-                        return Ok(Some(Err(text)));
+                        return Ok(Some(Err(reason)));
                     }
                 }
-                RuleState::Pending(text) if begin.elapsed() > WAITS => {
-                    return Ok(Some(Err(text)));
+                RuleState::Pending(reason) if begin.elapsed() > WAITS => {
+                    return Ok(Some(Err(reason)));
                 }
                 RuleState::Pending(_) => failure = None,
             }
@@ -269,7 +269,7 @@ impl<'a> Trial<'a> {
         let rule = self.lab.hub().get(&Id::cluster_rule(&self.name)).await?;
         match state(&rule, self.lab.copies().count())? {
             RuleState::Applied => Ok(()),
-            RuleState::Failed(text) | RuleState::Pending(text) => bail!("{text}"),
+            RuleState::Failed(reason) | RuleState::Pending(reason) => bail!("{reason}"),
         }
     }
 
@@ -368,8 +368,8 @@ fn state(rule: &Value, copies: usize) -> Result<RuleState> {
         return Ok(RuleState::Pending("the rule is not observed".to_owned()));
     }
     let (applied, ready) = (condition(rule, "Applied")?, condition(rule, "Ready")?);
-    let text = |field: &str| ready[field].as_str().unwrap_or_default().to_owned();
-    let reason = format!("{}: {}", text("reason"), text("message"));
+    let of_ready = |field: &str| ready[field].as_str().unwrap_or_default();
+    let reason = format!("{}: {}", of_ready("reason"), of_ready("message"));
     let is_applied = applied["status"] == "True"
         && summary["copies"] == copies
         && summary["copiesApplied"] == copies

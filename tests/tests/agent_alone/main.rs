@@ -16,5 +16,4 @@ mod restart;
 mod rights;
 mod scaled;
 mod stored;
-
 mod unmerged;

@@ -664,15 +664,7 @@ async fn contention_for_a_field_names_its_managers() -> Result<()> {
             .await?;
         one.has("put back", std::slice::from_ref(&ours)).await?;
     }
-    let contended = |state: &RuleState| {
-        state.counts.failed == 1 && state.failures[0].reason == Reason::Contended
-    };
-    let state = one
-        .alone
-        .hub
-        .wait_for_report("the contention", "r", contended)
-        .await?;
-    let message = &state.failures[0].message;
+    let message = one.alone.hub.wait_failed("r", Reason::Contended).await?;
     assert!(
         message.starts_with("kubectl-patch keeps changing"),
         "{message}"

@@ -1,6 +1,6 @@
 //! Workloads that others scale.
 use anyhow::{Result, ensure};
-use runnel_proto::model::{Reason, RuleState};
+use runnel_proto::model::Reason;
 use serde_json::json;
 
 use crate::owned::{Kept, deployment};
@@ -25,15 +25,7 @@ async fn contention_with_who_scales_names_the_field_to_leave_out() -> Result<()>
         one.alone.plane.kubectl(&arguments).await?;
         one.has("put back", std::slice::from_ref(&ours)).await?;
     }
-    let contended = |state: &RuleState| {
-        state.counts.failed == 1 && state.failures[0].reason == Reason::Contended
-    };
-    let state = one
-        .alone
-        .hub
-        .wait_for_report("the contention", "r", contended)
-        .await?;
-    let message = &state.failures[0].message;
+    let message = one.alone.hub.wait_failed("r", Reason::Contended).await?;
     ensure!(
         message.starts_with("kubectl keeps changing /spec/replicas of this copy")
             && message.contains("ignoreFields: [/spec/replicas]"),

@@ -24,6 +24,7 @@ mod fleet;
 mod limit;
 mod terminating;
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -177,11 +178,13 @@ impl RemovalGuard {
     }
 
     /// The rule selects intents that it did not select before: a removal of their kind that passed did so without them.
-    pub fn record_gained<'a>(&mut self, gained: impl IntoIterator<Item = &'a SourceRef>) {
+    /// They are computed only if there is such a removal.
+    pub fn record_gained(&mut self, gained: impl Iterator<Item: Borrow<SourceRef>>) {
         if !self.decision.passes_kinds() {
             return;
         }
-        let kinds: BTreeSet<_> = gained.into_iter().map(|intent| &intent.resource).collect();
+        let kinds = gained.map(|intent| intent.borrow().resource.clone());
+        let kinds: BTreeSet<_> = kinds.collect();
         let covers = |item: &Item| item.kind().is_some_and(|kind| kinds.contains(kind));
         if self.decision.passed.iter().any(covers) {
             let decision = Arc::make_mut(&mut self.decision);

@@ -130,12 +130,10 @@ pub(super) fn record_changes(
     };
     let (edited, named) = (edited.of(name.clone()), named.of(name));
     let (before, now) = (&former.plan, entry.plan.clone());
-    if entry.guard.decision().passes_kinds() {
-        let is_gained = |source: &&SourceRef| !before.selects(source);
-        entry
-            .guard
-            .record_gained(now.all_selected().filter(is_gained));
-    }
+    let is_gained = |source: &&SourceRef| !before.selects(source);
+    entry
+        .guard
+        .record_gained(now.all_selected().filter(is_gained));
     for source in before.all_selected().filter(|source| !now.selects(source)) {
         let bundle = before.bundle_of(source);
         // A bundle has no copies itself.

@@ -162,9 +162,10 @@ impl Planner {
             );
         }
         entry.keep_selected();
-        let intents = entry.plan.selected_intents(source);
-        let is_gained = |intent: &&SourceRef| !wanted.contains(intent);
-        entry.guard.record_gained(intents.iter().filter(is_gained));
+        let intents = [source].into_iter();
+        let intents = intents.flat_map(|source| entry.plan.selected_intents(source));
+        let gained = intents.filter(|intent| !wanted.contains(intent));
+        entry.guard.record_gained(gained);
         entry.record_left(wanted, source, &cause);
         if entry.guard.is_open() {
             effect.judge.insert(uid.clone());

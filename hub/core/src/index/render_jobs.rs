@@ -332,10 +332,11 @@ impl Planner {
         }
         let former = std::mem::replace(&mut entry.cluster_plans, cluster_plans);
         let former_plan = std::mem::replace(&mut entry.plan, plan);
+        let objects = sources.iter().chain(&since);
+        let intents = objects.flat_map(|source| entry.plan.selected_intents(source));
+        let gained = intents.filter(|intent| !former_plan.selects(intent));
+        entry.guard.record_gained(gained);
         for source in sources.iter().chain(&since) {
-            let intents = entry.plan.selected_intents(source);
-            let is_gained = |intent: &&SourceRef| !former_plan.selects(intent);
-            entry.guard.record_gained(intents.iter().filter(is_gained));
             if is_bundle(source) {
                 let wanted = former_plan.selected_intents(source);
                 entry.record_left(wanted, source, &CauseKind::Deleted.of(""));

@@ -6,7 +6,7 @@
 //! instead.
 use std::collections::BTreeMap;
 
-use runnel_proto::model::NAMESPACES;
+use runnel_proto::model::{BOOTSTRAPPING_LABEL, NAMESPACES};
 use serde_json::{Map, Value};
 
 /// Who wrote an object.
@@ -106,7 +106,7 @@ const CA_INJECTORS: [&str; 4] = [
 /// Labels of the objects that an API server makes itself, when it starts: roles, and the API services of its own groups.
 const AUTOMATIC: [&str; 2] = [
     "kube-aggregator.kubernetes.io/automanaged",
-    "kubernetes.io/bootstrapping",
+    BOOTSTRAPPING_LABEL,
 ];
 
 /// Prefix of the volumes with a token that the API server adds to Pods.
