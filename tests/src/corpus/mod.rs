@@ -1,7 +1,7 @@
 //! `cargo corpus`: sends every manifest below a folder through a bundle, and compares the copy with what
 //! `kubectl apply --server-side` makes of the same manifest in another cluster.
-//! [`manifest`] reads the folder, [`lab`] has the clusters, [`trial`] tries one manifest, [`normal`] compares and
-//! [`report`] prints; [`normal`] and [`report`] are pure.
+//! `manifest` reads the folder, `lab` has the clusters, `trial` tries one manifest, `normal` compares and
+//! `report` prints; `normal` and `report` are pure.
 
 mod lab;
 mod manifest;
