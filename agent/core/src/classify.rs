@@ -132,6 +132,16 @@ pub fn removal_waits_for_kind(resource: &str) -> CopyError {
     CopyError::new(Reason::KindNotServed, message)
 }
 
+/// Returns the error of a removal of a copy whose kind the member's policy allows no more: with the kind, the agent has lost its
+/// rights on the copy.
+pub fn removal_of_closed_kind(resource: &str) -> CopyError {
+    let message = format!(
+        "this member's policy no longer allows {resource} (kinds), nor their removal: the copy may still be there, and is removed when \
+         the policy allows the kind again"
+    );
+    CopyError::new(Reason::Denied, message)
+}
+
 /// Returns the error of the copies of a kind whose definition is distributed to this cluster, too, and that is not served yet.
 pub fn waits_for_definition(resource: &str) -> CopyError {
     let message = format!(

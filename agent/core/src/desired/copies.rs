@@ -261,11 +261,11 @@ impl Copies {
 
 impl Desired {
     /// Orders the removal of a copy, unless its namespace is deleted or terminating, or the policy
-    /// has no watch for it. While another rule selects the copy and can have it, the order waits
+    /// has no watch for it and had none. While another rule selects the copy and can have it, the order waits
     /// for the takeover.
     pub(super) fn order(&mut self, key: &IntentKey, copy: &SourceRef, order: OrderSource) {
         if !self.cluster.has_live_namespace(&copy.namespace)
-            || self.cluster.policy.area(copy).is_none()
+            || (self.cluster.policy.area(copy).is_none() && !self.rules.is_closed(&key.rule, copy))
             || !is_object_name(&copy.resource, &copy.name)
         {
             return;

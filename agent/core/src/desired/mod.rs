@@ -34,7 +34,7 @@ use runnel_proto::model::{
 };
 
 use crate::copy::{CopyError, IntentKey, NewPayload};
-use crate::policy::{Facts, Policy};
+use crate::policy::{Area, Facts, Policy};
 use crate::records::Records;
 use cluster::is_broad;
 pub use cluster::{AgentLocation, Cluster, Namespace};
@@ -124,17 +124,34 @@ impl Desired {
         &mut self.copies
     }
 
-    /// Puts another policy in force. Copies that it no longer watches need no orders.
-    pub fn set_policy(&mut self, policy: Arc<Policy>) {
-        let unwatched: Vec<_> = self
-            .copies
-            .ordered()
+    /// Puts another policy in force. Copies in namespaces that it no longer watches need no orders. `unlisted`: the areas whose
+    /// copies are unknown.
+    pub fn set_policy(
+        &mut self,
+        policy: Arc<Policy>,
+        records: &Records,
+        unlisted: &BTreeSet<Area>,
+    ) {
+        self.cluster.policy = policy.clone();
+        self.rules.close_kinds(&policy, records, unlisted);
+        self.mark_changed();
+        let unwatched = self.copies.ordered();
+        let unwatched: Vec<_> = unwatched
             .filter(|copy| policy.area(copy).is_none())
             .cloned()
             .collect();
-        self.cluster.policy = policy;
         for copy in unwatched {
-            self.drop_orders(&copy);
+            let orders = self.copies.orders(&copy).map(|(key, _)| key);
+            let over: Vec<_> = orders
+                .filter(|key| !self.rules.is_closed(&key.rule, &copy))
+                .cloned()
+                .collect();
+            for key in over {
+                self.resolve(&key, &copy);
+            }
+        }
+        for uid in self.rules.uids().cloned().collect::<Vec<_>>() {
+            self.rules.drop_if_finished(&uid);
         }
     }
 

@@ -80,6 +80,11 @@ impl Desired {
         true
     }
 
+    /// The terms to store, while these removals are under way.
+    pub fn stored(&mut self, removals: &BTreeSet<IntentKey>) -> Vec<StoredRule> {
+        self.rules.stored(removals, &self.cluster.policy)
+    }
+
     /// Records the end of a removal. If the hub has sent the source again, its tombstone ends.
     pub fn removal_ended(&mut self, key: &IntentKey) {
         let is_over = |rule: &Rule| {
@@ -107,7 +112,10 @@ impl Desired {
             self.rules.set_feedback(&uid, &terms.feedback);
             let terms = Some((Arc::new(terms), digest));
             let removals = Removals::restored(tombstones);
+            let stored = kinds.iter().flatten();
+            let closed = stored.filter(|kind| !self.cluster.policy.allows_kind(kind));
             let rule = Rule {
+                closed: closed.cloned().collect(),
                 terms,
                 orphaned,
                 unconfirmed: true,

@@ -11,7 +11,8 @@ use runnel_proto::model::{
 use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
 use crate::copy::{CopyError, IntentKey};
 use crate::phase::Phase;
-use crate::policy::{Area, Facts};
+use crate::policy::{Area, Facts, Policy};
+use crate::records::Records;
 
 /// Returns the fields that a rule has returned, with the rule's namespace on the hub.
 pub fn returned_fields(terms: &Terms) -> impl Iterator<Item = (&str, &FeedbackField)> {
@@ -58,7 +59,7 @@ pub struct StoredRule {
     pub orphaned: bool,
     /// Sources whose copies were being removed.
     pub tombstones: Tombstones,
-    /// The kinds of its copies, if all of them are known.
+    /// The kinds of its copies that the policy allowed while it had any, if all of them are known.
     pub kinds: Option<BTreeSet<Arc<str>>>,
     /// The copies that ran to their end.
     pub finished: Vec<FinishedCopy>,
@@ -310,18 +311,23 @@ impl Rules {
     }
 
     /// The terms to store, while these removals are under way.
-    pub fn stored(&mut self, removals: &BTreeSet<IntentKey>) -> Vec<StoredRule> {
+    pub fn stored(&mut self, removals: &BTreeSet<IntentKey>, policy: &Policy) -> Vec<StoredRule> {
         let mut room = STORED_LIMIT;
         for (uid, rule) in self.by_uid.iter_mut() {
             rule.renew_tombstones(uid, removals, &mut room);
         }
-        let rules = self.by_uid.iter().filter(|(_, rule)| !rule.leaving);
+        let rules = self.by_uid.iter();
         rules
+            .filter(|(_, rule)| !rule.leaving || !rule.closed.is_empty())
             .filter_map(|(uid, rule)| {
                 let (terms, digest) = rule.terms.as_ref()?;
                 let (terms, orphaned) = (Terms::clone(terms), rule.orphaned);
-                let tombstones = rule.removals.stored().clone();
-                let kinds = rule.kinds.clone();
+                let mut tombstones = rule.removals.stored().clone();
+                tombstones.any |= rule.leaving;
+                let held = |kind: &Arc<str>| policy.allows_kind(kind) || rule.closed.contains(kind);
+                let kinds = rule.kinds.as_ref();
+                let kinds =
+                    kinds.map(|kinds| kinds.iter().filter(|kind| held(kind)).cloned().collect());
                 Some(StoredRule {
                     uid: uid.clone(),
                     terms,
@@ -333,6 +339,36 @@ impl Rules {
                 })
             })
             .collect()
+    }
+
+    /// Whether a rule may have a copy of a kind that the policy allows no more.
+    pub fn is_closed(&self, uid: &RuleUid, copy: &SourceRef) -> bool {
+        let rule = self.by_uid.get(uid);
+        rule.is_some_and(|rule| rule.closed.contains(&copy.resource))
+    }
+
+    /// Records of which rules a policy closes kinds with copies, and which kinds it opens. `unlisted`: the areas whose copies
+    /// are unknown.
+    pub(super) fn close_kinds(
+        &mut self,
+        policy: &Policy,
+        records: &Records,
+        unlisted: &BTreeSet<Area>,
+    ) {
+        let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for (key, copies) in records.intents() {
+            let kinds = copies.iter().map(|copy| copy.resource.clone());
+            held.entry(&key.rule).or_default().extend(kinds);
+        }
+        let unlisted: BTreeSet<_> = unlisted.iter().map(|area| &area.resource).collect();
+        for (uid, rule) in &mut self.by_uid {
+            let known = held.remove(uid).unwrap_or_default();
+            let unknown = rule.kinds.iter().flatten();
+            let unknown = unknown.filter(|kind| unlisted.contains(kind));
+            let kinds = unknown.chain(&known).chain(&rule.closed);
+            let kinds = kinds.filter(|kind| !policy.allows_kind(kind));
+            rule.closed = kinds.cloned().collect();
+        }
     }
 
     /// Marks the digests of an intent's copies as outdated.
@@ -460,6 +496,8 @@ pub(super) struct Rule {
     pub phases: BTreeMap<Phase, usize>,
     /// The kinds that its intents have ever had, if all of them are known.
     pub kinds: Option<BTreeSet<Arc<str>>>,
+    /// Kinds that the policy allows no more, of which it may still have copies.
+    pub closed: BTreeSet<Arc<str>>,
 }
 
 impl Rule {
@@ -567,7 +605,7 @@ impl Rule {
 
     /// Whether the hub ordered the removal of the rule or does not know it, and nothing of it is left.
     pub fn is_finished(&self) -> bool {
-        (self.leaving || self.orphaned) && self.is_empty()
+        (self.leaving || self.orphaned) && self.is_empty() && self.closed.is_empty()
     }
 
     /// Returns the number of versions to keep, the newest included.

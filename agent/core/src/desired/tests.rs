@@ -211,10 +211,10 @@ fn the_digest_follows_every_change() {
 fn stored_state_restores() {
     let mut desired = ten_thousand();
     let mut restored = Desired::new(home(), Arc::new(Policy::open()));
-    restored.restore_terms(desired.rules_mut().stored(&BTreeSet::new()));
+    restored.restore_terms(desired.stored(&BTreeSet::new()));
     assert_eq!(
-        restored.rules_mut().stored(&BTreeSet::new()),
-        desired.rules_mut().stored(&BTreeSet::new())
+        restored.stored(&BTreeSet::new()),
+        desired.stored(&BTreeSet::new())
     );
     assert_eq!(
         restored.rules().acked(&"r".into()).unwrap().terms,

@@ -394,6 +394,11 @@ impl Policy {
         (!self.kinds.contains(resource)).then(|| denied(format!("{resource} {text}")))
     }
 
+    /// Whether copies of a kind are allowed anywhere.
+    pub fn allows_kind(&self, resource: &str) -> bool {
+        self.kinds.contains(resource) || self.cluster_kinds.contains(resource)
+    }
+
     /// Returns the error if the policy denies content.
     pub fn denies_content(&self, facts: &Facts) -> Option<CopyError> {
         if let Some(object_type) = &facts.object_type {

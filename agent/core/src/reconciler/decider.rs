@@ -258,7 +258,11 @@ impl Decider<'_> {
         let watch = self.watches.of(copy).filter(|_| !is_settled);
         let is_unwatched = watch.is_none_or(Watch::is_deleted);
         if is_unwatched && unknown.is_none() && matches!(want, DesiredCopy::Absent(..)) {
-            return Visibility::Unwatched;
+            return if self.is_closed(copy, want) {
+                Visibility::Unreadable(classify::removal_of_closed_kind(&copy.resource))
+            } else {
+                Visibility::Unwatched
+            };
         }
         let unknown = unknown.filter(|_| *want != DesiredCopy::Nothing);
         match unknown.or_else(|| watch?.forbidden.clone()) {
@@ -302,9 +306,18 @@ impl Decider<'_> {
         (order, true)
     }
 
+    /// Whether the policy allows the kind of a copy no more, of which its rule may still have copies.
+    fn is_closed(&self, copy: &SourceRef, want: &DesiredCopy) -> bool {
+        let rule = want.rule_uid();
+        rule.is_some_and(|rule| self.desired.rules().is_closed(rule, copy))
+    }
+
     /// Whether a copy without a record may exist, because its area is not listed or cannot be read.
-    pub(super) fn may_exist_unseen(&self, copy: &SourceRef) -> bool {
-        let is_unread = || self.watches.of(copy).is_some_and(Watch::may_hide_objects);
+    fn may_exist_unseen(&self, copy: &SourceRef, want: &DesiredCopy) -> bool {
+        let is_unread = || match self.watches.of(copy) {
+            Some(watch) => watch.may_hide_objects(),
+            None => self.is_closed(copy, want),
+        };
         self.watches.namespaces_unknown().is_some()
             || (self.desired.cluster().has_namespace(&copy.namespace) && is_unread())
     }
@@ -432,7 +445,7 @@ impl Decider<'_> {
                 live.intent().map(|intent| intent.rule).or_else(wanting)
             }
             Some(_) => None,
-            None if self.may_exist_unseen(copy) => wanting(),
+            None if self.may_exist_unseen(copy, want) => wanting(),
             None => None,
         }
     }

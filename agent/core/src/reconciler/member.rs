@@ -147,6 +147,7 @@ impl Member {
 
     /// Puts another policy in force. Newly allowed writes begin at once, and denied writes stop.
     pub(super) fn set_policy(&mut self, policy: Arc<Policy>, now: Instant) {
+        let unlisted = self.watches.unlisted();
         self.watches.set_policy(policy.clone());
         self.jobs.set_policy(policy.clone());
         // The list includes copies whose orders `set_policy` drops, so that their outcomes are
@@ -158,7 +159,7 @@ impl Member {
             .chain(self.records.all())
             .cloned()
             .collect();
-        self.desired.set_policy(policy);
+        self.desired.set_policy(policy, &self.records, &unlisted);
         // A copy without a watch may change at any time, so that its record is useless.
         let unwatched: Vec<_> = self
             .records
@@ -169,7 +170,7 @@ impl Member {
         if !unwatched.is_empty() {
             tracing::warn!(
                 copies = unwatched.len(),
-                "the policy no longer covers these copies: they are left unchanged, and the hub does not remove them"
+                "the policy no longer covers these copies: they are left unchanged, also when the hub orders their removal"
             );
         }
         for copy in unwatched {

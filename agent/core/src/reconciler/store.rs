@@ -65,7 +65,7 @@ impl Store {
         let rules = if self.purge.is_some() {
             vec![]
         } else {
-            desired.rules_mut().stored(removals)
+            desired.stored(removals)
         };
         (desired.cluster().hub_uid().map(str::to_owned), rules)
     }

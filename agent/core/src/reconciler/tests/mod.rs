@@ -1,6 +1,7 @@
 mod accounts;
 mod adoption;
 mod audit;
+mod closed_kinds;
 mod cluster_scoped;
 mod contention;
 mod decisions;
