@@ -18,7 +18,9 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Pre
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::json_nodes::CONTENT_NODES;
-use runnel_proto::model::{Content, Kind, Payload, Propagation, Reason, RuleName, SourceRef};
+use runnel_proto::model::{
+    Content, CopyMode, Kind, Payload, Propagation, Reason, RuleName, SourceRef,
+};
 use runnel_transport::readable::has_many_nodes;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
@@ -39,7 +41,7 @@ use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::policy::ServiceAccount;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
-use runnel_agent_core::{body, delete_limit, diff, live};
+use runnel_agent_core::{body, delete_limit, diff, live, managed_fields};
 
 /// The JSON nodes that all jobs together may decode at a time. A node costs about 2 KiB in the content, the request and
 /// the answers.
@@ -500,7 +502,10 @@ impl ApplyRun<'_> {
         let Some(mut object) = stored else {
             return Ok(());
         };
-        if self.overwrites && kind.content.is_owned() {
+        let prunes = self.overwrites
+            || (content.mode == Some(CopyMode::Exact)
+                && !managed_fields::is_exact(&object, ignored));
+        if prunes && kind.content.is_owned() {
             match self.prune(object, &written).await? {
                 Some(pruned) => object = pruned,
                 None => return Ok(()),

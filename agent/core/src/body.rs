@@ -7,9 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::DynamicObject;
 use runnel_proto::model::{
     Content, FieldPath, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY, MANAGED_BY_LABEL,
-    MEMBER_ANNOTATION, NEWEST_LABEL, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION,
-    RULE_ANNOTATION, RULE_LABEL, Revision, RuleName, SEAL_ANNOTATION, SOURCE_ANNOTATION, SourceRef,
-    VERSION_ANNOTATION,
+    MEMBER_ANNOTATION, MODE_ANNOTATION, NEWEST_LABEL, RETAINED_ANNOTATION,
+    RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL, Revision, RuleName, SEAL_ANNOTATION,
+    SOURCE_ANNOTATION, SourceRef, VERSION_ANNOTATION,
 };
 use serde_json::{Map, Value, json};
 
@@ -108,6 +108,9 @@ pub fn apply(
             managed_fields::format_ignored(ignored),
         );
     }
+    if let Some(mode) = content.mode {
+        annotations.insert(MODE_ANNOTATION.to_owned(), mode.as_str().to_owned());
+    }
     if let Some(version) = version {
         labels.insert(NEWEST_LABEL.to_owned(), "true".to_owned());
         annotations.insert(VERSION_ANNOTATION.to_owned(), version.to_string());
@@ -145,8 +148,12 @@ pub fn mark(
     sealer: &Sealer,
 ) -> Value {
     let compared = live::compared_content(written.kind, object);
+    let kept = Content {
+        mode: written.content.mode,
+        ..kept.clone()
+    };
     let marks = ApplyInput {
-        content: kept,
+        content: &kept,
         stored: Some(&compared),
         adopted: true,
         ..*written
@@ -195,6 +202,7 @@ pub fn surplus(
         (RETAINED_ANNOTATION, true),
         (RETAINED_PROOF_ANNOTATION, true),
         (IGNORED_ANNOTATION, ignored.is_empty()),
+        (MODE_ANNOTATION, content.mode.is_none()),
     ];
     for (annotation, _) in stale.into_iter().filter(|(_, is_stale)| *is_stale) {
         if annotations.is_some_and(|annotations| annotations.contains_key(annotation)) {
@@ -327,6 +335,7 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> P
         SEAL_ANNOTATION,
         MEMBER_ANNOTATION,
         IGNORED_ANNOTATION,
+        MODE_ANNOTATION,
         VERSION_ANNOTATION,
     ] {
         if metadata

@@ -12,7 +12,7 @@ fn content() -> Content {
         labels: BTreeMap::from([("team".to_owned(), "a".to_owned())]),
         annotations: BTreeMap::from([("note".to_owned(), "x".to_owned())]),
         fields: BTreeMap::from([("data".to_owned(), json!({"k": "v"}))]),
-        version: None,
+        ..Content::default()
     }
 }
 

@@ -94,6 +94,8 @@ pub struct Policies {
     pub recreate: bool,
     /// The fields that the agent does not change once the copy exists.
     pub ignored: BTreeSet<FieldPath>,
+    /// Whether the agent does not change the copy at all once it exists.
+    pub create_only: bool,
     /// The minimum version number of the copy, as the newest version, if the rule keeps versions.
     pub version: Option<u64>,
 }
@@ -431,6 +433,12 @@ fn is_drifted(wanted: &WantedCopy, live: &Live, revision: &Revision) -> bool {
 /// Decides a copy whose live object does not have the desired state.
 fn decide_present(wanted: &WantedCopy, live: &Live, revision: &Revision) -> Decision {
     let target = ExpectedObject::of(live);
+    if wanted.policies.create_only
+        && live.terminating.is_none()
+        && live.is_removable_for(&wanted.intent)
+    {
+        return Decision::Noop(applied_status(wanted));
+    }
     // An adopted object is changed only as an object that is not ours.
     if live.is_own() {
         return match &wanted.compared {

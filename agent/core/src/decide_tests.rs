@@ -156,6 +156,7 @@ fn policies() -> impl Strategy<Value = Policies> {
     (takeover, drift, any::<bool>(), ignored()).prop_map(|(takeover, drift, recreate, ignored)| {
         Policies {
             version: None,
+            create_only: false,
             takeover,
             drift,
             recreate,
@@ -410,6 +411,23 @@ proptest! {
         if let (Observed::Live(live), Decision::Noop(CopyStatus::Drifted(_)) | Decision::Act(Action::Compare(_))) = (&observed, &decision) {
             let other = live.sealed.as_ref().is_some_and(|sealed| Some(sealed.revision) != wanted.revision);
             prop_assert!(!other, "another revision ends the drift");
+        }
+    }
+
+    #[test]
+    fn copy_that_is_only_created_is_never_changed(want in wants(), observed in observed_copies()) {
+        let DesiredCopy::Copy(mut wanted) = want else { return Ok(()) };
+        wanted.policies.create_only = true;
+        let desired = DesiredCopy::Copy(wanted.clone());
+        let decision = decide(&desired, &observed);
+        let Observed::Live(live) = &observed else {
+            wanted.policies.create_only = false;
+            prop_assert_eq!(decision, decide(&DesiredCopy::Copy(wanted), &observed), "it is made as any other");
+            return Ok(());
+        };
+        if live.is_removable_for(&wanted.intent) {
+            let is_left = matches!(decision, Decision::Noop(_) | Decision::Act(Action::CreateNamespace));
+            prop_assert!(is_left || live.terminating.is_some(), "{decision:?}");
         }
     }
 

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube_core::DynamicObject;
 use runnel_proto::model::{
-    Content, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
-    Reason, clip, short_value,
+    Content, CopyMode, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath,
+    FieldsKey, Kind, Reason, clip, short_value,
 };
 use serde_json::{Map, Value};
 
@@ -192,6 +192,7 @@ fn short(value: &Value) -> Option<String> {
 fn content(kind: &Kind, object: &DynamicObject) -> Content {
     Content {
         version: None,
+        mode: None,
         labels: object.metadata.labels.clone().unwrap_or_default(),
         annotations: object.metadata.annotations.clone().unwrap_or_default(),
         fields: crate::live::fields(kind, object),
@@ -252,6 +253,11 @@ impl Comparison<'_> {
                     .iter()
                     .map(|one| owned_difference(one, shows_values)),
             );
+        }
+        if self.content.mode == Some(CopyMode::Exact) && kind.content.is_owned() {
+            let added = AppliedFields::of_others(object, ignored);
+            let added = added.differences(COMPARED);
+            all.extend(added.iter().map(|one| owned_difference(one, shows_values)));
         }
         let none = Map::new();
         let leaves = |field: &str| ignored.iter().any(|path| path.top_field() == Some(field));

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
 use runnel_proto::model::{
-    BOOTSTRAPPING_LABEL, Content, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind, MANAGED_BY,
-    MANAGED_BY_LABEL, MEMBER_ANNOTATION, NAMESPACES, NEWEST_LABEL, ObservedHealth, Payload,
-    RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION, RULE_LABEL, Revision, RuleUid,
-    SEAL_ANNOTATION, SOURCE_ANNOTATION, Scope, SourceRef, VERSION_ANNOTATION, is_mark,
-    is_object_name, is_place,
+    BOOTSTRAPPING_LABEL, Content, CopyMode, FieldsKey, HUB_LABEL, IGNORED_ANNOTATION, Kind,
+    MANAGED_BY, MANAGED_BY_LABEL, MEMBER_ANNOTATION, MODE_ANNOTATION, NAMESPACES, NEWEST_LABEL,
+    ObservedHealth, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION,
+    RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, Scope, SourceRef,
+    VERSION_ANNOTATION, is_mark, is_object_name, is_place,
 };
 use serde_json::Value;
 
@@ -258,12 +258,15 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
             &written.revision,
             &written.ignored,
         );
+        facts.mode = mode(metadata);
         if seal.adopted {
             // The labels of its owner are nothing that a policy for copies denies.
             facts.labels = Arc::default();
         }
         intact = is_of_version
             && owned.has_all_marks(&seal.rule)
+            && (content.mode != Some(CopyMode::Exact)
+                || managed_fields::is_exact(object, &written.ignored))
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
             && sealer.check_content(
                 &seal,
@@ -425,6 +428,7 @@ pub fn compared_content(kind: &Kind, object: &DynamicObject) -> Content {
     };
     seal::canonical(&Content {
         version: kind.content.is_owned().then(|| kind.version.clone()),
+        mode: None,
         labels: of_namespace(&metadata.labels),
         annotations: of_namespace(&metadata.annotations),
         fields,
@@ -598,6 +602,11 @@ fn annotation<'a>(metadata: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     metadata.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
+/// Returns the mode that an object names.
+fn mode(metadata: &ObjectMeta) -> Option<CopyMode> {
+    CopyMode::parse(annotation(metadata, MODE_ANNOTATION)?)
+}
+
 fn ownership(
     metadata: &ObjectMeta,
     identity: Option<Identity>,
@@ -685,6 +694,7 @@ fn content(kind: &Kind, object: &DynamicObject, owned: &Owned<'_>) -> Content {
     };
     Content {
         version: kind.content.is_owned().then(|| kind.version.clone()),
+        mode: mode(&object.metadata).filter(|_| owned.has_annotation(MODE_ANNOTATION)),
         labels: pick(&object.metadata.labels, &owned.labels),
         annotations: pick(&object.metadata.annotations, &owned.annotations),
         fields: fields(kind, object),

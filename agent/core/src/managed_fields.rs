@@ -111,6 +111,18 @@ fn subtract(set: &mut Value, other: &Value) {
     });
 }
 
+/// Removes the maps and lists themselves from a set, so that it names what is in them alone.
+fn leave_leaves(set: &mut Value) {
+    let Some(set) = set.as_object_mut() else {
+        return;
+    };
+    set.retain(|key, below| {
+        let was_leaf = is_leaf(below);
+        leave_leaves(below);
+        key != "." && (was_leaf || !is_leaf(below))
+    });
+}
+
 fn is_leaf(set: &Value) -> bool {
     set.as_object().is_none_or(Map::is_empty)
 }
@@ -122,10 +134,10 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
     let (version, mut all) = (ours.api_version.clone(), ours.fields_v1.clone()?.0);
     let mut entries = metadata.managed_fields.clone()?;
     let mut is_moved = false;
-    let is_movable = |entry: &&mut ManagedFieldsEntry| {
-        is_of_other(entry) && !is_of_controller(entry) && entry.api_version == version
-    };
-    for entry in entries.iter_mut().filter(is_movable) {
+    let movable = entries
+        .iter_mut()
+        .filter(|entry| is_movable(entry, version.as_deref()));
+    for entry in movable {
         let set = entry.fields_v1.as_mut();
         let Some(theirs) = set.and_then(|set| set.0.as_object_mut()) else {
             continue;
@@ -141,6 +153,20 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
     let ours = entries.iter_mut().find(|entry| is_our_apply(entry))?;
     ours.fields_v1.as_mut()?.0 = all;
     is_moved.then_some(entries)
+}
+
+/// Whether the content of an entry becomes the agent's own, where it may have nothing besides: it is of another client, in the
+/// version in which the agent applied the object.
+fn is_movable(entry: &ManagedFieldsEntry, version: Option<&str>) -> bool {
+    is_of_other(entry) && !is_of_controller(entry) && entry.api_version.as_deref() == version
+}
+
+/// Whether other clients have added no content to an object that the agent applied, besides ignored fields. What the API server and
+/// the controllers of Kubernetes fill in does not count.
+pub fn is_exact(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> bool {
+    AppliedFields::of_others(object, ignored)
+        .differences(1)
+        .is_empty()
 }
 
 fn is_of_controller(entry: &ManagedFieldsEntry) -> bool {
@@ -216,6 +242,7 @@ pub fn dropped(
     fields.retain(|field, _| !["apiVersion", "kind"].contains(&field.as_str()));
     let content = Content {
         version: None,
+        mode: None,
         labels: strings(&metadata["labels"]),
         annotations: strings(&metadata["annotations"]),
         fields: fields.into_iter().collect(),
@@ -273,6 +300,35 @@ impl AppliedFields {
         Self {
             wanted: without_ignored(set.project(&applied.data, &then.others), ignored),
             present: without_ignored(set.project(&object.data, &now.others), ignored),
+            set,
+        }
+    }
+
+    /// The fields that other clients have added to an object, as differences from an object without them.
+    pub fn of_others(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> Self {
+        let ours = apply_entry(&object.metadata);
+        let version = ours.and_then(|entry| entry.api_version.as_deref());
+        let added = |entry: &ManagedFieldsEntry| {
+            let mut theirs = entry.fields_v1.as_ref()?.0.clone();
+            theirs
+                .as_object_mut()?
+                .retain(|key, _| !NO_CONTENT.contains(&key.as_str()));
+            subtract(&mut theirs, &ours?.fields_v1.as_ref()?.0);
+            leave_leaves(&mut theirs);
+            FieldSet::parse(&theirs).ok()
+        };
+        let entries = object.metadata.managed_fields.iter().flatten();
+        let movable = entries.filter(|entry| is_movable(entry, version));
+        let set = movable
+            .filter_map(added)
+            .fold(FieldSet::default(), |all, one| all.union(&one));
+        // With the maps and lists of ours around it, a difference is named by the field itself.
+        let fields = ManagedFields::of(&object.metadata).ours;
+        let wanted = fields.project(&object.data, &set);
+        let all = fields.union(&set);
+        Self {
+            wanted: without_ignored(wanted, ignored),
+            present: without_ignored(all.project(&object.data, &FieldSet::default()), ignored),
             set,
         }
     }
@@ -391,6 +447,60 @@ mod tests {
         let entries = entries.unwrap_or_default().into_iter();
         let pair = |entry: ManagedFieldsEntry| (entry.manager.unwrap(), entry.fields_v1.unwrap().0);
         entries.map(pair).collect()
+    }
+
+    #[test]
+    fn fields_of_other_clients_make_a_copy_inexact() {
+        let ours = json!({"f:spec": {"f:list": {"k:{\"name\":\"a\"}": {".": {}, "f:name": {}}}, "f:size": {}}});
+        let data = json!({"spec": {
+            "list": [{"name": "a", "image": "x"}, {"name": "b"}], "size": 1, "more": {"deep": 2}, "replicas": 3,
+        }});
+        let object = |entries: &[(&str, &str, Value)]| DynamicObject {
+            types: None,
+            metadata: managed(entries),
+            data: data.clone(),
+        };
+        let added = |entry: (&str, &str, Value), ignored: &[&str]| {
+            let object = object(&[(FIELD_MANAGER, "Apply", ours.clone()), entry]);
+            let ignored = self::ignored(ignored);
+            let fields = AppliedFields::of_others(&object, &ignored);
+            let paths: Vec<_> = fields
+                .differences(9)
+                .into_iter()
+                .map(|one| one.path)
+                .collect();
+            assert_eq!(is_exact(&object, &ignored), paths.is_empty());
+            paths
+        };
+        let nothing: [&str; 0] = [];
+        let with = |below: Value| json!({"f:spec": below, "f:metadata": {"f:labels": {"f:a": {}}}, "f:status": {"f:x": {}}});
+        // What the agent applied, too, and the maps around it are nothing that was added.
+        let shared = json!({".": {}, "f:list": {".": {}, "k:{\"name\":\"a\"}": {".": {}, "f:name": {}}}, "f:size": {}});
+        assert_eq!(added(("kubectl", "Update", with(shared)), &[]), nothing);
+        let more = json!({"f:more": {".": {}, "f:deep": {}}});
+        assert_eq!(
+            added(("kubectl", "Update", with(more.clone())), &[]),
+            ["/spec/more"]
+        );
+        assert_eq!(
+            added(("kubectl", "Apply", with(more.clone())), &["/spec/more"]),
+            nothing
+        );
+        let item = json!({"f:list": {"k:{\"name\":\"b\"}": {".": {}, "f:name": {}}}});
+        assert_eq!(added(("helm", "Update", with(item)), &[]).len(), 1);
+        let inside = json!({"f:list": {"k:{\"name\":\"a\"}": {"f:image": {}}}});
+        assert_eq!(added(("helm", "Update", with(inside)), &[]).len(), 1);
+        // An autoscaler and its like are parts of Kubernetes.
+        let scaled = json!({"f:replicas": {}});
+        let controller = "kube-controller-manager";
+        assert_eq!(
+            added((controller, "Update", with(scaled.clone())), &[]),
+            nothing
+        );
+        assert_eq!(
+            added(("kubectl", "Update", with(scaled)), &[]),
+            ["/spec/replicas"]
+        );
     }
 
     #[test]

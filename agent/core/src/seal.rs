@@ -268,6 +268,7 @@ pub fn canonical(content: &Content) -> Content {
     };
     Content {
         version: content.version.clone(),
+        mode: content.mode,
         labels: pairs(&content.labels),
         annotations: pairs(&content.annotations),
         fields: content

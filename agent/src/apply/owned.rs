@@ -287,8 +287,9 @@ impl ApplyRun<'_> {
         self.patched(Some(seen), patch).await
     }
 
-    /// Removes what an overwritten object had besides the content: makes it the agent's own, and applies the content again. Returns the
-    /// object; `None` if another writer was faster.
+    /// Removes what an object has of others besides the content: makes it the agent's own, and applies the content again. Ignored
+    /// fields of a copy keep their values, those of an overwritten object do not. Returns the object; `None` if another writer was
+    /// faster.
     pub(super) async fn prune(
         &mut self,
         object: DynamicObject,
@@ -307,7 +308,7 @@ impl ApplyRun<'_> {
         };
         let over = ReplacedObject {
             target: &target,
-            object: None,
+            object: Some(&absorbed).filter(|_| !self.overwrites),
         };
         let request = body::apply(written, Some(&over), &self.member.sealer);
         match self.member.apply(written.kind, self.copy, &request).await {

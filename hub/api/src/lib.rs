@@ -50,7 +50,9 @@ pub use grant::{
 };
 pub use json_text::JsonText;
 pub use kinds::{BUNDLE_KIND, CLUSTER_KINDS, is_local_kind};
-pub use member::{Certificate, Join, MemberCluster, MemberClusterSpec, MemberClusterStatus};
+pub use member::{
+    Certificate, Join, MemberCluster, MemberClusterSpec, MemberClusterStatus, OrphanedRule,
+};
 pub use member_record::{
     Identity, KeyRecord, MemberRecord, MemberRecordSpec, NO_RECORD, PendingRemoval, RetiredKey,
     UsedToken,
@@ -173,4 +175,6 @@ pub mod limits {
     pub const RETIRED_KEYS: usize = 16;
     /// Pending removals of one member; copies of further rules are retained.
     pub const PENDING_REMOVALS: usize = 1000;
+    /// Orphaned rules in the status of a member.
+    pub const ORPHANED_RULES: usize = 100;
 }

@@ -112,6 +112,23 @@ pub struct MemberClusterStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(transform = schema::text(128))]
     pub cluster_uid: Option<String>,
+    /// Rules that this hub does not have and of which the cluster has copies, at most 100. The copies are kept:
+    /// `kubectl runnel orphans`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(transform = schema::keyed_list("ruleUid", limits::ORPHANED_RULES))]
+    pub orphaned_rules: Vec<OrphanedRule>,
+}
+
+/// A rule that this hub does not have and of which a cluster has copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OrphanedRule {
+    /// The uid of the rule, which its copies have in the label `runnel.dev/rule`.
+    #[schemars(transform = schema::text(128))]
+    pub rule_uid: String,
+    /// The rule as the agent knows it: `namespace/name`, `name` for a ClusterDistributionRule, or the uid.
+    #[schemars(transform = schema::text(512))]
+    pub rule: String,
 }
 
 /// A certificate of an agent.

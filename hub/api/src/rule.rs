@@ -89,6 +89,15 @@ pub struct Source {
     /// Deployment. ConfigMaps and Secrets always are.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub include_controlled: bool,
+    /// Whether fields that others add to the copies in a member cluster are removed, so that a copy is what its source would
+    /// create there. Labels, annotations, `status`, and what the API server and the controllers of Kubernetes fill in stay. Copies
+    /// of ConfigMaps and Secrets are always exact.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exact: bool,
+    /// Whether copies are only created: an existing one is neither corrected nor updated when its source changes. A deleted one
+    /// is created again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub create_only: bool,
 }
 
 /// Selects objects of the named namespaces, or objects of kinds without namespaces. Set exactly one of selector and names.

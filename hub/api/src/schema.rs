@@ -620,6 +620,10 @@ pub(super) fn source(schema: &mut Schema) {
         "!has(self.selector) || !has(self.names) || size(self.names) == 0",
         "this entry of sources has both selector and names: write one entry of sources for each, entries add up",
     )(schema);
+    rule(
+        "!has(self.exact) || !self.exact || !has(self.createOnly) || !self.createOnly",
+        "this entry of sources has both exact and createOnly: a copy that is never changed is not kept exact; remove one",
+    )(schema);
 }
 
 /// An entry of `sources` of a ClusterDistributionRule.

@@ -166,6 +166,9 @@ pub enum Command {
     /// Keep the copies of a deleted rule in a cluster that was away: its removal is not carried out when the cluster is back.
     #[command(arg = no_namespace())]
     ForgetRemoval(ForgetRemoval),
+    /// List the rules that members have copies of and the hub does not have, and delete these copies.
+    #[command(arg = no_namespace())]
+    Orphans(Orphans),
     /// Remove Runnel from the hub: rules, members, the hub itself, its CRDs.
     Uninstall(Uninstall),
     /// Run common health checks and suggest fixes.
@@ -450,6 +453,20 @@ pub struct ForgetRemoval {
     pub cluster: String,
     /// The deleted rule: namespace/name, or the name of a ClusterDistributionRule; or its uid.
     pub rule: String,
+}
+
+/// List copies of rules that the hub does not have.
+#[derive(Debug, Args)]
+pub struct Orphans {
+    /// Only of these clusters.
+    #[arg(value_name = "CLUSTER")]
+    pub clusters: Vec<String>,
+    /// Delete the copies. A copy that a rule of the hub selects now is that rule's, and is not listed.
+    #[arg(long)]
+    pub delete: bool,
+    /// Do not ask whether to delete them.
+    #[arg(long, requires = "delete")]
+    pub yes: bool,
 }
 
 /// The deletion policy of the copies.
@@ -783,6 +800,7 @@ mod tests {
             &["unjoin"],
             &["members"],
             &["forget-removal", "a/b"],
+            &["orphans"],
         ] {
             let command = words[0];
             let words = ["kubectl-runnel"].iter().chain(words).chain(&["eu-1"]);

@@ -423,7 +423,7 @@ pub fn members(objects: &[MemberCluster], now: Timestamp) -> Vec<Check> {
             }
         }
         if object.condition(ConditionType::OrphanedCopies).is_true() {
-            let hint = "they are kept; restore the rules, or delete the copies in the member";
+            let hint = "they are kept; restore the rules, or delete the copies: kubectl runnel orphans --delete";
             checks.push(Check::warn(
                 format!(
                     "{name}: {}",

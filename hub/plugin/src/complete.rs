@@ -194,7 +194,7 @@ fn names(root: &Command, before: &[String], last: &str) -> Option<Names> {
     }
     match (command.get_name(), arguments) {
         ("status" | "approve" | "history" | "revert" | "plan" | "wait", 0) => Some(Names::Rules),
-        ("members" | "unjoin" | "forget-removal", 0) => Some(Names::Members),
+        ("members" | "unjoin" | "forget-removal" | "orphans", 0) => Some(Names::Members),
         ("explain", 0) => Some(Names::CopyClusters),
         _ => None,
     }

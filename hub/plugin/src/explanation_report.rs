@@ -248,6 +248,11 @@ fn one(out: &mut String, rule: &ExplainedRule, answer: &CopyExplanationStatus, c
         wrapped(out, ("      ", "      "), &rule.message, WIDTH);
     }
     for ExplainedField { field, by } in &rule.fields {
+        let field = if field.is_empty() {
+            "all fields"
+        } else {
+            field
+        };
         let _ = writeln!(out, "    {field} by {by}");
     }
 }
@@ -352,6 +357,10 @@ mod tests {
             ExplainedField {
                 field: "/metadata/labels/team".into(),
                 by: "spec.ignoreFields".into(),
+            },
+            ExplainedField {
+                field: String::new(),
+                by: "spec.sources.exact".into(),
             },
         ];
         let well = answer(vec![shaped], Some(object.clone()));

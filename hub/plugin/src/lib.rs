@@ -24,6 +24,7 @@ mod join;
 mod jsonpath;
 mod manifests;
 mod objects;
+mod orphans;
 mod output;
 mod parse;
 mod plan;
@@ -143,6 +144,7 @@ pub async fn run(cli: Cli, charts: &Dir<'_>) -> anyhow::Result<()> {
         Command::Approve(options) => approve::run(&session, &options).await,
         Command::Unjoin(options) => unjoin::run(&session, &options).await,
         Command::ForgetRemoval(options) => forget_removal::run(&session, &options).await,
+        Command::Orphans(options) => orphans::run(&session, &options).await,
         Command::Uninstall(options) => uninstall::run(&session, &options).await,
         Command::Doctor(options) => doctor::run(&session, &options).await,
         Command::Explain(options) => explain::run(&session, &options).await,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use runnel_proto::closed_list::ExplainedState;
 use runnel_proto::model::{
-    ClusterName, CopyOutcome, Inspected, NamespaceChoice, NamespaceState, Revision, RuleName,
-    RuleUid, SourceRef, Terms,
+    ClusterName, CopyMode, CopyOutcome, Inspected, NamespaceChoice, NamespaceState, Revision,
+    RuleName, RuleUid, SourceRef, Terms,
 };
 
 use runnel_hub_core::index::{Directive, Index, RuleEntry};
@@ -183,7 +183,20 @@ fn shaped_fields(
     });
     let ignored = entry.rule.terms.ignore_fields.iter();
     let ignored = ignored.map(|path| ShapedField::new(path.to_string(), "spec.ignoreFields"));
-    shaped.into_iter().chain(ignored).take(FIELDS).collect()
+    let content = entry.plan.intents.get(source);
+    let mode = content
+        .and_then(|content| content.mode())
+        .map(|mode| match mode {
+            CopyMode::Exact => "spec.sources.exact",
+            CopyMode::CreateOnly => "spec.sources.createOnly",
+        });
+    let whole = mode.map(|by| ShapedField::new("", by));
+    whole
+        .into_iter()
+        .chain(shaped)
+        .chain(ignored)
+        .take(FIELDS)
+        .collect()
 }
 
 fn obstacle(

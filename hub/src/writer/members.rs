@@ -1,7 +1,7 @@
 //! Writes the status of one member, and retires its keys.
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Resource};
-use runnel_proto::model::{ClusterName, RuleName};
+use runnel_proto::model::ClusterName;
 use serde_json::json;
 
 use super::{WriteError, Writer};
@@ -46,6 +46,7 @@ impl Writer {
                 "agentVersion": status.agent_version,
                 "kubernetesVersion": status.kubernetes_version,
                 "clusterUid": status.cluster_uid,
+                "orphanedRules": status.orphaned_rules,
             },
         }));
         let api: Api<MemberCluster> = Api::all(self.client.clone());
@@ -121,10 +122,9 @@ impl Writer {
         let cluster = index.clusters().get(name)?;
         let report_store = self.hub_state.report_store.lock();
         let known = |uid| index.rules().get(uid).is_some() || cluster.pending.contains_key(uid);
-        let orphaned: Vec<&RuleName> = report_store
+        let orphaned = report_store
             .acked_rules(name)
             .filter(|(uid, _)| !known(*uid))
-            .map(|(_, rule)| rule)
             .collect();
         let in_use = report_store
             .acked_rules(name)

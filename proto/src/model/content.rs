@@ -35,6 +35,33 @@ const COMPRESS_FROM: usize = 256;
 /// documents.
 const COMPRESSION_LEVEL: i32 = 1;
 
+/// What the agent does with a copy beyond the fields of its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum CopyMode {
+    /// It removes the fields that others have added.
+    Exact,
+    /// It creates the copy and never changes it.
+    CreateOnly,
+}
+
+impl CopyMode {
+    /// Its name in the annotation [`MODE_ANNOTATION`](super::MODE_ANNOTATION).
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::CreateOnly => "createOnly",
+        }
+    }
+
+    /// Reads a name. `None` for a name that no agent writes.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Exact, Self::CreateOnly]
+            .into_iter()
+            .find(|mode| mode.as_str() == name)
+    }
+}
+
 /// The distributed part of an object. Canonical: equal content has equal bytes.
 ///
 /// Deliberately without `Debug` and `Display`: a value must never reach a log or an error text.
@@ -50,6 +77,9 @@ pub struct Content {
     /// The API version in which the hub read the fields. Absent for ConfigMaps and Secrets, which have one version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Box<str>>,
+    /// What the agent does with the copy beyond its fields.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<CopyMode>,
     /// Top-level fields of the object by name, without `apiVersion`, `kind`, `metadata` and `status`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, Value>,
@@ -126,6 +156,7 @@ impl Content {
         1 + map(self.labels.len())
             + map(self.annotations.len())
             + usize::from(self.version.is_some())
+            + usize::from(self.mode.is_some())
             + usize::from(!self.fields.is_empty())
             + fields
     }
@@ -740,6 +771,7 @@ mod tests {
             .collect();
         Content {
             version: None,
+            mode: None,
             labels: labels.iter().map(pair).collect(),
             annotations: BTreeMap::new(),
             fields,

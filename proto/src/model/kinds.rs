@@ -344,6 +344,20 @@ pub fn is_privileged(resource: &str) -> bool {
     }
 }
 
+/// Kinds whose objects allow more with each field that is added to them.
+const WIDENED_BY_ADDITIONS: [&str; 5] = [
+    "clusterrolebindings.rbac.authorization.k8s.io",
+    "clusterroles.rbac.authorization.k8s.io",
+    "networkpolicies.networking.k8s.io",
+    "rolebindings.rbac.authorization.k8s.io",
+    "roles.rbac.authorization.k8s.io",
+];
+
+/// Whether an object of this kind allows more with each field that is added to it, so that it matters that it is exactly its source.
+pub fn is_widened_by_additions(resource: &str) -> bool {
+    WIDENED_BY_ADDITIONS.contains(&resource)
+}
+
 impl ContentRules {
     /// Returns the rules for the kind with this `plural[.group]`.
     pub fn of(resource: &str) -> &'static Self {

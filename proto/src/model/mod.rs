@@ -13,8 +13,8 @@ mod selector;
 mod terms;
 
 pub use content::{
-    Content, ContentDigest, ContentError, Encoding, LiveDigest, PAYLOAD_LIMIT, Payload, Proof,
-    ProofKey, Revision, RevisionKey, SetDigest, is_mark,
+    Content, ContentDigest, ContentError, CopyMode, Encoding, LiveDigest, PAYLOAD_LIMIT, Payload,
+    Proof, ProofKey, Revision, RevisionKey, SetDigest, is_mark,
 };
 pub use feedback::{
     CopyFeedback, FEEDBACK_BYTES, FEEDBACK_LIMIT, FEEDBACK_NAME_LIMIT, FEEDBACK_VALUE_LIMIT,
@@ -31,7 +31,10 @@ pub use frames::{
 };
 pub use grants::{Allowance, Grant};
 pub use json_path::{JSON_PATH_LIMIT, JsonPath};
-pub use kinds::{ContentRules, KINDS_LIMIT, Kind, Kinds, Scope, ServedKind, is_privileged};
+pub use kinds::{
+    ContentRules, KINDS_LIMIT, Kind, Kinds, Scope, ServedKind, is_privileged,
+    is_widened_by_additions,
+};
 pub use names::{
     CUSTOM_RESOURCE_DEFINITIONS, ClusterName, NAMESPACES, RuleName, RuleUid, SourceRef,
     VERSION_DIGITS, clip, is_label, is_label_key, is_label_value, is_namespace_pattern,
@@ -86,6 +89,8 @@ pub const NEWEST_LABEL: &str = "runnel.dev/newest";
 pub const VERSION_ANNOTATION: &str = "runnel.dev/version";
 /// The annotation that names the fields of a copy that are left alone since its creation, as JSON pointers.
 pub const IGNORED_ANNOTATION: &str = "runnel.dev/ignored-fields";
+/// The annotation that names the [`CopyMode`] of a copy.
+pub const MODE_ANNOTATION: &str = "runnel.dev/mode";
 /// The annotation by which a namespace of a member refuses copies: `deny`.
 pub const INBOUND_ANNOTATION: &str = "runnel.dev/inbound";
 /// Labels and annotations under this prefix are Runnel's own and are never copied.

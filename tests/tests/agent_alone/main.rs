@@ -10,6 +10,7 @@ mod former;
 mod hostile;
 mod lease;
 mod limited;
+mod modes;
 mod owned;
 mod owner;
 mod restart;

@@ -37,9 +37,9 @@ pub(super) fn content(version: &str, fields: Value) -> Content {
     let fields = fields.as_object().cloned().unwrap_or_default();
     Content {
         labels: BTreeMap::from([("app".to_owned(), "x".to_owned())]),
-        annotations: BTreeMap::new(),
         version: Some(version.into()),
         fields: fields.into_iter().collect(),
+        ..Content::default()
     }
 }
 
@@ -119,7 +119,7 @@ impl Kept {
         self.get().await
     }
 
-    async fn get(&self) -> Result<Value> {
+    pub(super) async fn get(&self) -> Result<Value> {
         self.alone.place.get(&self.id).await
     }
 

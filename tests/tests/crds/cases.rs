@@ -65,6 +65,7 @@ pub fn selections() -> Vec<Case> {
         ("neither selector nor names", source(json!({"names": null})), &["spec.sources[0]", "set selector or names", "names: [\"*\"]"]),
         ("empty names", source(json!({"names": []})), &["spec.sources[0]", "set selector or names", "names: [\"*\"]"]),
         ("both selector and names", source(json!({"selector": {"matchLabels": {"a": "b"}}})), &["spec.sources[0]", "both selector and names", "one entry of sources for each"]),
+        ("exact and only created", source(json!({"exact": true, "createOnly": true})), &["spec.sources[0]", "both exact and createOnly", "remove one"]),
         ("an empty selector", source_selector(json!({})), &["spec.sources[0].selector", "is empty", "names: [\"*\"]"]),
         ("a selector that is empty inside", source_selector(json!({"matchLabels": {}, "matchExpressions": []})), &["spec.sources[0].selector", "is empty", "names: [\"*\"]"]),
         ("too many names", source(json!({"names": names(257)})), &["spec.sources[0].names", "at most 256"]),

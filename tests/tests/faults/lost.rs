@@ -140,6 +140,53 @@ async fn hub_that_lost_a_rule_removes_nothing_and_reports_it() -> Result<()> {
 }
 
 #[tokio::test]
+async fn orphaned_copies_are_listed_and_deleted_by_command() -> Result<()> {
+    let stage = stage().await?;
+    let (lost, _) = three(&stage, "orphans").await?;
+    stage.fleet.kill_hub()?;
+    strip(&stage, &lost).await?;
+    stage.fleet.start_hub().await?;
+    stage.connected(MEMBERS).await?;
+    wait_orphaned(&stage, &[&lost]).await?;
+    let member = stage.fleet.member_name(1);
+    let listed = stage.fleet.runnel(&["orphans", member]).await?;
+    ensure!(
+        listed.contains(&lost.path()) && listed.contains("--delete"),
+        "{listed}"
+    );
+    stage
+        .fleet
+        .runnel(&["orphans", member, "--delete", "--yes"])
+        .await?;
+    let copies = |number: usize| {
+        let place = stage.scene.member(number);
+        async move {
+            let found = place.find(&Id::config_map("orphans-target", "a")).await?;
+            anyhow::Ok(found.is_some())
+        }
+    };
+    eventually("the copies to go", SOON, async || {
+        Ok((!copies(1).await?).then_some(()))
+    })
+    .await?;
+    eventually("the list to be empty", SOON, async || {
+        let listed = stage.fleet.runnel(&["orphans", member]).await?;
+        Ok(listed.starts_with("No member").then_some(()))
+    })
+    .await?;
+    // Only there.
+    ensure!(copies(2).await?, "the copies in another member went");
+    stage
+        .fleet
+        .runnel(&["orphans", "--delete", "--yes"])
+        .await?;
+    eventually("the other copies to go", SOON, async || {
+        Ok((!copies(2).await?).then_some(()))
+    })
+    .await
+}
+
+#[tokio::test]
 async fn a_rule_torn_out_of_a_running_hub_removes_nothing() -> Result<()> {
     let stage = stage().await?;
     stage.restart_hub(MEMBERS).await?;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    ConflictPolicy, DeletionPolicy, ImmutablePolicy, Reason, Revision, RuleUid, SourceRef, Terms,
-    is_object_name,
+    ConflictPolicy, CopyMode, DeletionPolicy, ImmutablePolicy, Reason, Revision, RuleUid,
+    SourceRef, Terms, is_object_name,
 };
 
 use super::{Cluster, Desired, Rule, Rules};
@@ -533,7 +533,10 @@ impl<'a> Owners<'a> {
             is_ambiguous: ambiguous.is_some(),
             denied: self.cluster.denies(rule, intent_state.facts.as_ref(), copy),
             copy_error: ambiguous.or(refused),
-            policies: self.policies(rule, copy),
+            policies: Policies {
+                create_only: intent_state.mode == Some(CopyMode::CreateOnly),
+                ..self.policies(rule, copy)
+            },
             contention: None,
             lost: false,
             rewritten: false,
@@ -551,6 +554,7 @@ impl<'a> Owners<'a> {
             drift: terms.drift_policy,
             recreate: terms.immutable_policy == ImmutablePolicy::Recreate,
             ignored: terms.ignore_fields.clone(),
+            create_only: false,
             version: None,
         }
     }

@@ -463,6 +463,7 @@ impl Desired {
         self.rules.set_intent(
             key,
             Some(IntentState {
+                mode: facts.as_ref().and_then(|facts| facts.mode),
                 facts,
                 ..IntentState::of(revision)
             }),
@@ -498,15 +499,14 @@ impl Desired {
         let is_intent = !key.source.name.is_empty() && refusal.revision != Revision([0; 16]);
         if is_intent && let Some(rule) = self.rules.get(&key.rule) {
             let intent_state = rule.intents.get(&key.source);
-            let (in_force, facts) = intent_state.map_or((None, None), |intent_state| {
-                (intent_state.in_force, intent_state.facts.clone())
-            });
+            let former = intent_state.cloned().unwrap_or_default();
             let copy_error = CopyError::new(refusal.reason, refusal.message.as_str());
             self.rules.set_intent(
                 &key,
                 Some(IntentState {
-                    in_force,
-                    facts,
+                    in_force: former.in_force,
+                    facts: former.facts,
+                    mode: former.mode,
                     refused: Some((refusal.revision, copy_error)),
                     ..IntentState::default()
                 }),

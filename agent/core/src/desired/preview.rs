@@ -86,20 +86,19 @@ impl Desired {
                 result,
             );
         }
-        let facts = Facts::announced(
-            ContentRules::of(&source.resource),
-            preview_result.bytes,
-            preview_result.object_type.as_deref(),
-        );
-        self.put(
-            &IntentKey {
-                rule: uid.clone(),
-                source,
-            },
-            revision,
-            Some(facts),
-            records,
-            result,
-        );
+        let key = IntentKey {
+            rule: uid.clone(),
+            source,
+        };
+        let known = self.rules.intent_of(&key);
+        let facts = Facts {
+            mode: known.and_then(|known| known.mode),
+            ..Facts::announced(
+                ContentRules::of(&key.source.resource),
+                preview_result.bytes,
+                preview_result.object_type.as_deref(),
+            )
+        };
+        self.put(&key, revision, Some(facts), records, result);
     }
 }

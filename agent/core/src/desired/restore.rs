@@ -204,10 +204,13 @@ impl Desired {
                 continue;
             };
             let facts = facts(key, &revision, records);
+            let mut holders = records.marked_copies(key);
+            let mode = holders.find_map(|(_, live)| live.facts.mode);
             self.rules.set_intent(
                 key,
                 Some(IntentState {
                     facts,
+                    mode,
                     restored: true,
                     ..IntentState::of(revision)
                 }),

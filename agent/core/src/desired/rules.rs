@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AckedIntent, ContentDigest, FeedbackField, LiveDigest, Propagation, Revision, RuleName,
-    RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    AckedIntent, ContentDigest, CopyMode, FeedbackField, LiveDigest, Propagation, Revision,
+    RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
@@ -324,10 +324,16 @@ impl Rules {
                 let (terms, orphaned) = (Terms::clone(terms), rule.orphaned);
                 let mut tombstones = rule.removals.stored().clone();
                 tombstones.any |= rule.leaving;
-                let held = |kind: &Arc<str>| policy.allows_kind(kind) || rule.closed.contains(kind);
+                let may_have =
+                    |kind: &Arc<str>| policy.allows_kind(kind) || rule.closed.contains(kind);
                 let kinds = rule.kinds.as_ref();
-                let kinds =
-                    kinds.map(|kinds| kinds.iter().filter(|kind| held(kind)).cloned().collect());
+                let kinds = kinds.map(|kinds| {
+                    kinds
+                        .iter()
+                        .filter(|kind| may_have(kind))
+                        .cloned()
+                        .collect()
+                });
                 Some(StoredRule {
                     uid: uid.clone(),
                     terms,
@@ -355,14 +361,14 @@ impl Rules {
         records: &Records,
         unlisted: &BTreeSet<Area>,
     ) {
-        let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        let mut with_copies: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for (key, copies) in records.intents() {
             let kinds = copies.iter().map(|copy| copy.resource.clone());
-            held.entry(&key.rule).or_default().extend(kinds);
+            with_copies.entry(&key.rule).or_default().extend(kinds);
         }
         let unlisted: BTreeSet<_> = unlisted.iter().map(|area| &area.resource).collect();
         for (uid, rule) in &mut self.by_uid {
-            let known = held.remove(uid).unwrap_or_default();
+            let known = with_copies.remove(uid).unwrap_or_default();
             let unknown = rule.kinds.iter().flatten();
             let unknown = unknown.filter(|kind| unlisted.contains(kind));
             let kinds = unknown.chain(&known).chain(&rule.closed);
@@ -436,6 +442,8 @@ pub(super) struct IntentState {
     pub in_force: Option<Revision>,
     /// The policy facts of the content, if they are known.
     pub facts: Option<Facts>,
+    /// What the agent does with its copies beyond their fields.
+    pub mode: Option<CopyMode>,
     /// A later revision that was refused: the agent reports it as acked, so that the hub does not
     /// send it again and again.
     pub refused: Option<(Revision, CopyError)>,

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{
-    Content, ContentDigest, ContentRules, FieldPath, Kind, Pattern, Reason, Revision, Scope,
-    SourceRef, is_closed_namespace, is_label, matches_any, split_resource,
+    Content, ContentDigest, ContentRules, CopyMode, FieldPath, Kind, Pattern, Reason, Revision,
+    Scope, SourceRef, is_closed_namespace, is_label, matches_any, split_resource,
 };
 use serde_json::Value;
 
@@ -141,6 +141,8 @@ pub struct Facts {
     pub labels: Arc<[Box<str>]>,
     /// The digest by which the agent proves to the hub that this content is present.
     pub digest: Option<ContentDigest>,
+    /// What the agent does with the copy beyond its fields.
+    pub mode: Option<CopyMode>,
 }
 
 impl Facts {
@@ -182,6 +184,7 @@ impl Facts {
             .collect();
         Self {
             labels,
+            mode: content.mode,
             nodes: u32::try_from(content.nodes()).unwrap_or(u32::MAX),
             ..Self::announced(rules, content.value_bytes(rules), named)
         }

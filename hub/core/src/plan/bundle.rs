@@ -10,8 +10,8 @@ use std::sync::Arc;
 use runnel_api::{BUNDLE_KIND, BundleKind, BundleKindScope, CLUSTER_KINDS, ManifestBundleSpec};
 use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{
-    Content, Kind, Kinds, PAYLOAD_LIMIT, Revision, RevisionKey, Scope, SourceRef, is_privileged,
-    is_subdomain, plain_text,
+    Content, CopyMode, Kind, Kinds, PAYLOAD_LIMIT, Revision, RevisionKey, Scope, SourceRef,
+    is_privileged, is_subdomain, plain_text,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -41,6 +41,21 @@ pub struct Bundle {
     cluster_scoped: BTreeMap<SourceRef, RenderError>,
     /// Whether it has a manifest of a kind that is not known.
     has_unknown_kind: bool,
+}
+
+impl Bundle {
+    /// The bundle with its manifests in a mode that a rule asks for.
+    pub(super) fn in_mode(&self, mode: CopyMode) -> Self {
+        let change = |(source, manifest): (&SourceRef, &Manifest)| {
+            let manifest = manifest.as_ref().map(|content| content.in_mode(Some(mode)));
+            (source.clone(), manifest.map_err(Clone::clone))
+        };
+        Self {
+            manifests: self.manifests.iter().map(change).collect(),
+            cluster_scoped: self.cluster_scoped.clone(),
+            has_unknown_kind: self.has_unknown_kind,
+        }
+    }
 }
 
 /// Whether a source is a bundle.

@@ -222,6 +222,7 @@ pub fn content_of(
     let entries = |scope| matching_entries(object, scope, |key| !needs_leave(origin, key));
     Ok(Content {
         version: None,
+        mode: None,
         labels: entries("labels"),
         annotations: entries("annotations"),
         fields: fields.collect(),
@@ -253,6 +254,7 @@ fn portable_content(kind: &Kind, object: &Value, origin: Origin) -> Content {
     };
     Content {
         version: Some(kind.version.clone()),
+        mode: None,
         labels: entries("labels"),
         annotations: entries("annotations"),
         fields: portable_fields(&kind.resource, object, origin),

@@ -81,8 +81,8 @@ pub use render::{RENDER_BUDGET, RevisionHasher, StopFlag};
 pub use rendered_plan::{RenderError, RenderErrorKind};
 pub use rule::{RemovalTerms, Revert, Rule};
 use runnel_proto::model::{
-    Content, ContentDigest, FieldPath, LiveDigest, Payload, Proof, ProofKey, Revision, RuleUid,
-    SetDigest, SourceRef,
+    Content, ContentDigest, CopyMode, FieldPath, LiveDigest, Payload, Proof, ProofKey, Revision,
+    RuleUid, SetDigest, SourceRef,
 };
 pub use secret_refs::{REFERENCED_KIND, SecretRefError, SecretRefs};
 pub use shape::{NamedBy, NamedKey, Shape, ShapedField, TemplateContext};
@@ -107,15 +107,19 @@ pub struct SourceContent {
     pub(crate) bundle: Option<Box<Bundle>>,
     /// The digests without ignored fields, by rules.
     pub(crate) without: IgnoredFieldDigests,
+    /// What agents do with the copies beyond their fields.
+    mode: Option<CopyMode>,
+    /// The same content in other modes, once a rule asks for it.
+    in_modes: [OnceLock<Arc<SourceContent>>; 2],
 }
 
 impl SourceContent {
     /// Decodes a payload with this revision.
     pub fn new(revision: Revision, payload: Payload) -> Self {
-        let digest = payload
-            .decode()
-            .ok()
-            .map(|content| ContentDigest::of_copy(&content, &revision, &BTreeSet::new()));
+        let content = payload.decode().ok();
+        let digest = content
+            .as_ref()
+            .map(|content| ContentDigest::of_copy(content, &revision, &BTreeSet::new()));
         Self {
             revision,
             payload,
@@ -124,6 +128,8 @@ impl SourceContent {
             bundle: None,
             digest,
             without: IgnoredFieldDigests::default(),
+            mode: content.and_then(|content| content.mode),
+            in_modes: Default::default(),
         }
     }
 
@@ -138,6 +144,8 @@ impl SourceContent {
             bundle: None,
             digest,
             without: IgnoredFieldDigests::default(),
+            mode: content.mode,
+            in_modes: Default::default(),
         }
     }
 
@@ -151,6 +159,41 @@ impl SourceContent {
             self.digest
         } else {
             self.without.get(ignored, compute)
+        }
+    }
+
+    /// What agents do with the copies beyond their fields.
+    pub fn mode(&self) -> Option<CopyMode> {
+        self.mode
+    }
+
+    /// Returns the content in the mode that a rule asks for: its own, for none. Each mode has a revision of its own.
+    pub(crate) fn in_mode(self: &Arc<Self>, mode: Option<CopyMode>) -> Arc<Self> {
+        match mode {
+            Some(mode) if self.mode != Some(mode) => self.in_modes[mode as usize]
+                .get_or_init(|| Arc::new(self.changed_to(mode)))
+                .clone(),
+            _ => self.clone(),
+        }
+    }
+
+    fn changed_to(&self, mode: CopyMode) -> Self {
+        let mark = |mode: Option<CopyMode>| mode.map_or(0, |mode| mode as u8 + 1);
+        let mut revision = self.revision;
+        revision.0[0] ^= mark(self.mode) ^ mark(Some(mode));
+        if let Some(bundle) = &self.bundle {
+            return Self {
+                mode: Some(mode),
+                ..Self::of_bundle(revision, self.controlled, bundle.in_mode(mode))
+            };
+        }
+        // The hub can decode its own payloads.
+        let mut content = self.payload.decode().unwrap_or_default();
+        content.mode = Some(mode);
+        Self {
+            denied: self.denied.clone(),
+            controlled: self.controlled,
+            ..Self::of(revision, &content, content.to_bytes())
         }
     }
 
@@ -716,6 +759,33 @@ mod tests {
     fn proof(expected: &Expected) -> Option<Proof> {
         let terms = GrantedTerms::unrestricted(NamedTerms::new(Default::default()));
         expected.proof(&"r".into(), &terms, &ProofKey::new([1; 32]))
+    }
+
+    #[test]
+    fn each_mode_has_a_revision_of_its_own() {
+        let plain = Arc::new(content(1, "one"));
+        let [exact, only] =
+            [CopyMode::Exact, CopyMode::CreateOnly].map(|mode| plain.in_mode(Some(mode)));
+        assert!(Arc::ptr_eq(&plain, &plain.in_mode(None)));
+        assert!(
+            Arc::ptr_eq(&exact, &plain.in_mode(Some(CopyMode::Exact))),
+            "it is made once"
+        );
+        let revisions = BTreeSet::from([&plain, &exact, &only].map(|content| content.revision));
+        assert_eq!(revisions.len(), 3);
+        let decoded = only.payload.decode().unwrap();
+        assert_eq!(decoded.mode, Some(CopyMode::CreateOnly));
+        assert!(decoded.fields == plain.payload.decode().unwrap().fields);
+        // A stored state of a rule has its contents in the modes that they were sent in.
+        let stored = Arc::new(SourceContent::new(only.revision, only.payload.clone()));
+        assert!(Arc::ptr_eq(
+            &stored,
+            &stored.in_mode(Some(CopyMode::CreateOnly))
+        ));
+        assert_eq!(
+            stored.in_mode(Some(CopyMode::Exact)).revision,
+            exact.revision
+        );
     }
 
     #[test]

@@ -8,8 +8,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube_core::ResourceExt;
 use ring::digest;
 use runnel_proto::model::{
-    ClusterName, Enforcement, FEEDBACK_LIMIT, FeedbackField, FieldPath, JsonPath, Kind, Pattern,
-    RuleName, RuleUid, SourceRef, Terms, matches_any,
+    ClusterName, CopyMode, Enforcement, FEEDBACK_LIMIT, FeedbackField, FieldPath, JsonPath, Kind,
+    Pattern, RuleName, RuleUid, SourceRef, Terms, matches_any,
 };
 use serde::Serialize;
 
@@ -345,17 +345,27 @@ impl Rule {
         labels: &BTreeMap<String, String>,
         state: &SourceState,
     ) -> Option<SourceState> {
-        let mut selecting = self
-            .sources
-            .iter()
-            .filter(|entry| entry.selects(source, labels, &self.runnel_namespace))
-            .peekable();
-        selecting.peek()?;
-        let is_refused = state.is_controlled() && !selecting.any(|entry| entry.include_controlled);
-        Some(if is_refused {
-            SourceState::Refused(UnsupportedSource::Controlled)
-        } else {
-            state.clone()
+        let entries = self.sources.iter();
+        let selecting =
+            entries.filter(|entry| entry.selects(source, labels, &self.runnel_namespace));
+        let (mut selected, mut controlled, mut mode) = (false, false, None);
+        for entry in selecting {
+            selected = true;
+            controlled |= entry.include_controlled;
+            mode = mode.max(entry.mode);
+        }
+        if !selected {
+            return None;
+        }
+        Some(match state {
+            _ if state.is_controlled() && !controlled => {
+                SourceState::Refused(UnsupportedSource::Controlled)
+            }
+            SourceState::Read(content) => SourceState::Read(content.in_mode(mode)),
+            SourceState::Stale(content) => SourceState::Stale(content.in_mode(mode)),
+            SourceState::Unread | SourceState::Unreadable | SourceState::Refused(_) => {
+                state.clone()
+            }
         })
     }
 
@@ -475,6 +485,11 @@ fn choice(source: &runnel_api::Source, namespaces: Vec<Pattern>) -> SourceChoice
         names: patterns(&source.names),
         exclude: patterns(&source.exclude),
         include_controlled: source.include_controlled,
+        mode: match (source.create_only, source.exact) {
+            (true, _) => Some(CopyMode::CreateOnly),
+            (false, true) => Some(CopyMode::Exact),
+            (false, false) => None,
+        },
     }
 }
 

@@ -2,7 +2,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use runnel_proto::model::{Pattern, Selector, SourceRef, matches_any};
+use runnel_proto::model::{CopyMode, Pattern, Selector, SourceRef, matches_any};
 
 /// One entry of a rule's `sources`.
 #[derive(Clone, Debug)]
@@ -20,6 +20,8 @@ pub struct SourceChoice {
     pub exclude: Vec<Pattern>,
     /// Whether objects that a controller made are sources.
     pub include_controlled: bool,
+    /// What agents do with the copies beyond their fields.
+    pub mode: Option<CopyMode>,
 }
 
 impl SourceChoice {

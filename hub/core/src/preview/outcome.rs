@@ -1,10 +1,10 @@
 //! The outcomes, by the agents' answers.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::closed_list::Verdict;
 use runnel_proto::model::{
     ClusterName, ContentRules, PreviewOutcome, PreviewedCopy, PruneDigest, PruneRequest, Reason,
-    RuleUid,
+    RuleUid, is_widened_by_additions,
 };
 
 use super::{AgentAnswer, PreviewIndex, ReportedCopiesFn, diff};
@@ -175,7 +175,7 @@ impl PreviewIndex {
             .cluster_plans
             .plans(&entry.plan)
             .flat_map(|(_, plan)| sent(plan));
-        all.collect::<std::collections::BTreeSet<_>>().len()
+        all.collect::<BTreeSet<_>>().len()
     }
 
     /// Sentences about the rule as a whole.
@@ -195,6 +195,18 @@ impl PreviewIndex {
         }
         if entry.plan.objects().next().is_none() {
             notes.push("spec.sources selects nothing that is there".to_owned());
+        }
+        let intents = entry.plan.intents.iter();
+        let open = intents.filter(|(intent, content)| {
+            content.mode().is_none() && is_widened_by_additions(&intent.resource)
+        });
+        let open: BTreeSet<_> = open.map(|(intent, _)| &*intent.resource).collect();
+        if !open.is_empty() {
+            let kinds = open.into_iter().collect::<Vec<_>>().join(", ");
+            notes.push(format!(
+                "what others in a member add to its copies of {kinds} stays, and can allow more than their sources do: with \
+                 exact: true in their entry of spec.sources it is removed"
+            ));
         }
         notes
     }

@@ -1,6 +1,6 @@
 //! The contents of a member's status.
 use jiff::Timestamp;
-use runnel_proto::model::{ClusterName, LostWatch, RuleName};
+use runnel_proto::model::{ClusterName, LostWatch, RuleName, RuleUid};
 
 use super::report_store::Uncertain;
 use super::rule_cluster_state::without_watch;
@@ -10,7 +10,7 @@ use runnel_api::conditions::{
     ConditionStatus, ConditionType, Reason, condition, remove_condition, set_condition,
     whole_seconds,
 };
-use runnel_api::{Certificate, Identity, MemberClusterStatus};
+use runnel_api::{Certificate, Identity, MemberClusterStatus, OrphanedRule, limits};
 
 /// Number of orphaned rules in a message.
 const NAMES_SHOWN: usize = 5;
@@ -41,7 +41,7 @@ pub struct MemberView<'a> {
     pub retained: &'a [(RuleName, u32)],
     /// Rules with copies in the member that this hub does not have. Their copies stay, also when
     /// the cluster leaves.
-    pub orphaned: Vec<&'a RuleName>,
+    pub orphaned: Vec<(&'a RuleUid, &'a RuleName)>,
     /// Whether the hub started so recently that a missing report proves nothing.
     pub awaited: bool,
     /// Until when its agent can still renew the newest certificate that it has.
@@ -133,6 +133,10 @@ pub fn fold_member(view: &MemberView<'_>, now: Now) -> Option<MemberClusterStatu
     let leaves = left.is_some();
     if let Some(reported) = left {
         set(ConditionType::Drained, reported);
+    }
+    // A cluster without a session reports nothing new.
+    if view.session.is_some() {
+        status.orphaned_rules = orphaned_rules(view);
     }
     match orphaned(view) {
         Some(message) => set(
@@ -435,18 +439,28 @@ fn divergences(view: &MemberView<'_>) -> [(ConditionType, Option<(Reason, String
     })
 }
 
+fn orphaned_rules(view: &MemberView<'_>) -> Vec<OrphanedRule> {
+    let rules = view.orphaned.iter().take(limits::ORPHANED_RULES);
+    rules
+        .map(|(uid, rule)| OrphanedRule {
+            rule_uid: uid.to_string(),
+            rule: rule.to_string(),
+        })
+        .collect()
+}
+
 fn orphaned(view: &MemberView<'_>) -> Option<String> {
     let count = view.orphaned.len();
     let names: Vec<_> = view
         .orphaned
         .iter()
         .take(NAMES_SHOWN)
-        .map(ToString::to_string)
+        .map(|(_, rule)| rule.to_string())
         .collect();
     (count > 0).then(|| {
         let more = if count > NAMES_SHOWN { ", ..." } else { "" };
         format!(
-            "the cluster has copies of {count} rules that this hub does not have: {}{more}; they are kept",
+            "the cluster has copies of {count} rules that this hub does not have: {}{more}; they are kept: kubectl runnel orphans",
             names.join(", ")
         )
     })
@@ -525,8 +539,9 @@ mod tests {
             namespace: "a".into(),
             name: "r".into(),
         };
+        let uid = RuleUid::from("u");
         let orphaned = MemberView {
-            orphaned: vec![&rule],
+            orphaned: vec![(&uid, &rule)],
             ..stays(Some(&facts))
         };
         assert_eq!(is_ready(&reported(&orphaned)), ("True", "UnknownRules"));
@@ -709,9 +724,9 @@ mod tests {
             "{message}"
         );
         // Copies of unknown rules delay nothing.
-        let orphan = rule("x", "y");
+        let (uid, orphan) = (RuleUid::from("u"), rule("x", "y"));
         let orphaned = reported(&MemberView {
-            orphaned: vec![&orphan],
+            orphaned: vec![(&uid, &orphan)],
             ..view(&busy, Some(&facts), 0)
         });
         let (holds, reason, message) = left(&orphaned);

@@ -151,7 +151,7 @@ fn kind_that_never_had_a_copy_holds_nothing() {
 }
 
 #[test]
-fn kind_whose_copies_were_never_made_is_not_held_when_it_closes() {
+fn kind_that_closes_without_copies_delays_no_removal() {
     let mut world = World::new(&["team", "a"]);
     world.set_policy(policy(BOTH));
     world.connect();

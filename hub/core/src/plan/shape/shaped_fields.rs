@@ -7,7 +7,7 @@ use super::{NamedBy, Override, Shape, TemplateContext};
 /// A field of a copy that its rule shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapedField {
-    /// The field of the copy, as a JSON pointer.
+    /// The field of the copy, as a JSON pointer; empty for all of it.
     pub field: String,
     /// The field of the rule.
     pub by: String,
