@@ -64,7 +64,7 @@ pub use rollout::{
 pub use rule::{
     ClusterDistributionRule, ClusterDistributionRuleSpec, ClusterSource, ConflictPolicy,
     DeletionPolicy, DistributionRule, DistributionRuleSpec, DriftPolicy, Enforcement,
-    ImmutablePolicy, OnRuleDelete, RemovalLimit, RuleTerms, Source,
+    ImmutablePolicy, OnRuleDelete, RemovalLimit, Replicas, RuleTerms, Source,
 };
 pub use rule_status::{
     CauseCount, ClusterState, ClusterStatus, Display, PendingApproval, RuleStatus, Summary,

@@ -155,6 +155,10 @@ pub struct RuleTerms {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(transform = schema::field_pointers)]
     pub ignore_fields: Vec<String>,
+    /// What sets `spec.replicas` of copies. Source: their sources. Auto: an autoscaler or a person in the member cluster; the number
+    /// of the source is written at creation only, as a field of ignoreFields is.
+    #[serde(default)]
+    pub replicas: Replicas,
     /// The policy for a copy that is no longer desired, for any cause: the rule, its source, a
     /// label, a namespace or a cluster. Delete: delete it. Retain: leave it in place, without
     /// Runnel's labels and annotations.
@@ -245,6 +249,26 @@ pub enum ImmutablePolicy {
     Report,
     /// Delete it and create it again.
     Recreate,
+}
+
+/// What sets the number of replicas of copies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Replicas {
+    /// Their sources.
+    #[default]
+    Source,
+    /// An autoscaler or a person in the member cluster.
+    Auto,
+}
+
+impl Replicas {
+    /// The field that agents leave alone once a copy exists, as a JSON pointer.
+    pub fn ignored_field(self) -> Option<&'static str> {
+        match self {
+            Self::Source => None,
+            Self::Auto => Some("/spec/replicas"),
+        }
+    }
 }
 
 /// The limit of indirect removals at a time, within a minute.

@@ -146,6 +146,7 @@ pub fn targets() -> Vec<Case> {
         ("createNamespaces without namespaces", create(Value::Null), &["spec", "createNamespaces", "namespaces.names"]),
         ("an unknown conflictPolicy", json!({"conflictPolicy": "Merge"}), &["spec.conflictPolicy", "\"Merge\"", "\"Fail\"", "\"AdoptIfEqual\"", "\"Overwrite\""]),
         ("an unknown driftPolicy", json!({"driftPolicy": "Ignore"}), &["spec.driftPolicy", "\"Ignore\"", "\"Correct\"", "\"Report\""]),
+        ("a number of replicas", json!({"replicas": "3"}), &["spec.replicas", "\"3\"", "\"Source\"", "\"Auto\""]),
         ("an unknown enforcement", json!({"enforcement": "Warn"}), &["spec.enforcement", "\"Warn\"", "\"Enforce\"", "\"DryRun\""]),
         ("an unknown immutablePolicy", json!({"immutablePolicy": "Force"}), &["spec.immutablePolicy", "\"Report\"", "\"Recreate\""]),
         ("a status among ignored fields", json!({"ignoreFields": ["/status/x"]}), &["ignoreFields[0]", "are the copy's own"]),

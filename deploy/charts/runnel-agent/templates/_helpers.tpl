@@ -66,6 +66,47 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if not (contains "*" (join "" .Values.policy.namespaces)) }}true{{ end -}}
 {{- end -}}
 
+{{/* What a word in a list of kinds stands for: kinds with namespaces, and kinds without. */}}
+{{- define "runnel-agent.presets" -}}
+{"kinds": {
+"networking": ["services", "ingresses.networking.k8s.io", "networkpolicies.networking.k8s.io"],
+"policy": ["limitranges", "poddisruptionbudgets.policy", "resourcequotas"],
+"rbac": ["serviceaccounts", "rolebindings.rbac.authorization.k8s.io", "roles.rbac.authorization.k8s.io"],
+"workloads": ["persistentvolumeclaims", "cronjobs.batch", "daemonsets.apps", "deployments.apps", "horizontalpodautoscalers.autoscaling", "jobs.batch", "statefulsets.apps"]},
+"clusterKinds": {
+"networking": ["ingressclasses.networking.k8s.io"],
+"rbac": ["clusterrolebindings.rbac.authorization.k8s.io", "clusterroles.rbac.authorization.k8s.io"],
+"workloads": ["priorityclasses.scheduling.k8s.io", "storageclasses.storage.k8s.io"]}}
+{{- end -}}
+
+{{/* A list of kinds as JSON, with the kinds of its presets in their place. Takes a list: the kinds, and the names of the lists of
+presets that count. */}}
+{{- define "runnel-agent.withPresets" -}}
+{{- $presets := include "runnel-agent.presets" . | fromJson -}}
+{{- $all := list -}}
+{{- range $kind := first . -}}
+{{- $known := list -}}
+{{- range $field := rest $ -}}
+{{- $known = concat $known (default list (get (get $presets $field) $kind)) -}}
+{{- end -}}
+{{- if and (empty $known) (or (hasKey $presets.kinds $kind) (hasKey $presets.clusterKinds $kind)) -}}
+{{- fail (printf "%s: %s stands for no kinds here: remove it" (last $) $kind) -}}
+{{- end -}}
+{{- $all = concat $all (ternary (list $kind) $known (empty $known)) -}}
+{{- end -}}
+{{- uniq $all | toJson -}}
+{{- end -}}
+
+{{/* The policy with the kinds of its presets, as JSON. */}}
+{{- define "runnel-agent.policy" -}}
+{{- $policy := deepCopy .Values.policy -}}
+{{- range $field := list "kinds" "clusterKinds" -}}
+{{- $_ := set $policy $field (include "runnel-agent.withPresets" (list (get $policy $field) $field) | fromJsonArray) -}}
+{{- end -}}
+{{- $_ := set $policy "allowPrivileged" (include "runnel-agent.withPresets" (list $policy.allowPrivileged "kinds" "clusterKinds") | fromJsonArray) -}}
+{{- toJson $policy -}}
+{{- end -}}
+
 {{/* Kinds whose objects carry rights, run programs or change how the cluster works: API groups, and kinds of the core group. */}}
 {{- define "runnel-agent.privileged" -}}
 {"groups": ["admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io",
@@ -80,7 +121,7 @@ allow. Takes a list: the root, and the name of the list. */}}
 {{- define "runnel-agent.kinds" -}}
 {{- $root := index . 0 -}}
 {{- $field := index . 1 -}}
-{{- $policy := $root.Values.policy -}}
+{{- $policy := include "runnel-agent.policy" $root | fromJson -}}
 {{- $privileged := include "runnel-agent.privileged" $root | fromJson -}}
 {{- $byGroup := dict -}}
 {{- range $kind := uniq (get $policy $field) | sortAlpha -}}
@@ -127,7 +168,7 @@ allow. Takes a list: the root, and the name of the list. */}}
 
 {{/* The rights on namespaces: as targets, and as copies. */}}
 {{- define "runnel-agent.namespaceVerbs" -}}
-{{- $policy := .Values.policy -}}
+{{- $policy := include "runnel-agent.policy" . | fromJson -}}
 {{- $areCopies := has "namespaces" $policy.clusterKinds -}}
 {{- $verbs := list "get" "list" "watch" -}}
 {{- if or $policy.createNamespaces $areCopies }}{{ $verbs = append $verbs "create" }}{{ end -}}

@@ -61,6 +61,37 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
   namespace: {{ .Release.Namespace }}
 {{- end -}}
 
+{{/* What a word in a list of kinds stands for: kinds with namespaces, and kinds without. */}}
+{{- define "runnel-hub.presets" -}}
+{"kinds": {
+"networking": ["services", "ingresses.networking.k8s.io", "networkpolicies.networking.k8s.io"],
+"policy": ["limitranges", "poddisruptionbudgets.policy", "resourcequotas"],
+"rbac": ["serviceaccounts", "rolebindings.rbac.authorization.k8s.io", "roles.rbac.authorization.k8s.io"],
+"workloads": ["persistentvolumeclaims", "cronjobs.batch", "daemonsets.apps", "deployments.apps", "horizontalpodautoscalers.autoscaling", "jobs.batch", "statefulsets.apps"]},
+"clusterKinds": {
+"networking": ["ingressclasses.networking.k8s.io"],
+"rbac": ["clusterrolebindings.rbac.authorization.k8s.io", "clusterroles.rbac.authorization.k8s.io"],
+"workloads": ["priorityclasses.scheduling.k8s.io", "storageclasses.storage.k8s.io"]}}
+{{- end -}}
+
+{{/* A list of kinds as JSON, with the kinds of its presets in their place. Takes a list: the kinds, and the names of the lists of
+presets that count. */}}
+{{- define "runnel-hub.withPresets" -}}
+{{- $presets := include "runnel-hub.presets" . | fromJson -}}
+{{- $all := list -}}
+{{- range $kind := first . -}}
+{{- $known := list -}}
+{{- range $field := rest $ -}}
+{{- $known = concat $known (default list (get (get $presets $field) $kind)) -}}
+{{- end -}}
+{{- if and (empty $known) (or (hasKey $presets.kinds $kind) (hasKey $presets.clusterKinds $kind)) -}}
+{{- fail (printf "%s: %s stands for no kinds here: remove it" (last $) $kind) -}}
+{{- end -}}
+{{- $all = concat $all (ternary (list $kind) $known (empty $known)) -}}
+{{- end -}}
+{{- uniq $all | toJson -}}
+{{- end -}}
+
 {{/* The right to read kinds, a list, by API group. */}}
 {{- define "runnel-hub.sourceRules" -}}
 {{- $groups := dict -}}

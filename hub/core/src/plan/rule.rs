@@ -533,7 +533,9 @@ fn build(
         ignore_fields: spec
             .ignore_fields
             .iter()
-            .filter_map(|text| FieldPath::parse(text))
+            .map(String::as_str)
+            .chain(spec.replicas.ignored_field())
+            .filter_map(FieldPath::parse)
             .collect(),
         versions: spec
             .transform
@@ -611,4 +613,33 @@ fn rendering_digest(terms: &Terms, spec: &runnel_api::RuleTerms) -> [u8; 32] {
     let mut name = [0; 32];
     name.copy_from_slice(digest::digest(&digest::SHA256, &canonical).as_ref());
     name
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn replicas_of_others_are_a_field_that_is_left_alone() {
+        let ignored = |spec: serde_json::Value| {
+            let mut object = json!({
+                "apiVersion": "runnel.dev/v1alpha1", "kind": "DistributionRule",
+                "metadata": {"name": "r", "namespace": "a", "uid": "r", "generation": 1},
+                "spec": {
+                    "sources": [{"resources": ["deployments.apps"], "names": ["*"]}], "clusters": {"all": true},
+                },
+            });
+            json_patch::merge(&mut object["spec"], &spec);
+            let object = serde_json::from_value(object).unwrap();
+            let rule = Rule::namespaced(&object, "runnel-system").unwrap();
+            let paths = rule.terms.ignore_fields.iter();
+            paths.map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert!(ignored(json!({})).is_empty());
+        let auto = json!({"replicas": "Auto", "ignoreFields": ["/data/a"]});
+        assert_eq!(ignored(auto).len(), 2);
+        assert_eq!(ignored(json!({"replicas": "Auto"})), ["/spec/replicas"]);
+    }
 }
