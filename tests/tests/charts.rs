@@ -30,7 +30,7 @@ use render::{CHARTS, container, documents, one, texts, tried};
 use rights::{has_few_rights, in_words, is_about_content, is_front_proxy, rights, writes};
 
 /// The values of each golden file.
-const RIGHTS: [(&str, &str, &str); 12] = [
+const RIGHTS: [(&str, &str, &str); 14] = [
     ("hub", "runnel-hub", "{}"),
     (
         "hub-of-two-namespaces",
@@ -78,6 +78,18 @@ const RIGHTS: [(&str, &str, &str); 12] = [
          roles.rbac.authorization.k8s.io, rolebindings.rbac.authorization.k8s.io, deployments.apps]}}",
     ),
     (
+        "presets-of-an-agent",
+        "runnel-agent",
+        "{policy: {namespaces: [team-a], kinds: [configmaps, networking, policy, rbac, workloads], clusterKinds: [networking, rbac, \
+         workloads], allowPrivileged: [rbac, workloads]}}",
+    ),
+    (
+        "presets-of-a-hub",
+        "runnel-hub",
+        "{advertise: ['hub.example.com:8443'], sources: {kinds: [configmaps, networking, policy, rbac, workloads], clusterKinds: \
+         [networking, rbac, workloads]}}",
+    ),
+    (
         "cluster-kinds-of-an-agent",
         "runnel-agent",
         "{policy: {namespaces: [team-a], clusterKinds: [namespaces, priorityclasses.scheduling.k8s.io, \
@@ -108,6 +120,22 @@ async fn the_rights_are_these_and_no_others() -> Result<()> {
             path.display()
         );
     }
+    Ok(())
+}
+
+#[test]
+fn both_charts_have_the_same_presets() -> Result<()> {
+    let presets = |chart: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/charts");
+        let text = std::fs::read_to_string(folder.join(chart).join("templates/_helpers.tpl"))?;
+        let begin = text.find("{{/* What a word in a list of kinds stands for");
+        let end = text.find("{{- uniq $all | toJson -}}");
+        let lines = begin
+            .zip(end)
+            .map(|(begin, end)| text[begin..end].replace(chart, ""));
+        lines.with_context(|| format!("{chart} has no presets"))
+    };
+    ensure!(presets("runnel-hub")? == presets("runnel-agent")?);
     Ok(())
 }
 

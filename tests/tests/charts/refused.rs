@@ -184,6 +184,16 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
     ),
     (
         "runnel-agent",
+        "{policy: {kinds: [configmaps, workloads]}}",
+        "policy.kinds: cronjobs.batch carry rights, run programs or change how the cluster works: name it in policy.allowPrivileged",
+    ),
+    (
+        "runnel-agent",
+        "{policy: {clusterKinds: [policy]}}",
+        "clusterKinds: policy stands for no kinds here",
+    ),
+    (
+        "runnel-agent",
         "{policy: {kinds: [deployments.apps], allowPrivileged: [pods]}}",
         "policy.kinds: deployments.apps carry rights",
     ),
