@@ -188,7 +188,7 @@ pub enum Command {
     /// Show what a rule would do, saved or not: which copies it would create, change, take over, remove, block or refuse.
     #[command(arg = rule_namespace())]
     Plan(Plan),
-    /// Put manifests into one ManifestBundle, and print it for kubectl apply. Reads no cluster.
+    /// Put manifests into one ManifestBundle, or into several, and print them for kubectl apply. Reads no cluster.
     #[command(arg = namespace("Namespace of the bundle; else kubectl decides"))]
     Bundle(BundleArgs),
     /// Read what other copiers do in a cluster, and print rules that do the same. Nothing is changed.
@@ -621,6 +621,10 @@ pub struct BundleArgs {
     /// The name of the bundle; by default that of the only file or directory.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
+    /// Make as many bundles as needed, NAME-1, NAME-2 and so on: one for each namespace of the manifests, in that namespace, and
+    /// several where one has no room. Secrets are listed and left out.
+    #[arg(long)]
+    pub split: bool,
     /// Output format.
     #[arg(short = 'o', long, value_enum, default_value_t = BundleOutput::Yaml)]
     pub output: BundleOutput,

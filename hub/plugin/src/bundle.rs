@@ -1,4 +1,4 @@
-//! `kubectl runnel bundle`: puts manifests into one ManifestBundle, for `kubectl apply`. It reads no cluster.
+//! `kubectl runnel bundle`: puts manifests into one ManifestBundle, or into several, for `kubectl apply`. It reads no cluster.
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -9,7 +9,7 @@ use runnel_api::{
 };
 use runnel_hub_core::plan::{LAST_APPLIED, MANIFEST_METADATA};
 use runnel_proto::model::{is_subdomain, plain_text};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::args::{BundleArgs, BundleOutput};
 use super::manifests::{self, ManifestFile};
@@ -34,16 +34,23 @@ pub(super) fn run(session: &CommandContext<'_>, options: &BundleArgs) -> anyhow:
         )));
     }
     let files = manifests::read_all(&options.files, options.recursive)?;
-    let bundle = bundled(files).map_err(usage)?;
-    for line in &bundle.notes {
+    let mut collected = collected(files, options.split).map_err(usage)?;
+    let parts = if options.split {
+        collected.split(session.namespace).map_err(usage)?
+    } else {
+        let spec = collected.whole().map_err(usage)?;
+        vec![(session.namespace.map(str::to_owned), spec)]
+    };
+    for line in &collected.notes {
         note(line);
     }
-    let mut object = ManifestBundle::new(&name, bundle.spec);
-    object.metadata.namespace = session.namespace.map(str::to_owned);
-    let text = match options.output {
-        BundleOutput::Json => serde_json::to_string_pretty(&object)? + "\n",
-        BundleOutput::Yaml => serde_saphyr::to_string(&object)?,
-    };
+    if parts.len() > 1 {
+        note(&format!(
+            "{} bundles: a ClusterDistributionRule selects them by names: [{name}-*] and by their namespaces",
+            parts.len()
+        ));
+    }
+    let text = printed(&name, parts, options.output)?;
     let mut out = std::io::stdout();
     if out.is_terminal() {
         return print(&text);
@@ -53,6 +60,37 @@ pub(super) fn run(session: &CommandContext<'_>, options: &BundleArgs) -> anyhow:
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
+}
+
+/// Returns bundles as text, the only one under the given name.
+fn printed(
+    name: &str,
+    parts: Vec<(Option<String>, ManifestBundleSpec)>,
+    output: BundleOutput,
+) -> anyhow::Result<String> {
+    let is_only = parts.len() == 1;
+    let object = |(number, (namespace, spec)): (usize, (Option<String>, ManifestBundleSpec))| {
+        let name = if is_only {
+            name.to_owned()
+        } else {
+            format!("{name}-{}", number + 1)
+        };
+        let mut object = ManifestBundle::new(&name, spec);
+        object.metadata.namespace = namespace;
+        object
+    };
+    let objects: Vec<_> = parts.into_iter().enumerate().map(object).collect();
+    Ok(match (output, objects.as_slice()) {
+        (BundleOutput::Json, [object]) => serde_json::to_string_pretty(object)? + "\n",
+        (BundleOutput::Json, objects) => {
+            let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+            serde_json::to_string_pretty(&list)? + "\n"
+        }
+        (BundleOutput::Yaml, objects) => {
+            let texts = objects.iter().map(serde_saphyr::to_string);
+            texts.collect::<Result<Vec<_>, _>>()?.join("---\n")
+        }
+    })
 }
 
 /// Returns the name of the only file or directory, without its extension.
@@ -85,23 +123,48 @@ pub(super) struct Bundled {
 /// # Errors
 /// A sentence that names the manifest.
 pub(super) fn bundled(files: Vec<ManifestFile>) -> Result<Bundled, String> {
-    let mut collected = Collected::default();
+    let mut collected = collected(files, false)?;
+    Ok(Bundled {
+        spec: collected.whole()?,
+        notes: collected.notes,
+    })
+}
+
+/// Reads the manifests of files. `splits`: for several bundles.
+fn collected(files: Vec<ManifestFile>, splits: bool) -> Result<Collected, String> {
+    let mut collected = Collected {
+        splits,
+        ..Collected::default()
+    };
     for file in files {
         for (number, document) in file.documents.into_iter().enumerate() {
             let place = format!("{}, document {}", plain_text(&file.name, 200), number + 1);
             collected.add(document, &place)?;
         }
     }
-    collected.finish()
+    let secrets = (!collected.secrets.is_empty()).then(|| {
+        format!(
+            "readers of bundles would see the values of Secrets: create these on the hub, and name them in spec.sources of the rule: {}",
+            collected.secrets.join(", ")
+        )
+    });
+    if collected.manifests.is_empty() {
+        return Err(secrets.unwrap_or_else(|| "the input has no manifests".to_owned()));
+    }
+    collected.notes.extend(secrets);
+    Ok(collected)
 }
 
 #[derive(Default)]
 struct Collected {
-    manifests: Vec<Value>,
-    /// Group, kind and name of each manifest, with its place.
-    known: BTreeMap<[String; 3], String>,
-    /// The namespaces that manifests had.
-    namespaces: BTreeSet<String>,
+    /// Whether the manifests go into several bundles, as their namespaces and sizes ask for.
+    splits: bool,
+    /// The manifests, each with the namespace that it had.
+    manifests: Vec<(Option<String>, Value)>,
+    /// Group, kind, namespace and name of each manifest, with its place.
+    known: BTreeMap<[String; 4], String>,
+    /// The Secrets that no bundle has, for several bundles.
+    secrets: Vec<String>,
     /// The kinds that CustomResourceDefinitions of the input define.
     defined: Vec<BundleKind>,
     notes: Vec<String>,
@@ -140,7 +203,18 @@ impl Collected {
             return Err(format!("{place} ({kind}) has no metadata.name"));
         };
         let shown = format!("{kind} {name}");
+        let namespace = match metadata.remove("namespace") {
+            Some(Value::String(namespace)) if !namespace.is_empty() => Some(namespace),
+            _ => None,
+        };
         if group.is_empty() && kind == "Secret" {
+            if self.splits {
+                let place = namespace
+                    .map(|namespace| namespace + "/")
+                    .unwrap_or_default();
+                self.secrets.push(plain_text(&(place + &name), 200));
+                return Ok(());
+            }
             return Err(format!(
                 "{place} ({shown}): readers of bundles would see the values; create the Secret on the hub, and name it in \
                  spec.sources of the rule"
@@ -156,22 +230,24 @@ impl Collected {
         if kind == "CustomResourceDefinition" {
             self.defined.extend(defined_kinds(&object));
         }
-        let key = [group.to_owned(), kind, name];
+        let key = [
+            group.to_owned(),
+            kind,
+            namespace.clone().unwrap_or_default(),
+            name,
+        ];
         if let Some(other) = self.known.insert(key, place.to_owned()) {
             return Err(format!(
                 "{place} ({shown}) is there twice: it is also in {other}"
             ));
         }
-        self.manifests.push(Value::Object(object));
+        self.manifests.push((namespace, Value::Object(object)));
         Ok(())
     }
 
     /// Removes the metadata that a bundle does not have.
     fn tidy(&mut self, metadata: &mut Map<String, Value>, shown: &str) {
         metadata.retain(|key, value| !SERVER_METADATA.contains(&key.as_str()) && !value.is_null());
-        if let Some(Value::String(namespace)) = metadata.remove("namespace") {
-            self.namespaces.insert(namespace);
-        }
         if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
             annotations.remove(LAST_APPLIED);
             if annotations.contains_key("helm.sh/hook") {
@@ -197,18 +273,21 @@ impl Collected {
         }
     }
 
-    fn finish(mut self) -> Result<Bundled, String> {
-        if self.manifests.is_empty() {
-            return Err("the input has no manifests".to_owned());
-        }
-        if self.manifests.len() > limits::MANIFESTS {
+    /// Puts all manifests into one bundle.
+    fn whole(&mut self) -> Result<ManifestBundleSpec, String> {
+        let manifests = std::mem::take(&mut self.manifests);
+        if manifests.len() > limits::MANIFESTS {
             return Err(format!(
-                "{} manifests: a bundle has at most {}; make several bundles",
-                self.manifests.len(),
+                "{} manifests: a bundle has at most {}; --split makes several bundles",
+                manifests.len(),
                 limits::MANIFESTS
             ));
         }
-        let namespaces: Vec<_> = self.namespaces.iter().map(String::as_str).collect();
+        let namespaces: BTreeSet<_> = manifests
+            .iter()
+            .filter_map(|(namespace, _)| namespace.as_deref())
+            .collect();
+        let namespaces: Vec<_> = namespaces.into_iter().collect();
         match namespaces.as_slice() {
             [] => {}
             [one] => self.notes.push(format!(
@@ -216,61 +295,104 @@ impl Collected {
             )),
             several => {
                 return Err(format!(
-                    "the manifests are for several namespaces ({}): make a bundle for each, as the rule that selects a bundle \
-                     names the target namespaces",
+                    "the manifests are for several namespaces ({}), and the rule that selects a bundle names the target namespaces: \
+                     --split makes a bundle for each",
                     several.join(", ")
                 ));
             }
         }
-        let sizes = self.sizes();
-        let total: usize = sizes.iter().map(|(bytes, _)| bytes).sum();
+        let manifests: Vec<_> = manifests
+            .into_iter()
+            .map(|(_, manifest)| manifest)
+            .collect();
+        let total: usize = manifests.iter().map(size).sum();
         if total > BUNDLE_BYTES {
-            let largest = sizes.iter().take(LARGEST);
-            let largest: Vec<_> = largest
-                .map(|(bytes, name)| format!("{name} {bytes}"))
-                .collect();
             return Err(format!(
-                "the manifests have {total} bytes, and a bundle at most {BUNDLE_BYTES}: make several bundles; the largest: {}",
-                largest.join(", ")
+                "the manifests have {total} bytes, and a bundle at most {BUNDLE_BYTES}: --split makes several bundles; the largest: {}",
+                largest(&manifests)
             ));
         }
-        if total > ANNOTATION_BYTES {
+        self.note_size(total);
+        Ok(self.spec(manifests))
+    }
+
+    /// Puts the manifests into as many bundles as needed: of one namespace each, which is that of the bundle, and within the
+    /// bounds. `namespace` is that of manifests without one.
+    fn split(
+        &mut self,
+        namespace: Option<&str>,
+    ) -> Result<Vec<(Option<String>, ManifestBundleSpec)>, String> {
+        let mut places: BTreeMap<Option<String>, Vec<Value>> = BTreeMap::new();
+        for (place, manifest) in std::mem::take(&mut self.manifests) {
+            let place = place.or_else(|| namespace.map(str::to_owned));
+            places.entry(place).or_default().push(manifest);
+        }
+        let (mut parts, mut most) = (Vec::new(), 0);
+        for (place, manifests) in places {
+            let (mut part, mut bytes) = (Vec::new(), 0);
+            for manifest in manifests {
+                let size = size(&manifest);
+                if size > BUNDLE_BYTES {
+                    let name = largest(std::slice::from_ref(&manifest));
+                    return Err(format!(
+                        "a manifest has more bytes than a bundle, which has at most {BUNDLE_BYTES}: {name}"
+                    ));
+                }
+                if part.len() == limits::MANIFESTS || bytes + size > BUNDLE_BYTES {
+                    parts.push((place.clone(), self.spec(std::mem::take(&mut part))));
+                    bytes = 0;
+                }
+                bytes += size;
+                most = most.max(bytes);
+                part.push(manifest);
+            }
+            parts.push((place, self.spec(part)));
+        }
+        self.note_size(most);
+        Ok(parts)
+    }
+
+    fn note_size(&mut self, bytes: usize) {
+        if bytes > ANNOTATION_BYTES {
             self.notes.push(
-                "the bundle is too large for the annotation of kubectl apply: use kubectl apply --server-side".to_owned(),
+                "a bundle is too large for the annotation of kubectl apply: use kubectl apply --server-side".to_owned(),
             );
         }
-        let is_used = |kind: &BundleKind| {
+    }
+
+    /// Returns a bundle with the kinds of its manifests that the input defines.
+    fn spec(&self, manifests: Vec<Value>) -> ManifestBundleSpec {
+        let is_used = |kind: &&BundleKind| {
             let is_it = |manifest: &Value| {
                 manifest["apiVersion"] == *kind.api_version && manifest["kind"] == *kind.kind
             };
-            self.manifests.iter().any(is_it)
+            manifests.iter().any(is_it)
         };
-        let mut kinds = std::mem::take(&mut self.defined);
-        kinds.retain(is_used);
-        kinds.truncate(limits::MANIFESTS);
-        Ok(Bundled {
-            spec: ManifestBundleSpec {
-                manifests: self.manifests,
-                kinds,
-            },
-            notes: self.notes,
-        })
+        let kinds = self.defined.iter().filter(is_used);
+        let kinds = kinds.take(limits::MANIFESTS).cloned().collect();
+        ManifestBundleSpec { manifests, kinds }
     }
+}
 
-    /// Returns the bytes of each manifest with its name, the largest first.
-    fn sizes(&self) -> Vec<(usize, String)> {
-        let size = |manifest: &Value| {
-            let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-            let name = word(&manifest["metadata"]["name"]);
-            (
-                manifest.to_string().len(),
-                format!("{} {name}", word(&manifest["kind"])),
-            )
-        };
-        let mut sizes: Vec<_> = self.manifests.iter().map(size).collect();
-        sizes.sort_by(|one, two| two.cmp(one));
-        sizes
-    }
+fn size(manifest: &Value) -> usize {
+    manifest.to_string().len()
+}
+
+/// Returns the bytes and names of the largest manifests.
+fn largest(manifests: &[Value]) -> String {
+    let sized = |manifest: &Value| {
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let name = word(&manifest["metadata"]["name"]);
+        (
+            size(manifest),
+            format!("{} {name}", word(&manifest["kind"])),
+        )
+    };
+    let mut sizes: Vec<_> = manifests.iter().map(sized).collect();
+    sizes.sort_by(|one, two| two.cmp(one));
+    let largest = sizes.iter().take(LARGEST);
+    let largest = largest.map(|(bytes, name)| format!("{name} {bytes}"));
+    largest.collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the kinds of a CustomResourceDefinition, one for each version.
@@ -303,8 +425,6 @@ fn defined_kinds(definition: &Map<String, Value>) -> Vec<BundleKind> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn of(documents: Vec<Value>) -> Result<Bundled, String> {
@@ -415,6 +535,50 @@ mod tests {
         assert!(of(vec![large("a", rest / 2), large("b", rest - rest / 2)]).is_ok());
         let message = error(vec![large("a", rest / 2), large("b", rest - rest / 2 + 1)]);
         assert!(message.contains("the largest: ConfigMap b"), "{message}");
+    }
+
+    #[test]
+    fn whole_chart_is_split_by_namespace_and_size() {
+        let within = |kind: &str, name: &str, namespace: &str| json!({"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}, "data": {}});
+        let mut documents: Vec<_> = (0..limits::MANIFESTS + 1)
+            .map(|number| map(&format!("m{number}")))
+            .collect();
+        // The same name in two namespaces is no manifest that is there twice.
+        documents.extend([
+            within("ConfigMap", "a", "shop"),
+            within("ConfigMap", "a", "pay"),
+            within("Secret", "key", "pay"),
+        ]);
+        let file = ManifestFile {
+            name: "chart.yaml".to_owned(),
+            documents,
+        };
+        let mut all = collected(vec![file], true).unwrap();
+        let parts = all.split(Some("system")).unwrap();
+        let found: Vec<_> = parts
+            .iter()
+            .map(|(place, spec)| (place.as_deref().unwrap(), spec.manifests.len()))
+            .collect();
+        assert_eq!(
+            found,
+            [("pay", 1), ("shop", 1), ("system", 100), ("system", 1)]
+        );
+        assert!(
+            all.notes.iter().any(|note| note.ends_with(": pay/key")),
+            "{:?}",
+            all.notes
+        );
+        let text = printed("web", parts.clone(), BundleOutput::Yaml).unwrap();
+        let read: Vec<ManifestBundle> = serde_saphyr::from_multiple(&text).unwrap();
+        let names: Vec<_> = read
+            .iter()
+            .map(|bundle| bundle.metadata.name.as_deref().unwrap())
+            .collect();
+        assert_eq!(names, ["web-1", "web-2", "web-3", "web-4"]);
+        assert_eq!(read[0].metadata.namespace.as_deref(), Some("pay"));
+        let text = printed("web", parts[..1].to_vec(), BundleOutput::Json).unwrap();
+        let read: ManifestBundle = serde_json::from_str(&text).unwrap();
+        assert_eq!(read.metadata.name.as_deref(), Some("web"));
     }
 
     #[test]
