@@ -35,6 +35,8 @@ pub fn observe(kind: &Kind, object: &DynamicObject) -> Option<ObservedHealth> {
     if !kind.content.is_owned() {
         return None;
     }
+    // The deletion of what has run to its end is no change for the worse.
+    let finished = is_finished(kind, object);
     let object = Object::of(object);
     let rules = KindRules::of(kind);
     if rules == KindRules::Service && object.text("/spec/type") != Some("LoadBalancer") {
@@ -46,6 +48,7 @@ pub fn observe(kind: &Kind, object: &DynamicObject) -> Option<ObservedHealth> {
     Some(
         object
             .generic()
+            .filter(|_| !finished)
             .unwrap_or_else(|| object.of_kind(rules))
             .observed(),
     )
@@ -833,6 +836,11 @@ mod tests {
             "jobs.batch",
             job(json!({"startTime": "2024-01-01T00:00:00Z", "active": 1})),
         );
+        let deleted = json!({
+            "metadata": {"deletionTimestamp": "2024-01-01T00:00:00Z"},
+            "status": {"conditions": [condition("Complete", "True", "", "")]},
+        });
+        current("jobs.batch", deleted);
         for done in ["Complete", "Suspended"] {
             current(
                 "jobs.batch",
