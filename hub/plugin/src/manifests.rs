@@ -12,6 +12,8 @@ const ENTRIES: usize = 20_000;
 /// The largest file, and the most bytes of all files.
 const FILE_BYTES: u64 = 4 << 20;
 const ALL_BYTES: u64 = 32 << 20;
+/// The most objects in JSON that follow one another in a file.
+const OBJECTS: usize = 10_000;
 /// Names of files that directories are searched for.
 const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 
@@ -46,8 +48,16 @@ pub fn read_all(paths: &[String], recursive: bool) -> anyhow::Result<Vec<Manifes
 }
 
 /// Reads YAML 1.1 as kubectl does: a file mode such as 0400 is octal, and the last value of a key counts. A key that is there
-/// twice is noted.
+/// twice is noted. Objects in JSON may follow one another, as `jq -c` prints them.
 fn documents(name: &str, text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
+    let objects = serde_json::Deserializer::from_str(text).into_iter::<Value>();
+    let objects: Result<Vec<_>, _> = objects.take(OBJECTS + 1).collect();
+    if let Some(objects) = objects
+        .ok()
+        .filter(|all| (2..=OBJECTS).contains(&all.len()))
+    {
+        return Ok(objects);
+    }
     let read = |duplicate_keys| {
         let options = serde_saphyr::options! {
             legacy_octal_numbers: true,
@@ -207,6 +217,26 @@ mod tests {
         let read = read_all(&[file.display().to_string()], false).unwrap();
         let expected = serde_json::json!([0o400, 0o755, 15, 31, 10, 0, "0400"]);
         assert_eq!(read[0].documents, [expected]);
+    }
+
+    #[test]
+    fn objects_in_json_may_follow_one_another() {
+        let folder = folder("json");
+        let file = folder.join("all.json");
+        let read = || {
+            read_all(&[file.display().to_string()], false)
+                .unwrap()
+                .remove(0)
+                .documents
+        };
+        std::fs::write(&file, "{\"a\": 1}\n{\"b\": 2}\n").unwrap();
+        assert_eq!(
+            read(),
+            [serde_json::json!({"a": 1}), serde_json::json!({"b": 2})]
+        );
+        std::fs::write(&file, "{\"a\": 1}").unwrap();
+        assert_eq!(read(), [serde_json::json!({"a": 1})]);
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
