@@ -123,7 +123,7 @@ pub struct MemberClusterStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct OrphanedRule {
-    /// The uid of the rule, which its copies have in the label `runnel.dev/rule`.
+    /// The uid of the rule, which its copies have in the label `runnel.dev/rule-uid`.
     #[schemars(transform = schema::text(128))]
     pub rule_uid: String,
     /// The rule as the agent knows it: `namespace/name`, `name` for a ClusterDistributionRule, or the uid.

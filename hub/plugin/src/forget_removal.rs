@@ -1,9 +1,8 @@
 //! `kubectl runnel forget-removal`: keeps the copies of a deleted rule in a cluster that was away.
-use runnel_api::{MemberRecord, PendingRemoval};
-use serde_json::json;
+use runnel_api::PendingRemoval;
 
 use super::args::ForgetRemoval;
-use super::{CommandContext, FAILED, ended, print, read_cluster, usage};
+use super::{CommandContext, print, read_cluster, usage};
 use runnel_proto::model::is_subdomain;
 
 /// Removes the removals of a rule from the record of a member.
@@ -16,20 +15,7 @@ pub(super) async fn run(
         return Err(usage(format!("`{name}` is no name of a cluster")));
     }
     let hub = session.hub().await?;
-    let path = read_cluster::record_path(name);
-    let record: Option<MemberRecord> = hub.get("read the MemberRecord", &path).await?;
-    let pending = record
-        .as_ref()
-        .map(|record| &record.spec.pending_removals[..]);
-    let kept = without(pending.unwrap_or_default(), rule)
-        .map_err(|text| ended(FAILED, format!("{name}: {text}")))?;
-    let metadata = record.map(|record| record.metadata).unwrap_or_default();
-    // A record that the hub has changed meanwhile is refused.
-    let patch = json!({
-        "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
-        "spec": {"pendingRemovals": kept},
-    });
-    hub.patch("write the MemberRecord", &path, patch).await?;
+    read_cluster::change_removals(&hub, name, |pending| without(&pending, rule)).await?;
     print(&format!(
         "The copies of rule {rule} stay in {name} when it is back.\n"
     ))

@@ -1,7 +1,6 @@
 //! `kubectl runnel orphans`: the rules that only member clusters know, and the removal of their copies.
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use runnel_api::{DeletionPolicy, MemberCluster, MemberRecord, OrphanedRule, PendingRemoval};
-use serde_json::json;
+use runnel_api::{DeletionPolicy, MemberCluster, OrphanedRule, PendingRemoval};
+use runnel_proto::model::RULE_LABEL;
 
 use super::args::Orphans;
 use super::confirm::confirm;
@@ -33,9 +32,9 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Orphans) -> anyh
     }
     print(&table(&found).text(progress::colors()))?;
     if !options.delete {
-        return print(
-            "\nTheir copies have the label runnel.dev/rule with the uid, and are kept. To delete them: kubectl runnel orphans --delete\n",
-        );
+        return print(&format!(
+            "\nTheir copies have the label {RULE_LABEL} with the uid, and are kept. To delete them: kubectl runnel orphans --delete\n"
+        ));
     }
     let rules: usize = found.iter().map(|one| one.rules.len()).sum();
     let question = format!(
@@ -44,26 +43,7 @@ pub(super) async fn run(session: &CommandContext<'_>, options: &Orphans) -> anyh
     );
     confirm(&question, options.yes)?;
     for Orphaned { member, rules } in found {
-        let path = read_cluster::record_path(&member);
-        let record: Option<MemberRecord> = hub.get("read the MemberRecord", &path).await?;
-        let record = record.ok_or_else(|| {
-            ended(
-                FAILED,
-                format!("{member}: the hub has no MemberRecord of it"),
-            )
-        })?;
-        let ObjectMeta {
-            uid,
-            resource_version,
-            ..
-        } = record.metadata;
-        let removals = with(record.spec.pending_removals, rules);
-        // A record that the hub has changed meanwhile is refused.
-        let patch = json!({
-            "metadata": {"uid": uid, "resourceVersion": resource_version},
-            "spec": {"pendingRemovals": removals},
-        });
-        hub.patch("write the MemberRecord", &path, patch).await?;
+        read_cluster::change_removals(&hub, &member, |pending| Ok(with(pending, rules))).await?;
     }
     print("The copies are being deleted, in a cluster that is not connected when it is back.\n")
 }
@@ -110,6 +90,8 @@ fn table(found: &[Orphaned]) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn rule(uid: &str) -> OrphanedRule {

@@ -4,16 +4,18 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event, Pod};
-use runnel_api::{MemberCluster, MemberRecord};
+use runnel_api::{MemberCluster, MemberRecord, PendingRemoval};
 use runnel_transport::identity::{Fingerprint, JoinString};
 use runnel_transport::tls::{ConnectError, Connector, join_config};
 use serde::de::DeserializeOwned;
+use serde_json::json;
 
 use super::access::Cluster;
 use super::diagnose::{Reachability, Workload, has_waiting_container, reach_of};
 use super::helm::HUB;
 use super::hints::error_chain;
 use super::objects::{Rule, member_name};
+use super::{FAILED, ended};
 
 /// The path of our API group.
 pub const API: &str = "/apis/runnel.dev/v1alpha1";
@@ -38,6 +40,30 @@ pub async fn record(hub: &Cluster, member: &MemberCluster) -> anyhow::Result<Opt
     let path = record_path(member_name(member));
     let record: Option<MemberRecord> = hub.get("read the MemberRecord", &path).await?;
     Ok(record.filter(|record| is_of(record, member)))
+}
+
+/// Changes the removals that wait for a member. A record that the hub has changed meanwhile is refused.
+///
+/// # Errors
+/// As [`Cluster::get`], and those of `change`, with the name of the member.
+pub async fn change_removals(
+    hub: &Cluster,
+    name: &str,
+    change: impl FnOnce(Vec<PendingRemoval>) -> Result<Vec<PendingRemoval>, String>,
+) -> anyhow::Result<()> {
+    let path = record_path(name);
+    let record: Option<MemberRecord> = hub.get("read the MemberRecord", &path).await?;
+    let (metadata, spec) = record
+        .map(|record| (record.metadata, record.spec))
+        .unwrap_or_default();
+    let removals =
+        change(spec.pending_removals).map_err(|text| ended(FAILED, format!("{name}: {text}")))?;
+    let patch = json!({
+        "metadata": {"uid": metadata.uid, "resourceVersion": metadata.resource_version},
+        "spec": {"pendingRemovals": removals},
+    });
+    hub.patch("write the MemberRecord", &path, patch).await?;
+    Ok(())
 }
 
 /// Whether a record is that of a `MemberCluster`.
