@@ -18,9 +18,7 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Pre
 use kube::core::{ApiResource, Request, Status};
 use kube::{Client, Resource};
 use runnel_proto::json_nodes::CONTENT_NODES;
-use runnel_proto::model::{
-    Content, CopyMode, Kind, Payload, Propagation, Reason, RuleName, SourceRef,
-};
+use runnel_proto::model::{Content, Kind, Payload, Propagation, Reason, RuleName, SourceRef};
 use runnel_transport::readable::has_many_nodes;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
@@ -502,10 +500,9 @@ impl ApplyRun<'_> {
         let Some(mut object) = stored else {
             return Ok(());
         };
-        let prunes = self.overwrites
-            || (content.mode == Some(CopyMode::Exact)
-                && !managed_fields::is_exact(&object, ignored));
-        if prunes && kind.content.is_owned() {
+        let prunes = (self.overwrites && kind.content.is_owned())
+            || managed_fields::additions(&kind, &object, &content, ignored).is_some();
+        if prunes {
             match self.prune(object, &written).await? {
                 Some(pruned) => object = pruned,
                 None => return Ok(()),

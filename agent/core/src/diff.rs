@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube_core::DynamicObject;
 use runnel_proto::model::{
-    Content, CopyMode, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath,
-    FieldsKey, Kind, Reason, clip, short_value,
+    Content, FieldChange, FieldDiff, FieldDigests, FieldEdit, FieldMap, FieldPath, FieldsKey, Kind,
+    Reason, clip, short_value,
 };
 use serde_json::{Map, Value};
 
@@ -254,8 +254,7 @@ impl Comparison<'_> {
                     .map(|one| owned_difference(one, shows_values)),
             );
         }
-        if self.content.mode == Some(CopyMode::Exact) && kind.content.is_owned() {
-            let added = AppliedFields::of_others(object, ignored);
+        if let Some(added) = managed_fields::additions(kind, object, self.content, ignored) {
             let added = added.differences(COMPARED);
             all.extend(added.iter().map(|one| owned_difference(one, shows_values)));
         }

@@ -265,8 +265,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         }
         intact = is_of_version
             && owned.has_all_marks(&seal.rule)
-            && (content.mode != Some(CopyMode::Exact)
-                || managed_fields::is_exact(object, &written.ignored))
+            && managed_fields::additions(kind, object, &content, &written.ignored).is_none()
             && annotation(metadata, RETAINED_ANNOTATION).is_none()
             && sealer.check_content(
                 &seal,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
-use runnel_proto::model::{Content, FieldMap, FieldPath};
+use runnel_proto::model::{Content, CopyMode, FieldMap, FieldPath, Kind};
 use serde_json::{Map, Value, json};
 
 use crate::field_set::{Difference, FieldSet};
@@ -161,12 +161,18 @@ fn is_movable(entry: &ManagedFieldsEntry, version: Option<&str>) -> bool {
     is_of_other(entry) && !is_of_controller(entry) && entry.api_version.as_deref() == version
 }
 
-/// Whether other clients have added no content to an object that the agent applied, besides ignored fields. What the API server and
-/// the controllers of Kubernetes fill in does not count.
-pub fn is_exact(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> bool {
-    AppliedFields::of_others(object, ignored)
-        .differences(1)
-        .is_empty()
+/// Returns what other clients have added to an object that the agent applied, besides ignored fields, where its copy is to be exact.
+/// What the API server and the controllers of Kubernetes fill in does not count. The maps of kinds with listed fields are exact
+/// anyway.
+pub fn additions(
+    kind: &Kind,
+    object: &DynamicObject,
+    content: &Content,
+    ignored: &BTreeSet<FieldPath>,
+) -> Option<AppliedFields> {
+    let is_exact = content.mode == Some(CopyMode::Exact) && kind.content.is_owned();
+    let added = is_exact.then(|| AppliedFields::of_others(object, ignored));
+    added.filter(|added| !added.differences(1).is_empty())
 }
 
 fn is_of_controller(entry: &ManagedFieldsEntry) -> bool {
@@ -305,7 +311,7 @@ impl AppliedFields {
     }
 
     /// The fields that other clients have added to an object, as differences from an object without them.
-    pub fn of_others(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> Self {
+    fn of_others(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> Self {
         let ours = apply_entry(&object.metadata);
         let version = ours.and_then(|entry| entry.api_version.as_deref());
         let added = |entry: &ManagedFieldsEntry| {
@@ -429,6 +435,8 @@ fn value<'a>(object: &'a DynamicObject, map: FieldMap, key: &str) -> Option<&'a 
 
 #[cfg(test)]
 mod tests {
+    use runnel_proto::model::Scope;
+
     use super::*;
 
     fn ignored(pointers: &[&str]) -> BTreeSet<FieldPath> {
@@ -469,7 +477,19 @@ mod tests {
                 .into_iter()
                 .map(|one| one.path)
                 .collect();
-            assert_eq!(is_exact(&object, &ignored), paths.is_empty());
+            let deployments =
+                Kind::new("apps", "v1", "Deployment", "deployments", Scope::Namespaced);
+            let maps = Kind::by_resource("configmaps").unwrap();
+            let of = |mode| Content {
+                mode,
+                ..Content::default()
+            };
+            let exact = of(Some(CopyMode::Exact));
+            let found = |kind: &Kind, content: &Content| {
+                additions(kind, &object, content, &ignored).is_some()
+            };
+            assert_eq!(found(&deployments, &exact), !paths.is_empty());
+            assert!(!found(&deployments, &of(None)) && !found(maps, &exact));
             paths
         };
         let nothing: [&str; 0] = [];

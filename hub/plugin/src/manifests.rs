@@ -50,14 +50,6 @@ pub fn read_all(paths: &[String], recursive: bool) -> anyhow::Result<Vec<Manifes
 /// Reads YAML 1.1 as kubectl does: a file mode such as 0400 is octal, and the last value of a key counts. A key that is there
 /// twice is noted. Objects in JSON may follow one another, as `jq -c` prints them.
 fn documents(name: &str, text: &str) -> Result<Vec<Value>, serde_saphyr::Error> {
-    let objects = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    let objects: Result<Vec<_>, _> = objects.take(OBJECTS + 1).collect();
-    if let Some(objects) = objects
-        .ok()
-        .filter(|all| (2..=OBJECTS).contains(&all.len()))
-    {
-        return Ok(objects);
-    }
     let read = |duplicate_keys| {
         let options = serde_saphyr::options! {
             legacy_octal_numbers: true,
@@ -69,14 +61,23 @@ fn documents(name: &str, text: &str) -> Result<Vec<Value>, serde_saphyr::Error> 
     };
     match read(DuplicateKeyPolicy::Error) {
         Ok(documents) => Ok(documents),
-        Err(refused) => {
-            let documents = read(DuplicateKeyPolicy::LastWins)?;
-            crate::note(&format!(
-                "{name}: a key is there twice, and its last value counts: {refused}"
-            ));
-            Ok(documents)
-        }
+        Err(refused) => match read(DuplicateKeyPolicy::LastWins) {
+            Ok(documents) => {
+                crate::note(&format!(
+                    "{name}: a key is there twice, and its last value counts: {refused}"
+                ));
+                Ok(documents)
+            }
+            Err(error) => json_objects(text).ok_or(error),
+        },
     }
+}
+
+/// Returns several objects in JSON that follow one another.
+fn json_objects(text: &str) -> Option<Vec<Value>> {
+    let objects = serde_json::Deserializer::from_str(text).into_iter();
+    let objects: Vec<_> = objects.take(OBJECTS + 1).collect::<Result<_, _>>().ok()?;
+    (2..=OBJECTS).contains(&objects.len()).then_some(objects)
 }
 
 /// Returns the files of a path.

@@ -99,7 +99,7 @@ async fn exact_copy_names_what_was_added() -> Result<()> {
         failure.message
     );
     ensure!(failure.message.contains("team"), "{}", failure.message);
-    // A field that the rule leaves alone is nobody's addition.
+    // A field that the rule ignores does not count.
     kept.in_mode(Some(CopyMode::Exact), deny_all(), |wanted| {
         wanted
             .terms

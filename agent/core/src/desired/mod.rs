@@ -134,21 +134,18 @@ impl Desired {
     ) {
         self.cluster.policy = policy.clone();
         self.rules.close_kinds(&policy, records, unlisted);
+        // The kinds that the policy allows are stored with the rules.
         self.mark_changed();
         let unwatched = self.copies.ordered();
-        let unwatched: Vec<_> = unwatched
-            .filter(|copy| policy.area(copy).is_none())
-            .cloned()
+        let unwatched = unwatched.filter(|copy| policy.area(copy).is_none());
+        let orders =
+            unwatched.flat_map(|copy| self.copies.orders(copy).map(move |(key, _)| (key, copy)));
+        let over = orders.filter(|(key, copy)| !self.rules.is_closed(&key.rule, copy));
+        let over: Vec<_> = over
+            .map(|(key, copy)| (key.clone(), copy.clone()))
             .collect();
-        for copy in unwatched {
-            let orders = self.copies.orders(&copy).map(|(key, _)| key);
-            let over: Vec<_> = orders
-                .filter(|key| !self.rules.is_closed(&key.rule, &copy))
-                .cloned()
-                .collect();
-            for key in over {
-                self.resolve(&key, &copy);
-            }
+        for (key, copy) in over {
+            self.resolve(&key, &copy);
         }
         for uid in self.rules.uids().cloned().collect::<Vec<_>>() {
             self.rules.drop_if_finished(&uid);

@@ -117,9 +117,17 @@ impl SourceContent {
     /// Decodes a payload with this revision.
     pub fn new(revision: Revision, payload: Payload) -> Self {
         let content = payload.decode().ok();
-        let digest = content
-            .as_ref()
-            .map(|content| ContentDigest::of_copy(content, &revision, &BTreeSet::new()));
+        Self::encoded(revision, payload, content.as_ref())
+    }
+
+    /// Content of this revision. `canonical` are its canonical bytes.
+    pub fn of(revision: Revision, content: &Content, canonical: Vec<u8>) -> Self {
+        Self::encoded(revision, Payload::encode(canonical), Some(content))
+    }
+
+    fn encoded(revision: Revision, payload: Payload, content: Option<&Content>) -> Self {
+        let digest =
+            content.map(|content| ContentDigest::of_copy(content, &revision, &BTreeSet::new()));
         Self {
             revision,
             payload,
@@ -129,22 +137,6 @@ impl SourceContent {
             digest,
             without: IgnoredFieldDigests::default(),
             mode: content.and_then(|content| content.mode),
-            in_modes: Default::default(),
-        }
-    }
-
-    /// Content of this revision. `canonical` are its canonical bytes.
-    pub fn of(revision: Revision, content: &Content, canonical: Vec<u8>) -> Self {
-        let digest = Some(ContentDigest::of_copy(content, &revision, &BTreeSet::new()));
-        Self {
-            revision,
-            payload: Payload::encode(canonical),
-            denied: None,
-            controlled: false,
-            bundle: None,
-            digest,
-            without: IgnoredFieldDigests::default(),
-            mode: content.mode,
             in_modes: Default::default(),
         }
     }

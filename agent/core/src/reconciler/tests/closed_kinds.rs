@@ -1,4 +1,4 @@
-//! Kinds that leave the member's policy while there are copies of them: nobody says that none is left.
+//! Kinds that leave the member's policy while there are copies of them: they are not reported as gone.
 use super::*;
 
 const BOTH: &str = "kinds: [configmaps, secrets]";
