@@ -55,18 +55,14 @@ fn run_cargo() -> Result<Binaries> {
 // Cargo reports the paths of the binaries, for every target folder and profile.
 fn build_both() -> Command {
     let mut command = cargo::command();
-    command
-        .args(["build", "--quiet", "--bins"])
-        .args(cargo::NAMES);
-    command.args([
-        "--package",
-        "runnel-hub",
-        "--package",
-        "kubectl-runnel",
-        "--package",
-        "runnel-agent",
-    ]);
-    if !cfg!(debug_assertions) {
+    command.args(["build", "--quiet"]).args(cargo::NAMES);
+    for name in ["runnel-hub", "kubectl-runnel", "runnel-agent"] {
+        command.args(["--package", name, "--bin", name]);
+    }
+    if cfg!(debug_assertions) {
+        // With the features of the tests, so that everything below is built already.
+        command.args(["--package", env!("CARGO_PKG_NAME")]);
+    } else {
         command.arg("--release");
     }
     command
