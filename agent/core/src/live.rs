@@ -285,7 +285,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         intact,
         facts,
         others: if intact { None } else { others(kind, metadata) },
-        is_shared: kind.content.is_owned() && managed_fields::is_shared(metadata),
+        is_shared: managed_fields::is_shared(metadata),
         terminating: terminating(metadata),
         number: number(metadata, entry),
         newest: metadata

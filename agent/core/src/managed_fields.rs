@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube_core::{DynamicObject, ObjectMeta};
-use runnel_proto::model::{Content, CopyMode, FieldMap, FieldPath, Kind};
+use runnel_proto::model::{Content, CopyMode, FieldMap, FieldPath, Kind, MANAGED_BY_LABEL};
 use serde_json::{Map, Value, json};
 
 use crate::field_set::{Difference, FieldSet};
@@ -48,29 +48,45 @@ fn is_of_whole_object(entry: &ManagedFieldsEntry) -> bool {
     entry.subresource.as_deref().unwrap_or_default().is_empty()
 }
 
-/// Whether another manager owns a field that the agent applied, too: it would stay when it leaves the source. Subresources, labels and
-/// annotations do not count.
+/// Whether another manager owns a field that the agent applied, too: it would stay when it leaves the source. Subresources do not
+/// count.
 pub fn is_shared(metadata: &ObjectMeta) -> bool {
-    let ours = apply_entry(metadata).and_then(|entry| entry.fields_v1.as_ref());
-    let mut others = metadata.managed_fields.iter().flatten();
-    others.any(|entry| {
-        let pair = ours.zip(entry.fields_v1.as_ref());
-        is_of_other(entry) && pair.is_some_and(|(ours, theirs)| overlap(&ours.0, &theirs.0))
-    })
+    let others = metadata.managed_fields.iter().flatten();
+    let mut others = others.filter(|entry| is_of_other(entry)).peekable();
+    if others.peek().is_none() {
+        return false;
+    }
+    let ours = copied_fields(metadata).unwrap_or_default();
+    others
+        .filter_map(|entry| entry.fields_v1.as_ref())
+        .any(|theirs| overlap(&ours, &theirs.0))
 }
 
 /// Returns the entries without what others own of the fields that the agent applied; `None` if no field is shared.
 pub fn unshared(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
-    let ours = apply_entry(metadata).filter(|_| is_shared(metadata))?;
-    let ours = ours.fields_v1.as_ref()?;
+    let ours = copied_fields(metadata).filter(|_| is_shared(metadata))?;
     let mut entries = metadata.managed_fields.clone()?;
     for entry in entries.iter_mut().filter(|entry| is_of_other(entry)) {
         if let Some(theirs) = &mut entry.fields_v1 {
-            subtract(&mut theirs.0, &ours.0);
+            subtract(&mut theirs.0, &ours);
         }
     }
     entries.retain(has_fields);
     Some(entries)
+}
+
+/// Returns the fields that the agent applied and that may come from a source, in the form of `fieldsV1`. The label by which several
+/// tools say that they manage an object can stay with the others.
+fn copied_fields(metadata: &ObjectMeta) -> Option<Value> {
+    let mut fields = apply_entry(metadata)?.fields_v1.clone()?.0;
+    let all = fields.as_object_mut()?;
+    all.retain(|key, _| ![".", "f:status"].contains(&key.as_str()));
+    if let Some(metadata) = all.get_mut("f:metadata").and_then(Value::as_object_mut) {
+        metadata.retain(|key, _| ["f:labels", "f:annotations"].contains(&key.as_str()));
+        let labels = metadata.get_mut("f:labels").and_then(Value::as_object_mut);
+        labels.map(|labels| labels.remove(&format!("f:{MANAGED_BY_LABEL}")));
+    }
+    Some(fields)
 }
 
 fn is_of_other(entry: &ManagedFieldsEntry) -> bool {
@@ -82,15 +98,13 @@ fn has_fields(entry: &ManagedFieldsEntry) -> bool {
     set.is_none_or(|set| !set.is_empty())
 }
 
-/// Whether two sets in the form of `fieldsV1` have a field in common, outside of the metadata.
+/// Whether two sets in the form of `fieldsV1` have a field in common.
 fn overlap(one: &Value, other: &Value) -> bool {
     let fields = one.as_object().into_iter().flatten();
-    fields
-        .filter(|(key, _)| !NO_CONTENT.contains(&key.as_str()))
-        .any(|(key, one)| {
-            let other = other.get(key);
-            other.is_some_and(|other| is_leaf(one) || is_leaf(other) || overlap(one, other))
-        })
+    fields.filter(|(key, _)| *key != ".").any(|(key, one)| {
+        let other = other.get(key);
+        other.is_some_and(|other| is_leaf(one) || is_leaf(other) || overlap(one, other))
+    })
 }
 
 /// Removes the fields of one set from another one. What others have added below a field of ours stays theirs.
@@ -99,8 +113,7 @@ fn subtract(set: &mut Value, other: &Value) {
         return;
     };
     set.retain(|key, below| {
-        let is_content = !["f:metadata", "f:status"].contains(&key.as_str());
-        let Some(other) = other.get(key).filter(|_| is_content) else {
+        let Some(other) = other.get(key) else {
             return true;
         };
         if is_leaf(below) || is_leaf(other) {
@@ -525,23 +538,38 @@ mod tests {
 
     #[test]
     fn shared_fields_become_ours_alone_and_additions_stay() {
-        let ours = json!({"f:spec": {"f:limits": {".": {}, "f:cpu": {}}, "f:list": {}}});
-        let more =
-            json!({"f:limits": {".": {}, "f:cpu": {}, "f:memory": {}}, "f:list": {}, "f:mode": {}});
-        let labels = json!({"f:labels": {"f:app": {}}});
+        let template = json!({"f:metadata": {"f:labels": {"f:app": {}}}});
+        let set = |labels: &[&str], more: Value| {
+            let labels = labels.iter().map(|label| (format!("f:{label}"), json!({})));
+            let mut set = json!({
+                "f:metadata": {"f:labels": labels.collect::<Map<_, _>>(), "f:finalizers": {}},
+                "f:spec": {"f:limits": {".": {}, "f:cpu": {}}, "f:list": {}, "f:template": template},
+            });
+            json_patch::merge(&mut set, &json!({"f:spec": more}));
+            set
+        };
+        let ours = set(&["app", MANAGED_BY_LABEL], json!({}));
+        let more = json!({"f:limits": {"f:memory": {}}, "f:mode": {}});
         let metadata = managed(&[
             ("before-first-apply", "Update", ours.clone()),
             (FIELD_MANAGER, "Apply", ours.clone()),
             (
                 "kubectl",
                 "Apply",
-                json!({"f:spec": more, "f:metadata": labels}),
+                set(&["app", "tier", MANAGED_BY_LABEL], more.clone()),
             ),
         ]);
         assert!(is_shared(&metadata));
-        let left =
-            json!({"f:spec": {"f:limits": {"f:memory": {}}, "f:mode": {}}, "f:metadata": labels});
-        let expected = [(FIELD_MANAGER, ours.clone()), ("kubectl", left.clone())];
+        let labels = json!({"f:tier": {}, "f:app.kubernetes.io/managed-by": {}});
+        let left = json!({"f:spec": more, "f:metadata": {"f:labels": labels, "f:finalizers": {}}});
+        let of_managed_by = json!({
+            "f:metadata": {"f:labels": {"f:app.kubernetes.io/managed-by": {}}, "f:finalizers": {}},
+        });
+        let expected = [
+            ("before-first-apply", of_managed_by),
+            (FIELD_MANAGER, ours.clone()),
+            ("kubectl", left.clone()),
+        ];
         let expected = expected.map(|(manager, set)| (manager.to_owned(), set));
         assert_eq!(sets(unshared(&metadata)), expected);
         let metadata = managed(&[(FIELD_MANAGER, "Apply", ours), ("kubectl", "Apply", left)]);
