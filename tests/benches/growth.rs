@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 
 use divan::Bencher;
 use jiff::Timestamp;
+use kube::core::DynamicObject;
 use prost::Message;
 use runnel_agent_core::decide::{Action, Decision, decide};
 use runnel_agent_core::desired::{AgentLocation, Desired, Namespace};
+use runnel_agent_core::managed_fields::{FIELD_MANAGER, applied_fields, dropped};
 use runnel_agent_core::policy::Policy;
 use runnel_agent_core::records::{Observed, Records};
 use runnel_api::{DistributionRule, RuleStatus};
@@ -38,6 +40,8 @@ use serde_json::json;
 use planning::{NAMESPACE, body, cluster, edits, index, labels, payload, revision, rule, source};
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
+/// Items of a list in an object. The last number is about what an API server stores.
+const LENGTHS: [usize; 3] = [260, 2_600, 26_000];
 /// Rendered copies are bounded and slow: tenfold each time.
 const SHAPED_SIZES: [usize; 3] = [10, 100, 1_000];
 
@@ -377,4 +381,41 @@ fn state(rule: &Rule, plan: &RulePlan, failures: &[Failure]) -> RuleState {
         failures: failures.to_vec(),
         ..RuleState::new("u0".into())
     }
+}
+
+/// An object with a list of this many items, each with two key fields, that the agent has applied.
+fn long_list(items: usize) -> DynamicObject {
+    let item = |n: usize| json!({"port": n, "protocol": "TCP", "name": format!("p{n}")});
+    let list: Vec<_> = (0..items).map(item).collect();
+    let keys: serde_json::Map<String, serde_json::Value> = (0..items)
+        .map(|n| {
+            let fields = json!({".": {}, "f:port": {}, "f:protocol": {}, "f:name": {}});
+            (format!("k:{{\"port\":{n},\"protocol\":\"TCP\"}}"), fields)
+        })
+        .collect();
+    let object = json!({
+        "apiVersion": "example.com/v1", "kind": "Thing",
+        "metadata": {"name": "thing", "managedFields": [{
+            "manager": FIELD_MANAGER, "operation": "Apply", "apiVersion": "example.com/v1",
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:ports": keys}},
+        }]},
+        "spec": {"ports": list},
+    });
+    serde_json::from_value(object).unwrap_or_else(|error| panic!("no object: {error}"))
+}
+
+/// What the agent does with each object that it reads.
+#[divan::bench(args = LENGTHS, sample_count = 10)]
+fn fields_of_long_list(bencher: Bencher<'_, '_>, items: usize) {
+    let object = long_list(items);
+    bencher.bench(|| applied_fields(&object));
+}
+
+/// What it does with the answer to each apply.
+#[divan::bench(args = LENGTHS, sample_count = 10)]
+fn answer_with_long_list(bencher: Bencher<'_, '_>, items: usize) {
+    let answer = long_list(items);
+    let sent =
+        json!({"apiVersion": "example.com/v1", "kind": "Thing", "spec": answer.data["spec"]});
+    bencher.bench(|| dropped(&sent, &answer, &BTreeSet::new(), 9));
 }

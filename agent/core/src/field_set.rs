@@ -5,8 +5,8 @@
 //! already decided which parts of an object are items of a list by key, and which are one value.
 //!
 //! A projection keeps the order of the items of a list: it may matter, as that of environment variables does.
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use runnel_proto::model::pointer_escaped;
 use serde_json::{Map, Value};
@@ -16,9 +16,9 @@ const DEPTH_LIMIT: usize = 128;
 /// Limit of the combinations of key fields by which the items of one list are found.
 const KEYS_LIMIT: usize = 16;
 
-/// A set of fields of an object.
+/// A set of fields of an object, in the order of their steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FieldSet(BTreeMap<Step, Node>);
+pub struct FieldSet(Vec<(Step, Node)>);
 
 /// A field of a set, or a part of the path to others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ enum Step {
     Index(usize),
 }
 
-/// A JSON value that is ordered by its text.
+/// A JSON value that is ordered by its text. API servers write a value always in the same way.
 #[derive(Clone, Debug)]
 struct Json {
     text: Box<str>,
@@ -82,16 +82,50 @@ impl FieldSet {
     fn parse_below(fields: &Value, depth: usize) -> Result<Self, FieldSetError> {
         let depth = depth.checked_sub(1).ok_or(FieldSetError::TooDeep)?;
         let fields = fields.as_object().ok_or(FieldSetError::UnknownForm)?;
-        let mut children = BTreeMap::new();
+        let mut children = Vec::with_capacity(fields.len());
         for (step, below) in fields.iter().filter(|(step, _)| *step != ".") {
             let is_member = below
                 .as_object()
                 .is_some_and(|below| below.is_empty() || below.contains_key("."));
             let below = Self::parse_below(below, depth)?;
             let step = Step::parse(step).ok_or(FieldSetError::UnknownForm)?;
-            children.insert(step, Node { is_member, below });
+            children.push((step, Node { is_member, below }));
         }
-        Ok(Self(children))
+        Ok(Self::of(children))
+    }
+
+    /// Nodes of the same step become one.
+    fn of(mut children: Vec<(Step, Node)>) -> Self {
+        children.sort_by(|(one, _), (other, _)| one.cmp(other));
+        children.dedup_by(|(later, node), (step, first)| {
+            let is_same = later == step;
+            if is_same {
+                first.is_member |= node.is_member;
+                first.below = std::mem::take(&mut first.below).union(&node.below);
+            }
+            is_same
+        });
+        Self(children)
+    }
+
+    fn get(&self, step: &Step) -> Option<&Node> {
+        self.find(|known| known.cmp(step))
+    }
+
+    fn field(&self, name: &str) -> Option<&Node> {
+        self.find(|known| match known {
+            Step::Field(known) => (**known).cmp(name),
+            _ => Ordering::Greater,
+        })
+    }
+
+    fn find(&self, order: impl Fn(&Step) -> Ordering) -> Option<&Node> {
+        let at = self.0.binary_search_by(|(step, _)| order(step)).ok()?;
+        self.0.get(at).map(|(_, node)| node)
+    }
+
+    fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.0.iter().map(|(step, _)| step)
     }
 
     /// Whether the set has no fields.
@@ -102,19 +136,19 @@ impl FieldSet {
     /// The set without a top-level field and all fields below it.
     #[must_use]
     pub fn without(mut self, field: &str) -> Self {
-        self.0.remove(&Step::Field(field.into()));
+        self.0
+            .retain(|(step, _)| !matches!(step, Step::Field(name) if **name == *field));
         self
     }
 
     /// The fields of both sets.
     #[must_use]
     pub fn union(mut self, other: &Self) -> Self {
-        for (step, node) in &other.0 {
-            let own = self.0.entry(step.clone()).or_default();
-            own.is_member |= node.is_member;
-            own.below = std::mem::take(&mut own.below).union(&node.below);
+        if other.is_empty() {
+            return self;
         }
-        self
+        self.0.extend(other.0.iter().cloned());
+        Self::of(self.0)
     }
 
     /// Returns the part of an object that the set names. `others` are the fields of the other managers: with fields of
@@ -127,25 +161,26 @@ impl FieldSet {
     /// Returns `None` if the object has none of the fields.
     fn projected(&self, value: &Value, others: &FieldSet) -> Option<Value> {
         let none = FieldSet::default();
-        let parts = Parts::of(value, self);
-        let found = self.0.iter().filter_map(|(step, node)| {
-            let others = others.0.get(step).map_or(&none, |node| &node.below);
-            let part = node.projected(parts.get(step)?, others)?;
-            Some((step, part))
-        });
+        let below = |step| others.get(step).map_or(&none, |node| &node.below);
         match value {
-            Value::Object(_) => {
-                let fields = found.filter_map(|(step, part)| match step {
-                    Step::Field(name) => Some((name.to_string(), part)),
-                    _ => None,
+            Value::Object(fields) => {
+                let fields = self.0.iter().filter_map(|(step, node)| {
+                    let Step::Field(name) = step else { return None };
+                    let part = node.projected(fields.get(&**name)?, below(step))?;
+                    Some((name.to_string(), part))
                 });
                 let fields: Map<String, Value> = fields.collect();
                 (!fields.is_empty()).then_some(Value::Object(fields))
             }
-            Value::Array(_) => {
-                let place = |(step, part): (&Step, Value)| Some((parts.position(step)?, part));
-                let mut items: Vec<(usize, Value)> = found.filter_map(place).collect();
-                items.sort_by_key(|(position, _)| *position);
+            Value::Array(items) => {
+                let index = ItemIndex::of(items, self);
+                let found = self.0.iter().filter_map(|(step, node)| {
+                    let position = index.position(step)?;
+                    let part = node.projected(items.get(position)?, below(step))?;
+                    Some((position, part))
+                });
+                let mut items: Vec<(usize, Value)> = found.collect();
+                items.sort_unstable_by_key(|(position, _)| *position);
                 let items: Vec<_> = items.into_iter().map(|(_, item)| item).collect();
                 (!items.is_empty()).then_some(Value::Array(items))
             }
@@ -162,15 +197,15 @@ impl FieldSet {
         limit: usize,
     ) -> Vec<Difference<'a>> {
         let mut all = vec![];
-        self.compare(before, now, "", limit, &mut all);
+        self.compare(before, now, limit, &mut all);
         all
     }
 
+    /// Adds the differences with their paths below the compared values.
     fn compare<'a>(
         &self,
         before: &'a Value,
         now: &'a Value,
-        path: &str,
         limit: usize,
         all: &mut Vec<Difference<'a>>,
     ) {
@@ -183,17 +218,21 @@ impl FieldSet {
             if before == now {
                 continue;
             }
-            let (path, found) = (step.append_to(path), all.len());
+            let found = all.len();
             if let (Some(before), Some(now)) = (before, now)
                 && before.is_object() == now.is_object()
                 && !node.below.is_empty()
             {
-                node.below.compare(before, now, &path, limit, all);
+                node.below.compare(before, now, limit, all);
+                for below in all.iter_mut().skip(found) {
+                    below.path.insert_str(0, &step.path());
+                }
                 // Only the order of items differs.
                 if all.len() > found || !now.is_array() {
                     continue;
                 }
             }
+            let path = step.path();
             all.push(Difference { path, before, now });
         }
     }
@@ -203,72 +242,57 @@ impl FieldSet {
     /// zero, and empty texts, lists and maps.
     pub fn missing(&self, sent: &Value, answer: &Value, limit: usize) -> Vec<String> {
         let mut all = vec![];
-        self.collect_missing(sent, answer, "", limit, &mut all);
+        self.collect_missing(sent, answer, limit, &mut all);
         all
     }
 
-    fn collect_missing(
-        &self,
-        sent: &Value,
-        answer: &Value,
-        path: &str,
-        limit: usize,
-        all: &mut Vec<String>,
-    ) {
-        let none = FieldSet::default();
-        let mut check = |step: &Step, part: &Value, answer: Option<&Value>| {
-            if all.len() >= limit || is_nothing(part) {
-                return;
-            }
-            match answer.filter(|answer| !answer.is_null()) {
-                Some(_) if !part.is_object() && !part.is_array() => {}
-                Some(answer) => {
-                    let below = self.0.get(step).map_or(&none, |node| &node.below);
-                    below.collect_missing(part, answer, &step.append_to(path), limit, all);
-                }
-                None => all.push(step.append_to(path)),
-            }
-        };
+    /// Adds the missing values with their paths below the compared values.
+    fn collect_missing(&self, sent: &Value, answer: &Value, limit: usize, all: &mut Vec<String>) {
         match (sent, answer) {
             (Value::Object(fields), _) => {
                 for (name, part) in fields {
-                    check(&Step::Field(name.as_str().into()), part, answer.get(name));
+                    let path = || Step::Field(name.as_str().into()).path();
+                    let node = self.field(name);
+                    check_part(node, path, part, answer.get(name), limit, all);
                 }
             }
             (Value::Array(items), _) if !self.is_empty() => {
                 let parts = Parts::of(answer, self);
-                for (index, (item, step)) in items.iter().zip(self.steps_to(items)).enumerate() {
-                    match step {
-                        Some(step) => check(step, item, parts.get(step)),
-                        None => check(&Step::Index(index), item, None),
-                    }
+                for (index, (item, child)) in items.iter().zip(self.children_of(items)).enumerate()
+                {
+                    let path =
+                        || child.map_or_else(|| Step::Index(index).path(), |(step, _)| step.path());
+                    let node = child.map(|(_, node)| node);
+                    let now = child.and_then(|(step, _)| parts.get(step));
+                    check_part(node, path, item, now, limit, all);
                 }
             }
             // A list without keys is one value. In a longer one, items have no known place.
             (Value::Array(items), Value::Array(now)) if now.len() == items.len() => {
                 for (index, (item, now)) in items.iter().zip(now).enumerate() {
-                    check(&Step::Index(index), item, Some(now));
+                    let path = || Step::Index(index).path();
+                    check_part(None, path, item, Some(now), limit, all);
                 }
             }
             (Value::Array(items), Value::Array(now)) if now.len() > items.len() => {}
-            (Value::Array(_), _) => all.push(path.to_owned()),
+            (Value::Array(_), _) => all.push(String::new()),
             _ => {}
         }
     }
 
-    /// Returns the step to each item of a list, which may lack key fields that have a default. The items with the fewest missing
-    /// fields come first, and each step leads to one item: the default of a field is then that of the step that is left.
-    fn steps_to(&self, items: &[Value]) -> Vec<Option<&Step>> {
+    /// Returns the step to each item of a list and its node. An item may lack key fields that have a default. The items with the fewest
+    /// missing fields come first, and each step leads to one item: the default of a field is then that of the step that is left.
+    fn children_of(&self, items: &[Value]) -> Vec<Option<&(Step, Node)>> {
         let index = ItemIndex::of(items, self);
         let mut found = vec![None; items.len()];
         let mut left = vec![];
-        for step in self.0.keys() {
-            match index.position(step).and_then(|at| found.get_mut(at)) {
-                Some(found) => *found = Some(step),
-                None => left.push(step),
+        for child in &self.0 {
+            match index.position(&child.0).and_then(|at| found.get_mut(at)) {
+                Some(found) => *found = Some(child),
+                None => left.push(child),
             }
         }
-        let names = left.iter().flat_map(|step| step.key_fields());
+        let names = left.iter().flat_map(|(step, _)| step.key_fields());
         let names: BTreeSet<&str> = names.collect();
         let mut lacking: BTreeMap<(usize, Vec<&str>), Vec<usize>> = BTreeMap::new();
         for (position, item) in items.iter().enumerate() {
@@ -280,27 +304,24 @@ impl FieldSet {
             }
         }
         for ((_, has), positions) in lacking.into_iter().take(KEYS_LIMIT) {
-            let key = |item: &Value| {
-                let fields = has
-                    .iter()
-                    .filter_map(|name| Some((*name, item.get(*name)?)));
-                key_text(fields)
-            };
-            let mut steps: BTreeMap<String, Vec<&Step>> = BTreeMap::new();
-            for step in std::mem::take(&mut left).into_iter().rev() {
-                let Step::Key(fields) = step else { continue };
-                let steps = steps.entry(key(&fields.value)).or_default();
-                steps.push(step);
+            let mut children: HashMap<Vec<&Value>, Vec<&(Step, Node)>> = HashMap::new();
+            for child in std::mem::take(&mut left).into_iter().rev() {
+                let Step::Key(fields) = &child.0 else {
+                    continue;
+                };
+                let children = children.entry(values(&fields.value, &has)).or_default();
+                children.push(child);
             }
             for position in positions {
-                let steps = items
+                let children = items
                     .get(position)
-                    .and_then(|item| steps.get_mut(&key(item)));
-                if let (Some(steps), Some(found)) = (steps, found.get_mut(position)) {
-                    *found = steps.pop();
+                    .and_then(|item| children.get_mut(&values(item, &has)));
+                if let (Some(children), Some(found)) = (children, found.get_mut(position)) {
+                    *found = children.pop();
                 }
             }
-            left = steps.into_values().flatten().collect();
+            left = children.into_values().flatten().collect();
+            left.sort_by_key(|(step, _)| step);
         }
         found
     }
@@ -323,14 +344,14 @@ impl Node {
 }
 
 /// The parts of a value to which the steps of a set lead. A list is read once, not once for each step.
-enum Parts<'a> {
+enum Parts<'a, 's> {
     Fields(&'a Map<String, Value>),
-    Items(&'a [Value], ItemIndex),
+    Items(&'a [Value], ItemIndex<'a, 's>),
     Scalar,
 }
 
-impl<'a> Parts<'a> {
-    fn of(value: &'a Value, set: &FieldSet) -> Self {
+impl<'a, 's> Parts<'a, 's> {
+    fn of(value: &'a Value, set: &'s FieldSet) -> Self {
         match value {
             Value::Object(fields) => Self::Fields(fields),
             Value::Array(items) => Self::Items(items, ItemIndex::of(items, set)),
@@ -342,49 +363,42 @@ impl<'a> Parts<'a> {
     fn get(&self, step: &Step) -> Option<&'a Value> {
         match (self, step) {
             (Self::Fields(fields), Step::Field(name)) => fields.get(&**name),
-            (Self::Items(items, _), _) => items.get(self.position(step)?),
+            (Self::Items(items, index), _) => items.get(index.position(step)?),
             _ => None,
-        }
-    }
-
-    /// Returns the index of the item of a list to which a step of the set leads.
-    fn position(&self, step: &Step) -> Option<usize> {
-        match self {
-            Self::Items(_, index) => index.position(step),
-            Self::Fields(_) | Self::Scalar => None,
         }
     }
 }
 
 /// The positions of the items of a list. The first one of equal items counts.
-struct ItemIndex {
-    by_key: BTreeMap<String, usize>,
-    by_value: BTreeMap<String, usize>,
+struct ItemIndex<'a, 's> {
+    /// By the names of key fields: the positions by their values.
+    by_key: Vec<(Vec<&'s str>, HashMap<Vec<&'a Value>, usize>)>,
+    by_value: HashMap<&'a Value, usize>,
 }
 
-impl ItemIndex {
-    fn of(items: &[Value], set: &FieldSet) -> Self {
-        let steps = set.0.keys();
+impl<'a, 's> ItemIndex<'a, 's> {
+    fn of(items: &'a [Value], set: &'s FieldSet) -> Self {
         // All items of a list have the same key fields. Only managed fields that no API server writes name many.
-        let names: BTreeSet<Vec<&str>> = steps
-            .clone()
-            .map(|step| step.key_fields().collect())
-            .collect();
-        let names = names.into_iter().filter(|names| !names.is_empty());
-        let names: Vec<_> = names.take(KEYS_LIMIT).collect();
-        let has_values = steps.clone().any(|step| matches!(step, Step::Value(_)));
-        let (mut by_key, mut by_value) = (BTreeMap::new(), BTreeMap::new());
+        let mut by_key: Vec<(Vec<&str>, HashMap<_, _>)> = vec![];
+        for step in set.steps() {
+            let names = || step.key_fields();
+            let is_known = by_key
+                .iter()
+                .any(|(known, _)| names().eq(known.iter().copied()));
+            if names().next().is_some() && !is_known && by_key.len() < KEYS_LIMIT {
+                by_key.push((names().collect(), HashMap::with_capacity(items.len())));
+            }
+        }
+        let has_values = set.steps().any(|step| matches!(step, Step::Value(_)));
+        let mut by_value = HashMap::new();
         for (position, item) in items.iter().enumerate() {
             #[cfg(test)]
             tests::ITEMS_READ.with(|read| read.set(read.get() + 1));
-            for names in names.iter().filter(|_| item.is_object()) {
-                // A missing field equals `null`.
-                let value = |name: &&str| item.get(*name).unwrap_or(&Value::Null);
-                let key = key_text(names.iter().map(|name| (*name, value(name))));
-                by_key.entry(key).or_insert(position);
+            for (names, positions) in by_key.iter_mut().filter(|_| item.is_object()) {
+                positions.entry(values(item, names)).or_insert(position);
             }
             if has_values {
-                by_value.entry(item.to_string()).or_insert(position);
+                by_value.entry(item).or_insert(position);
             }
         }
         Self { by_key, by_value }
@@ -394,23 +408,48 @@ impl ItemIndex {
     fn position(&self, step: &Step) -> Option<usize> {
         match step {
             Step::Field(_) => None,
-            Step::Key(key) => self.by_key.get(&*key.text).copied(),
-            Step::Value(value) => self.by_value.get(&*value.text).copied(),
+            Step::Key(key) => {
+                let mut known = self.by_key.iter();
+                let is_of = |names: &[&str]| step.key_fields().eq(names.iter().copied());
+                let (names, positions) = known.find(|(names, _)| is_of(names))?;
+                positions.get(&values(&key.value, names)).copied()
+            }
+            Step::Value(value) => self.by_value.get(&value.value).copied(),
             Step::Index(index) => Some(*index),
         }
     }
 }
 
-/// Returns the text of a key with these fields, as [`Json`] has it.
-fn key_text<'a>(fields: impl Iterator<Item = (&'a str, &'a Value)>) -> String {
-    let mut text = String::from("{");
-    for (name, value) in fields {
-        text.push_str(if text.len() > 1 { "," } else { "" });
-        // Writing to a text does not fail.
-        let _ = write!(text, "{}:{value}", Value::from(name));
+/// Returns the values of fields of an item. A missing field equals `null`.
+fn values<'a>(item: &'a Value, names: &[&str]) -> Vec<&'a Value> {
+    let value = |name: &&str| item.get(*name).unwrap_or(&Value::Null);
+    names.iter().map(value).collect()
+}
+
+/// Adds the paths of what a part of an answer lacks of the part that was sent. `node`: the fields of the part that were applied.
+fn check_part(
+    node: Option<&Node>,
+    path: impl Fn() -> String,
+    part: &Value,
+    answer: Option<&Value>,
+    limit: usize,
+    all: &mut Vec<String>,
+) {
+    if all.len() >= limit || is_nothing(part) {
+        return;
     }
-    text.push('}');
-    text
+    match answer.filter(|answer| !answer.is_null()) {
+        Some(_) if !part.is_object() && !part.is_array() => {}
+        Some(answer) => {
+            let (none, found) = (FieldSet::default(), all.len());
+            let below = node.map_or(&none, |node| &node.below);
+            below.collect_missing(part, answer, limit, all);
+            for missing in all.iter_mut().skip(found) {
+                missing.insert_str(0, &path());
+            }
+        }
+        None => all.push(path()),
+    }
 }
 
 impl Step {
@@ -435,19 +474,19 @@ impl Step {
         fields.into_iter().flatten().map(|(name, _)| name.as_str())
     }
 
-    /// Returns the path to a field, given the path to its parent.
-    fn append_to(&self, parent: &str) -> String {
+    /// Returns the path from the parent of a field to it.
+    fn path(&self) -> String {
         match self {
-            Self::Field(name) => format!("{parent}/{}", pointer_escaped(name)),
+            Self::Field(name) => format!("/{}", pointer_escaped(name)),
             Self::Key(key) => {
                 let fields = key.value.as_object().into_iter().flatten();
                 let fields: Vec<_> = fields
                     .map(|(field, value)| format!("{}={}", pointer_escaped(field), text(value)))
                     .collect();
-                format!("{parent}/[{}]", fields.join(","))
+                format!("/[{}]", fields.join(","))
             }
-            Self::Value(value) => format!("{parent}/[={}]", text(&value.value)),
-            Self::Index(index) => format!("{parent}/{index}"),
+            Self::Value(value) => format!("/[={}]", text(&value.value)),
+            Self::Index(index) => format!("/{index}"),
         }
     }
 }
@@ -463,8 +502,7 @@ fn text(value: &Value) -> String {
 impl Json {
     fn parse(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
-        // The keys of its maps are sorted.
-        let text = value.to_string().into();
+        let text = text.into();
         Some(Self { text, value })
     }
 }
@@ -478,13 +516,13 @@ impl PartialEq for Json {
 impl Eq for Json {}
 
 impl PartialOrd for Json {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
 impl Ord for Json {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+    fn cmp(&self, other: &Self) -> Ordering {
         self.text.cmp(&other.text)
     }
 }

@@ -31,7 +31,7 @@ impl FieldSet {
     /// The fields that are in both sets.
     fn intersection(&self, other: &Self) -> Self {
         let shared = self.0.iter().filter_map(|(step, node)| {
-            let other = other.0.get(step)?;
+            let other = other.get(step)?;
             let shared = Node {
                 is_member: node.is_member && other.is_member,
                 below: node.below.intersection(&other.below),
@@ -44,7 +44,7 @@ impl FieldSet {
     /// The fields that are not in the other set.
     fn difference(&self, other: &Self) -> Self {
         let left = self.0.iter().filter_map(|(step, node)| {
-            let Some(other) = other.0.get(step) else {
+            let Some(other) = other.get(step) else {
                 return Some((step.clone(), node.clone()));
             };
             let left = Node {
@@ -87,7 +87,7 @@ impl FieldSet {
             if all.len() >= limit {
                 return;
             }
-            let path = step.append_to(path);
+            let path = format!("{path}{}", step.path());
             if node.below.is_empty() {
                 all.push(path);
             } else {
@@ -114,7 +114,7 @@ impl Step {
     }
 
     fn position(&self, value: &Value) -> Option<usize> {
-        Parts::of(value, &self.alone()).position(self)
+        ItemIndex::of(value.as_array()?, &self.alone()).position(self)
     }
 
     /// Sets what the step leads to; `None` removes it.
@@ -537,10 +537,10 @@ fn fields_of(value: &Value, takes: &mut impl FnMut() -> bool) -> FieldSet {
         let is_member = !is_container(value) || is_empty(value) || matches!(step, Step::Key(_));
         let node = Node { is_member, below };
         if node.has_fields() {
-            all.0.insert(step, node);
+            all.0.push((step, node));
         }
     }
-    all
+    FieldSet::of(all.0)
 }
 
 fn is_empty(value: &Value) -> bool {
@@ -579,18 +579,14 @@ fn divide(
         if let Step::Key(_) = step {
             for side in [&mut left, &mut right] {
                 if side.is_member {
-                    let name = Step::Field("name".into());
-                    let member = Node {
-                        is_member: true,
-                        ..Node::default()
-                    };
-                    side.below.0.entry(name).or_insert(member);
+                    let name = set(json!({"f:name": {}}));
+                    side.below = std::mem::take(&mut side.below).union(&name);
                 }
             }
         }
         for (set, side) in [(&mut *one, left), (&mut *two, right)] {
             if side.has_fields() {
-                set.0.insert(step.clone(), side);
+                set.0.push((step.clone(), side));
             }
         }
     }
