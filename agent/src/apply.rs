@@ -176,8 +176,10 @@ impl Member {
         kind: &Kind,
         copy: &SourceRef,
         patch: json_patch::Patch,
+        dry_run: bool,
     ) -> Call<DynamicObject> {
         let params = PatchParams {
+            dry_run,
             field_manager: Some(FIELD_MANAGER.to_owned()),
             ..PatchParams::default()
         };
@@ -689,7 +691,11 @@ impl ApplyRun<'_> {
         target: Option<ExpectedObject>,
         patch: json_patch::Patch,
     ) -> Result<Option<DynamicObject>, CopyError> {
-        match self.member.json_patch(&self.kind, self.copy, patch).await {
+        match self
+            .member
+            .json_patch(&self.kind, self.copy, patch, false)
+            .await
+        {
             Ok(object) => {
                 if let Some(target) = target {
                     self.passed(target.version);

@@ -7,10 +7,57 @@ use runnel_agent_core::classify::{CallError, copy_error};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::ExpectedObject;
 use runnel_agent_core::{body, replacement};
-use runnel_proto::model::{FieldPath, Reason};
+use runnel_proto::model::{FieldPath, Kind, Reason, SourceRef};
 use serde_json::Value;
 
-use super::ApplyRun;
+use super::{ApplyRun, Member};
+
+impl Member {
+    /// Returns what an object would be after the first step of an apply that was refused in one request; `None` if the API server
+    /// refuses the content itself. The apply that follows cannot be tried: nothing was stored.
+    pub(super) async fn prepare_dry(
+        &self,
+        kind: &Kind,
+        copy: &SourceRef,
+        object: &DynamicObject,
+        (request, ignored): (&Value, &BTreeSet<FieldPath>),
+        error: &CallError,
+    ) -> Option<DynamicObject> {
+        if !is_of_content(error) {
+            return None;
+        }
+        for patch in preparations(kind, object, request, ignored, error) {
+            if let Ok(prepared) = self.json_patch(kind, copy, patch, true).await {
+                return Some(prepared);
+            }
+        }
+        None
+    }
+}
+
+fn is_of_content(error: &CallError) -> bool {
+    matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge)
+}
+
+/// Returns the patches that may lead an object to a refused apply, in the order in which they are tried.
+fn preparations(
+    kind: &Kind,
+    object: &DynamicObject,
+    request: &Value,
+    ignored: &BTreeSet<FieldPath>,
+    error: &CallError,
+) -> Vec<Patch> {
+    let preparation = body::preparation_patch(kind, object, request, ignored);
+    let mut patches: Vec<_> = preparation.into_iter().collect();
+    if patches.is_empty() && kind.content.is_owned() {
+        let whole = error.is_of_other_version();
+        let whole = whole.then(|| replacement::whole(object, request));
+        patches.extend(whole.flatten());
+        let fields = error.refused_fields();
+        patches.extend(replacement::replacements(object, request, &fields));
+    }
+    patches
+}
 
 impl ApplyRun<'_> {
     /// Removes the parts of an object that prevent an apply in one request, and applies again. For
@@ -27,8 +74,7 @@ impl ApplyRun<'_> {
         error: &CallError,
     ) -> Result<Option<DynamicObject>, CopyError> {
         // An adoption removes nothing from the object.
-        let helps = self.prepares_object
-            && matches!(copy_error(error).reason, Reason::Invalid | Reason::TooLarge);
+        let helps = self.prepares_object && is_of_content(error);
         let Some(target) = target.filter(|_| helps) else {
             return Err(self.fail(error));
         };
@@ -36,15 +82,7 @@ impl ApplyRun<'_> {
         let Some(object) = self.same_in(&kind, target).await? else {
             return Ok(None);
         };
-        let preparation = body::preparation_patch(&kind, &object, request, ignored);
-        let mut patches: Vec<_> = preparation.into_iter().collect();
-        if patches.is_empty() && kind.content.is_owned() {
-            let whole = error.is_of_other_version();
-            let whole = whole.then(|| replacement::whole(&object, request));
-            patches.extend(whole.flatten());
-            let fields = error.refused_fields();
-            patches.extend(replacement::replacements(&object, request, &fields));
-        }
+        let patches = preparations(&kind, &object, request, ignored, error);
         let Some(object) = self.prepared(target, patches, error).await? else {
             return Ok(None);
         };
@@ -76,7 +114,11 @@ impl ApplyRun<'_> {
             return Err(self.fail(error));
         }
         for patch in patches {
-            match self.member.json_patch(&self.kind, self.copy, patch).await {
+            match self
+                .member
+                .json_patch(&self.kind, self.copy, patch, false)
+                .await
+            {
                 Ok(object) => return Ok(Some(object)),
                 Err(refused) if refused.is_race() => break,
                 Err(refused) if copy_error(&refused).refuses_content() => {}

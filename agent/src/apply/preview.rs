@@ -263,14 +263,30 @@ impl Member {
             adopted: adopts || kind.content.is_owned(),
             ..apply_input(&kind, copy, sent.as_ref().unwrap_or(&content), body)
         };
-        let over = over.map(|(target, object)| ReplacedObject {
+        let replaced = over.map(|(target, object)| ReplacedObject {
             target,
             // The fields of another version may have other names. An adoption compares ignored fields, too.
             object: Some(object).filter(|_| !adopts && !ignored.is_empty() && kind == *applied_in),
         });
-        let request = body::apply(&written, over.as_ref(), &self.sealer);
-        let answer = self.apply_dry(&kind, copy, &request).await;
-        let applied = answer.map_err(|error| self.refused(&kind, &error))?;
+        let request = body::apply(&written, replaced.as_ref(), &self.sealer);
+        let applied = match self.apply_dry(&kind, copy, &request).await {
+            Ok(applied) => applied,
+            Err(error) => {
+                let Some((_, object)) = over.filter(|_| !adopts) else {
+                    return Err(self.refused(&kind, &error));
+                };
+                let wanted = (&request, ignored);
+                let prepared = self.prepare_dry(&kind, copy, object, wanted, &error);
+                let Some(applied) = prepared.await else {
+                    return Err(self.refused(&kind, &error));
+                };
+                return Ok(Answer {
+                    kind,
+                    content,
+                    applied,
+                });
+            }
+        };
         if kind.content.is_owned() {
             let dropped = managed_fields::dropped(&request, &applied, ignored, DROPPED_LIMIT);
             if !dropped.is_empty() {

@@ -78,16 +78,19 @@ async fn policy(scene: &Scene) -> Result<()> {
 #[tokio::test]
 async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
     // The API server finds the hub under any name of its release.
-    let hub_values = json!({"fullnameOverride": "central"});
+    let kinds = ["configmaps", "secrets", "deployments.apps"];
+    let hub_values = json!({"fullnameOverride": "central", "sources": {"kinds": kinds}});
     let fleet = Fleet::start(FleetOptions {
         views: true,
         hub_values,
+        agent_values: json!({"policy": {"kinds": kinds}}),
         ..FleetOptions::default()
     })
     .await?;
     let scene = Scene::of(&fleet).await?;
     scene.hub_namespaces(&[HOME]).await?;
     scene.member_namespaces(&[HOME]).await?;
+    replaced_part_is_an_update(&fleet, &scene).await?;
     policy(&scene).await?;
     let hub = &scene.hub;
     for name in ["denied", "good", "taken"] {
@@ -173,6 +176,42 @@ async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
         "the rule was saved"
     );
     unreadable_content_is_never_shown(&fleet, &rule).await
+}
+
+/// What the agent makes in several steps, because the API server cannot merge it, is no refusal.
+async fn replaced_part_is_an_update(fleet: &Fleet, scene: &Scene) -> Result<()> {
+    let labels = json!({"app": "web"});
+    let source = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": HOME, "name": "web"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels}, "spec": {"containers": [{"name": "web", "image": "web:1"}]},
+        }},
+    });
+    scene.hub.make(&source).await?;
+    let draft = RuleDraft::new(HOME, "steps")
+        .source(json!({"resources": ["deployments.apps"], "names": ["web"]}))
+        .everywhere();
+    // The copy has the default of its own API server.
+    let plain = draft
+        .clone()
+        .with("transform", json!({"removeFields": ["/spec/strategy"]}));
+    let rule = Id::of(&scene.hub.make(&plain.json()).await?)?;
+    scene.hub.all_written(&rule, 1).await?;
+    let edit = json!([{"mergePatch": {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}}]);
+    let edited = draft.with("overrides", edit.clone()).json();
+    let kubeconfig = fleet.hub().kubeconfig();
+    let (code, out, err) = plan(fleet, kubeconfig, &edited, &["--dry-run=members"]).await?;
+    ensure!(code == 0, "exit code {code}: {out}{err}");
+    ensure!(out.contains("/spec/strategy/type"), "{out}{err}");
+    let change = json!({"spec": {"transform": null, "overrides": edit}});
+    scene.hub.change(&rule, change).await?;
+    let changed = [("/spec/strategy/type", json!("Recreate"))];
+    scene
+        .member(1)
+        .has_values("changed", &Id::of(&source)?, &changed)
+        .await?;
+    scene.hub.delete(&rule).await?;
+    scene.hub.lacks(&rule).await
 }
 
 /// A rule that guesses the content of two Secrets of the member, and is right about one. They are
