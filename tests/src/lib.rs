@@ -29,6 +29,7 @@ pub mod restartable;
 pub mod scene;
 pub mod scratch;
 pub mod simulated;
+pub mod specimens;
 pub mod speed;
 pub mod tenant;
 pub mod tunnels;

@@ -2,8 +2,6 @@
 
 #[path = "every_kind/samples.rs"]
 mod samples;
-#[path = "every_kind/values.rs"]
-mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,12 +13,11 @@ use kube::discovery::{Discovery, verbs};
 use runnel_tests::control_plane::Options;
 use runnel_tests::files::is_generated;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Id, RuleDraft, SOON, Scene, TestCluster};
-use runnel_tests::wait::{eventually, steadily};
+use runnel_tests::scene::{Id, RuleDraft, TestCluster};
+use runnel_tests::specimens::{Specimen, Specimens, differences, leaves, other_value};
 use serde_json::{Value, json};
 
-use samples::{Sample, samples};
-use values::{differences, is_key, leaves, other_value};
+use samples::samples;
 
 const NAMESPACE: &str = "kinds";
 const MEMBERS: usize = 2;
@@ -77,39 +74,14 @@ async fn served(cluster: &TestCluster) -> Result<BTreeSet<String>> {
     Ok(kinds)
 }
 
-/// Waits until both members have this content of the source.
-async fn is_equal_everywhere(scene: &Scene, sample: &Sample, wanted: &Value) -> Result<()> {
-    let source = scene.hub.get(&Id::of(wanted)?).await?;
-    for number in 1..=MEMBERS {
-        let what = format!("{} as on the hub", sample.resource);
-        let id = Id::of(wanted)?;
-        let seen = scene.member(number).sees(&what, &id, |copy| {
-            let differences = differences(wanted, &source, copy);
-            ensure!(differences.is_empty(), "{differences:?}");
-            for pointer in &sample.prune {
-                let is_pruned = wanted.pointer(pointer).is_none();
-                ensure!(
-                    !is_pruned || source.pointer(pointer) == copy.pointer(pointer),
-                    "{pointer} is still there"
-                );
-            }
-            Ok(())
-        });
-        seen.await?;
-    }
-    Ok(())
-}
-
 /// Changes every field of a copy that can be changed, and waits until each has its value again.
-async fn is_corrected(member: &TestCluster, sample: &Sample) -> Result<Finding> {
-    let wanted = &sample.source(NAMESPACE);
+async fn is_corrected(member: &TestCluster, sample: &Specimen) -> Result<Finding> {
+    let wanted = &sample.source;
     let id = Id::of(wanted)?;
     let before = member.get(&id).await?;
     let mut finding = Finding::default();
     let mut changes = Vec::new();
-    let in_set = |pointer: &str| sample.sets.iter().any(|set| pointer.starts_with(set));
-    let leaves = leaves(wanted).into_iter();
-    for pointer in leaves.filter(|pointer| !is_key(pointer) && !in_set(pointer)) {
+    for pointer in sample.values() {
         let value = before
             .pointer(&pointer)
             .with_context(|| format!("no {pointer} in {id}"))?;
@@ -158,30 +130,6 @@ async fn is_corrected(member: &TestCluster, sample: &Sample) -> Result<Finding> 
     Ok(finding)
 }
 
-/// Lets another manager apply fields to a copy.
-async fn add_foreign_fields(member: &TestCluster, sample: &Sample) -> Result<Value> {
-    let source = sample.source(NAMESPACE);
-    let mut fields = json!({
-        "apiVersion": source["apiVersion"],
-        "kind": source["kind"],
-        "metadata": {
-            "name": sample.name(),
-            "labels": {"example.com/local": "yes"},
-            "annotations": {"example.com/local": "yes"},
-        },
-    });
-    if let Some(namespace) = source["metadata"].get("namespace") {
-        fields["metadata"]["namespace"] = namespace.clone();
-    }
-    if let Some(Value::Object(foreign)) = &sample.foreign {
-        for (field, value) in foreign {
-            fields[field] = value.clone();
-        }
-    }
-    member.apply_as("local-team", &fields).await?;
-    Ok(fields)
-}
-
 /// Checks that the fields of another manager stay.
 async fn has_foreign_fields(member: &TestCluster, fields: &Value) -> Result<()> {
     let copy = member.get(&Id::of(fields)?).await?;
@@ -205,21 +153,6 @@ async fn has_foreign_fields(member: &TestCluster, fields: &Value) -> Result<()> 
     Ok(())
 }
 
-/// Waits until an object is gone. A finalizer of the cluster may hold it longer.
-async fn is_removed(member: &TestCluster, id: &Id) -> Result<()> {
-    eventually(&format!("{id} removed"), SOON, async || {
-        if let Some(copy) = member.find(id).await? {
-            let metadata = &copy["metadata"];
-            ensure!(
-                metadata["deletionTimestamp"].is_string() && metadata["finalizers"].is_array(),
-                "it is still there"
-            );
-        }
-        Ok(Some(()))
-    })
-    .await
-}
-
 /// Returns the table of the manual.
 fn table(findings: &BTreeMap<&str, Finding>) -> String {
     let mut text = String::from(
@@ -237,24 +170,27 @@ fn table(findings: &BTreeMap<&str, Finding>) -> String {
     text
 }
 
-#[tokio::test]
-async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
-    let samples = samples()?;
-    let resources: Vec<&str> = samples.iter().map(|sample| &*sample.resource).collect();
+/// A fleet that allows every kind.
+async fn start() -> Result<Specimens> {
+    let samples = samples(NAMESPACE)?;
+    let resources: BTreeSet<&str> = samples.iter().map(|sample| &*sample.resource).collect();
     let of_scope = |cluster: bool| -> Vec<&str> {
-        let kinds = samples.iter().filter(|sample| sample.cluster == cluster);
+        let is_of =
+            |sample: &&Specimen| sample.source["metadata"]["namespace"].is_null() == cluster;
+        let kinds = samples.iter().filter(is_of);
         kinds.map(|sample| &*sample.resource).collect()
     };
     let (kinds, cluster_kinds) = (of_scope(false), of_scope(true));
     // Who removes the finalizers of these kinds: the removal of later copies waits for them.
-    let protection = [
-        "persistentvolumeclaim",
-        "persistentvolume",
-        "volumeattributesclass",
+    let controllers = [
+        "namespace",
+        "persistentvolumeclaim-protection",
+        "persistentvolume-protection",
+        "volumeattributesclass-protection",
     ];
     let control_plane = Options {
-        controllers: protection
-            .map(|kind| format!("{kind}-protection-controller"))
+        controllers: controllers
+            .map(|name| format!("{name}-controller"))
             .to_vec(),
         ..Options::default()
     };
@@ -263,37 +199,17 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
         control_plane,
         hub_values: json!({"sources": {"kinds": kinds, "clusterKinds": cluster_kinds}}),
         agent_values: json!({"policy": {
-            "kinds": kinds, "clusterKinds": cluster_kinds, "allowPrivileged": resources, "deleteNamespaces": true,
+            "kinds": kinds, "clusterKinds": cluster_kinds, "allowPrivileged": resources, "deleteNamespaces": true, "overwrite": true,
         }}),
         ..FleetOptions::default()
     })
     .await?;
-    let scene = Scene::of(&fleet).await?;
-    scene.lift_fleet_limits().await?;
-    scene.hub_namespaces(&[NAMESPACE]).await?;
-    scene.member_namespaces(&[NAMESPACE]).await?;
-    for definition in samples.iter().filter_map(Sample::definition) {
-        for cluster in std::iter::once(&scene.hub).chain(&scene.members) {
-            cluster.make(&definition).await?;
-        }
-    }
+    let world = Specimens::make(fleet, NAMESPACE, samples.clone()).await?;
 
     // No kind is forgotten.
-    let known: BTreeSet<&str> = resources
-        .iter()
-        .copied()
-        .chain(LOCAL.iter().copied())
-        .collect();
-    let all_served = eventually("the custom kinds to be served", SOON, async || {
-        let served = served(scene.member(1)).await?;
-        ensure!(
-            resources.iter().all(|resource| served.contains(*resource)),
-            "{served:?}"
-        );
-        Ok(Some(served))
-    })
-    .await?;
-    let forgotten: Vec<_> = all_served
+    let known: BTreeSet<&str> = resources.into_iter().chain(LOCAL.iter().copied()).collect();
+    let served = served(world.scene.member(1)).await?;
+    let forgotten: Vec<_> = served
         .iter()
         .filter(|kind| !known.contains(kind.as_str()) && !kind.ends_with("runnel.dev"))
         .collect();
@@ -301,59 +217,28 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
         forgotten.is_empty(),
         "kinds without a sample: {forgotten:?}"
     );
+    Ok(world)
+}
 
-    for sample in &samples {
-        scene.hub.make_soon(&sample.source(NAMESPACE)).await?;
-    }
-    let mut rule = RuleDraft::cluster_scoped(NAMESPACE).everywhere();
-    let names: BTreeSet<&str> = samples.iter().map(Sample::name).collect();
-    for resources in kinds.chunks(10) {
-        rule = rule.source(json!({
-            "namespaces": [NAMESPACE],
-            "resources": resources,
-            "names": names,
-        }));
-    }
-    for resources in cluster_kinds.chunks(10) {
-        rule = rule.source(json!({"resources": resources, "names": names}));
-    }
-    let rule = Id::of(&scene.hub.make(&rule.json()).await?)?;
-    scene
-        .hub
-        .all_written(&rule, samples.len() * MEMBERS)
+#[tokio::test]
+async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
+    let mut world = start().await?;
+    world
+        .distribute(RuleDraft::cluster_scoped(NAMESPACE).everywhere())
         .await?;
-    for sample in &samples {
-        is_equal_everywhere(&scene, sample, &sample.source(NAMESPACE)).await?;
+    for sample in &world.all {
+        world.is_equal_everywhere(sample, &sample.source).await?;
     }
 
-    // Controllers write statuses; the agents write nothing.
-    let marks: Vec<_> = (1..=MEMBERS)
-        .map(|number| fleet.member(number).mark())
-        .collect();
-    steadily("no agent writes", QUIET, async || {
-        for (number, mark) in (1..=MEMBERS).zip(&marks) {
-            let writes = fleet.member(number).writes_since(*mark)?;
-            let ours: Vec<_> = writes
-                .iter()
-                .filter(|write| write.user.contains("runnel-agent"))
-                .filter(|write| write.namespace == NAMESPACE || names.contains(&*write.name))
-                .collect();
-            ensure!(ours.is_empty(), "{ours:?}");
-        }
-        Ok(())
-    })
-    .await?;
+    world.is_quiet(QUIET).await?;
 
+    let (scene, samples) = (&world.scene, &world.all);
     let member = scene.member(1);
     let mut foreign = Vec::new();
-    for sample in &samples {
-        foreign.push(
-            add_foreign_fields(member, sample)
-                .await
-                .with_context(|| sample.resource.clone())?,
-        );
+    for sample in samples {
+        foreign.push(sample.add_foreign_fields(member).await?);
     }
-    let findings: BTreeMap<&str, Finding> = stream::iter(&samples)
+    let findings: BTreeMap<&str, Finding> = stream::iter(samples)
         .map(async |sample| {
             let finding = is_corrected(member, sample).await;
             let finding = finding.with_context(|| sample.resource.clone())?;
@@ -365,28 +250,25 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
     for fields in &foreign {
         has_foreign_fields(member, fields).await?;
     }
-    scene
-        .hub
-        .all_written(&rule, samples.len() * MEMBERS)
-        .await?;
+    world.has_all_written().await?;
 
-    for sample in &samples {
-        let mut wanted = sample.source(NAMESPACE);
+    for sample in samples {
+        let mut wanted = sample.source.clone();
         let id = Id::of(&wanted)?;
         let note = json!({"metadata": {"labels": {"tier": "silver", "color": null}}});
         for change in sample.edit.iter().chain([&note]) {
             scene.hub.change(&id, change.clone()).await?;
             json_patch::merge(&mut wanted, change);
         }
-        is_equal_everywhere(&scene, sample, &wanted).await?;
+        world.is_equal_everywhere(sample, &wanted).await?;
         ensure!(
             member.get(&id).await?["metadata"]["labels"]["color"].is_null(),
             "a label that left the source of {} stays",
             sample.resource
         );
     }
-    for sample in &samples {
-        let mut wanted = sample.source(NAMESPACE);
+    for sample in samples {
+        let mut wanted = sample.source.clone();
         let id = Id::of(&wanted)?;
         if let Some(edit) = &sample.edit {
             json_patch::merge(&mut wanted, edit);
@@ -403,26 +285,26 @@ async fn every_kind_is_distributed_corrected_and_removed() -> Result<()> {
                 &serde_json::from_value::<json_patch::Patch>(remove)?,
             )?;
         }
-        is_equal_everywhere(&scene, sample, &wanted).await?;
+        world.is_equal_everywhere(sample, &wanted).await?;
     }
     for fields in &foreign {
         has_foreign_fields(member, fields).await?;
     }
 
-    scene
-        .hub
-        .change(&rule, json!({"spec": {"removalLimit": {"percent": 100}}}))
-        .await?;
-    scene.hub.delete(&rule).await?;
-    scene.hub.lacks(&rule).await?;
-    for sample in &samples {
-        for number in 1..=MEMBERS {
-            is_removed(scene.member(number), &Id::of(&sample.source(NAMESPACE))?).await?;
-        }
-    }
+    world.delete_rule().await?;
+    world.is_empty().await?;
     is_generated(
         "deploy/manual/src/reference/kinds.md",
         &table(&findings),
         "cargo test -p runnel-tests --test every_kind",
     )
+}
+
+#[tokio::test]
+async fn every_kind_is_kept_through_a_second_life() -> Result<()> {
+    let mut world = start().await?;
+    world
+        .distribute(RuleDraft::cluster_scoped("second").everywhere())
+        .await?;
+    world.live_again().await
 }

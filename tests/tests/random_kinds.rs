@@ -1,5 +1,5 @@
 //! Properties of kinds with random schemas, on real API servers: what is applied once is not written again, every applied
-//! field is corrected, and an adopted object is as before when its rule is gone.
+//! field is corrected, an adopted object is as before when its rule is gone, and copies live as those of known kinds do.
 
 #[path = "random_kinds/shapes.rs"]
 mod shapes;
@@ -10,20 +10,22 @@ use anyhow::{Context, Result, ensure};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Draft, Id, RuleDraft, Scene};
-use runnel_tests::wait::steadily;
+use runnel_tests::scene::{Draft, Id, RuleDraft};
+use runnel_tests::specimens::{Specimen, Specimens};
 use serde_json::{Value, json};
 
-use shapes::{Shape, holds, shapes};
+use shapes::{Shape, holds, shapes, together};
 
 const NAMESPACE: &str = "random";
 const GROUP: &str = "random.example.org";
-/// Schemas in a run; always the same ones.
-const SHAPES: usize = 24;
+/// Kinds in a run; always the same ones.
+const KINDS: usize = 25;
+/// Schemas in a kind, each of one field of its `spec`.
+const SHAPES: usize = 40;
 /// The time in which nothing may be written.
 const QUIET: Duration = Duration::from_secs(15);
 
-/// A kind with a random schema.
+/// A kind with random schemas.
 struct RandomKind {
     resource: String,
     kind: String,
@@ -33,197 +35,186 @@ struct RandomKind {
 impl RandomKind {
     fn all() -> Result<Vec<Self>> {
         let mut runner = TestRunner::deterministic();
-        let one = |number| {
+        let mut shape = || {
             let tree = shapes().new_tree(&mut runner);
-            let shape = tree
-                .map_err(|reason| anyhow::anyhow!("{reason}"))?
-                .current();
+            let tree = tree.map_err(|reason| anyhow::anyhow!("{reason}"))?;
+            anyhow::Ok(tree.current())
+        };
+        let mut one = |number| {
+            let all: Result<Vec<Shape>> = (0..SHAPES).map(|_| shape()).collect();
             Ok(Self {
                 resource: format!("shape{number}s.{GROUP}"),
                 kind: format!("Shape{number}"),
-                shape,
+                shape: together(all?),
             })
         };
-        (0..SHAPES).map(one).collect()
+        (0..KINDS).map(&mut one).collect()
     }
 
     fn object(&self, name: &str, value: usize) -> Value {
         json!({
             "apiVersion": format!("{GROUP}/v1"), "kind": self.kind,
-            "metadata": {"namespace": NAMESPACE, "name": name}, "spec": self.shape.values[value],
+            "metadata": {
+                "namespace": NAMESPACE, "name": name,
+                "labels": {"tier": "gold", "color": "blue"}, "annotations": {"example.com/note": "a note"},
+            },
+            "spec": self.shape.values[value],
         })
     }
 
     fn id(&self, name: &str) -> Result<Id> {
         Id::of(&self.object(name, 0))
     }
+
+    fn specimen(&self, name: &str) -> Specimen {
+        let versions = [("v1", &self.shape.schema)];
+        Specimen {
+            resource: self.resource.clone(),
+            source: self.object(name, 0),
+            edit: None,
+            prune: self.shape.optional_fields("/spec"),
+            sets: self.shape.sets("/spec"),
+            foreign: None,
+            definition: Some(Draft::definition(&self.resource, &self.kind, &versions).json()),
+        }
+    }
 }
 
 struct RandomScene {
-    fleet: Fleet,
-    scene: Scene,
+    world: Specimens,
     kinds: Vec<RandomKind>,
 }
 
 impl RandomScene {
-    async fn start() -> Result<Self> {
+    async fn start(name: &str) -> Result<Self> {
         let kinds = RandomKind::all()?;
         let resources: Vec<&str> = kinds.iter().map(|kind| &*kind.resource).collect();
         let fleet = Fleet::start(FleetOptions {
+            members: 2,
             hub_values: json!({"sources": {"kinds": resources}}),
-            agent_values: json!({"policy": {"kinds": resources}}),
+            agent_values: json!({"policy": {"kinds": resources, "overwrite": true}}),
             ..FleetOptions::default()
         })
         .await?;
-        let scene = Scene::of(&fleet).await?;
-        scene.lift_fleet_limits().await?;
-        scene.hub_namespaces(&[NAMESPACE]).await?;
-        scene.member_namespaces(&[NAMESPACE]).await?;
-        for kind in &kinds {
-            let version = [("v1", &kind.shape.schema)];
-            let definition = Draft::definition(&kind.resource, &kind.kind, &version).json();
-            for cluster in [&scene.hub, scene.member(1)] {
-                cluster
-                    .make(&definition)
-                    .await
-                    .with_context(|| kind.shape.schema.to_string())?;
-            }
+        let specimens = kinds.iter().map(|kind| kind.specimen(name)).collect();
+        let world = Specimens::make(fleet, NAMESPACE, specimens).await?;
+        Ok(Self { world, kinds })
+    }
+
+    /// Waits until every copy in the first member has what its source has, and what `compare` asks for besides.
+    async fn are_copies(
+        &self,
+        what: &str,
+        name: &str,
+        compare: impl Fn(&Value, &Value) -> bool,
+    ) -> Result<()> {
+        for kind in &self.kinds {
+            let id = kind.id(name)?;
+            let source = self.world.scene.hub.get(&id).await?;
+            let copied = self.world.scene.member(1).sees(what, &id, |copy| {
+                for (field, schema) in kind.shape.fields() {
+                    let (copy, source) = (&copy["spec"][field], &source["spec"][field]);
+                    ensure!(
+                        compare(source, copy),
+                        "{field} is {copy} instead of {source}, with the schema {schema}"
+                    );
+                }
+                Ok(())
+            });
+            copied.await?;
         }
-        Ok(Self {
-            fleet,
-            scene,
-            kinds,
-        })
-    }
-
-    /// A rule for the objects of all kinds with this name, when every copy is applied.
-    async fn distribute(&self, name: &str, draft: RuleDraft) -> Result<Id> {
-        let resources: Vec<&str> = self.kinds.iter().map(|kind| &*kind.resource).collect();
-        let rule = resources.chunks(10).fold(draft, |rule, resources| {
-            rule.source(json!({"namespaces": [NAMESPACE], "resources": resources, "names": [name]}))
-        });
-        let rule = Id::of(&self.scene.hub.make(&rule.json()).await?)?;
-        self.scene.hub.all_applied(&rule, SHAPES).await?;
-        Ok(rule)
-    }
-
-    /// Checks that the agent writes none of the objects, nor asks what a write would do.
-    async fn is_quiet(&self) -> Result<()> {
-        let mark = self.fleet.member(1).mark();
-        steadily("no agent writes", QUIET, async || {
-            let writes = self.fleet.member(1).writes_since(mark)?;
-            let ours: Vec<_> = writes
-                .iter()
-                .filter(|write| write.user.contains("runnel-agent") && write.namespace == NAMESPACE)
-                .collect();
-            ensure!(ours.is_empty(), "{ours:?}");
-            Ok(())
-        })
-        .await
+        Ok(())
     }
 
     /// Waits until every copy has what its source has, and no more.
     async fn is_equal(&self, name: &str) -> Result<()> {
-        for kind in &self.kinds {
-            let id = kind.id(name)?;
-            let source = self.scene.hub.get(&id).await?;
-            let copied = self
-                .scene
-                .member(1)
-                .sees("equal to its source", &id, |copy| {
-                    ensure!(
-                        copy["spec"] == source["spec"],
-                        "{} and {}",
-                        copy["spec"],
-                        source["spec"]
-                    );
-                    Ok(())
-                });
-            copied
-                .await
-                .with_context(|| kind.shape.schema.to_string())?;
-        }
-        Ok(())
+        self.are_copies("equal to its source", name, |source, copy| source == copy)
+            .await
     }
 }
 
 #[tokio::test]
 async fn copies_of_random_kinds_are_a_fixed_point() -> Result<()> {
-    let random = RandomScene::start().await?;
-    let (scene, name) = (&random.scene, "fixed");
-    for kind in &random.kinds {
-        scene.hub.make_soon(&kind.object(name, 0)).await?;
-    }
+    let name = "fixed";
+    let mut random = RandomScene::start(name).await?;
     let draft = RuleDraft::cluster_scoped(name).everywhere();
-    let rule = random.distribute(name, draft).await?;
+    random.world.distribute(draft).await?;
+    let world = &random.world;
     random.is_equal(name).await?;
-    random.is_quiet().await?;
+    world.is_quiet(QUIET).await?;
 
     let replace = |value: &Value| json!([{"op": "replace", "path": "/spec", "value": value}]);
     for kind in &random.kinds {
         let edit = replace(&kind.shape.values[1]);
-        scene.hub.json_patch(&kind.id(name)?, edit).await?;
+        world.scene.hub.json_patch(&kind.id(name)?, edit).await?;
     }
     random.is_equal(name).await?;
-    scene.hub.all_applied(&rule, SHAPES).await?;
-    random.is_quiet().await?;
-    random.fleet.stop_agent(1).await?;
-    random.fleet.start_agent(1).await?;
-    random.fleet.connected(1).await?;
-    random.is_quiet().await?;
+    world.has_all_written().await?;
+    world.is_quiet(QUIET).await?;
+    world.fleet.stop_agent(1).await?;
+    world.fleet.start_agent(1).await?;
+    world.fleet.connected(1).await?;
+    world.is_quiet(QUIET).await?;
 
     // Somebody else puts the first value there: each field of the source comes back.
     for kind in &random.kinds {
-        let id = kind.id(name)?;
-        let source = scene.hub.get(&id).await?;
         let edit = replace(&kind.shape.values[0]);
-        scene.member(1).json_patch(&id, edit).await?;
-        let corrected = scene.member(1).sees("corrected", &id, |copy| {
-            ensure!(
-                holds(&source["spec"], &copy["spec"]),
-                "{} instead of {}",
-                copy["spec"],
-                source["spec"]
-            );
-            Ok(())
-        });
-        corrected
-            .await
-            .with_context(|| kind.shape.schema.to_string())?;
+        let member = world.scene.member(1);
+        member.json_patch(&kind.id(name)?, edit).await?;
     }
-    scene.hub.all_applied(&rule, SHAPES).await?;
-    random.is_quiet().await?;
-    removal_restores_adopted_objects(&random).await
+    random.are_copies("corrected", name, holds).await?;
+    world.has_all_written().await?;
+    world.is_quiet(QUIET).await?;
+    removal_restores_adopted_objects(&mut random).await
+}
+
+#[tokio::test]
+async fn copies_of_random_kinds_live_a_second_time() -> Result<()> {
+    let name = "second";
+    let mut world = RandomScene::start(name).await?.world;
+    world
+        .distribute(RuleDraft::cluster_scoped(name).everywhere())
+        .await?;
+    world.live_again().await
 }
 
 /// An object that was there before is adopted when it is equal, and left as it was when its rule is deleted.
-async fn removal_restores_adopted_objects(random: &RandomScene) -> Result<()> {
-    let (scene, name) = (&random.scene, "adopted");
+async fn removal_restores_adopted_objects(random: &mut RandomScene) -> Result<()> {
+    let (name, world) = ("adopted", &mut random.world);
     let mut before = Vec::new();
     for kind in &random.kinds {
         let object = kind.object(name, 0);
-        scene.hub.make(&object).await?;
-        before.push(scene.member(1).make(&object).await?);
+        world.scene.hub.make(&object).await?;
+        for member in &world.scene.members {
+            before.push((member.name().to_owned(), member.make(&object).await?));
+        }
     }
+    world.all = random
+        .kinds
+        .iter()
+        .map(|kind| kind.specimen(name))
+        .collect();
     let draft = RuleDraft::cluster_scoped(name)
         .everywhere()
         .with("conflictPolicy", json!("AdoptIfEqual"));
-    let rule = random.distribute(name, draft).await?;
-    random.is_quiet().await?;
-    for object in &before {
-        let adopted = scene.member(1).get(&Id::of(object)?).await?;
+    world.distribute(draft).await?;
+    world.is_quiet(QUIET).await?;
+    let members = &world.scene.members;
+    let place = |name: &str| {
+        let member = members.iter().find(|member| member.name() == name);
+        member.context("no such member")
+    };
+    for (member, object) in &before {
+        let adopted = place(member)?.get(&Id::of(object)?).await?;
         ensure!(
             runnel_tests::scene::is_marked(&adopted) && adopted["spec"] == object["spec"],
             "{adopted}"
         );
     }
-    let all = json!({"spec": {"removalLimit": {"percent": 100}}});
-    scene.hub.change(&rule, all).await?;
-    scene.hub.delete(&rule).await?;
-    scene.hub.lacks(&rule).await?;
-    for object in &before {
+    world.delete_rule().await?;
+    for (member, object) in &before {
         let id = Id::of(object)?;
-        let restored = scene.member(1).sees("as before", &id, |after| {
+        let restored = place(member)?.sees("as before", &id, |after| {
             ensure!(
                 essence(after) == essence(object),
                 "{after} instead of {object}"

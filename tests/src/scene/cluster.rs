@@ -287,6 +287,40 @@ impl TestCluster {
         }
     }
 
+    /// Replaces an object, as a client does that read it, changed it and sends it back. Returns the result.
+    ///
+    /// # Errors
+    /// The answer of the API server.
+    pub async fn replace_as(&self, manager: &str, object: &Value) -> Result<Value> {
+        self.put(manager, object, false).await
+    }
+
+    /// Whether the API server would accept an object instead of the one that is there.
+    ///
+    /// # Errors
+    /// When the object is none.
+    pub async fn accepts_instead(&self, object: &Value) -> Result<bool> {
+        Id::of(object)?;
+        Ok(self.put("nobody", object, true).await.is_ok())
+    }
+
+    async fn put(&self, manager: &str, object: &Value, dry_run: bool) -> Result<Value> {
+        let id = Id::of(object)?;
+        let parameters = PostParams {
+            dry_run,
+            field_manager: Some(manager.to_owned()),
+        };
+        let replacement = serde_json::from_value(object.clone())?;
+        let replaced = self
+            .api(&id)
+            .replace(&id.name, &parameters, &replacement)
+            .await;
+        whole(
+            &id,
+            replaced.with_context(|| format!("cannot replace {id} in {}", self.name))?,
+        )
+    }
+
     /// Applies fields of an object as this field manager and returns the result.
     ///
     /// # Errors

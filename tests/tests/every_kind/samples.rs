@@ -3,39 +3,36 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use runnel_tests::scene::Draft;
+use runnel_tests::specimens::Specimen;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// The name of a sample that has no other one.
 const NAME: &str = "sample";
 
-/// An object of one kind, and what is done to it.
+/// An object of one kind, and what is done to it, as the files have it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Sample {
+struct Sample {
     /// The kind, as `plural[.group]`.
-    pub resource: String,
+    resource: String,
     /// Whether the kind has no namespaces.
     #[serde(default)]
-    pub cluster: bool,
+    cluster: bool,
     /// The name of the object.
     #[serde(default)]
     name: Option<String>,
     /// The source, without name and namespace.
     #[serde(default)]
-    pub object: Value,
-    /// A merge patch of the source.
+    object: Value,
     #[serde(default)]
-    pub edit: Option<Value>,
-    /// Fields that leave the source.
+    edit: Option<Value>,
     #[serde(default)]
-    pub prune: Vec<String>,
-    /// Lists whose items are identified by their values: another value is another item, which may stay beside ours.
+    prune: Vec<String>,
     #[serde(default)]
-    pub sets: Vec<String>,
-    /// Fields that another manager applies to a copy.
+    sets: Vec<String>,
     #[serde(default)]
-    pub foreign: Option<Value>,
+    foreign: Option<Value>,
     /// Of a custom kind: its name.
     #[serde(default)]
     kind: Option<String>,
@@ -48,27 +45,31 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The name of the object.
-    pub fn name(&self) -> &str {
-        self.name.as_deref().unwrap_or(NAME)
-    }
-
-    /// The source, in a namespace if its kind has them.
-    pub fn source(&self, namespace: &str) -> Value {
-        let mut object = self.object.clone();
-        object["metadata"] = json!({
-            "name": self.name(),
+    /// The object, in a namespace if its kind has them.
+    fn specimen(self, namespace: &str) -> Specimen {
+        let definition = self.definition();
+        let mut source = self.object;
+        source["metadata"] = json!({
+            "name": self.name.as_deref().unwrap_or(NAME),
             "labels": {"tier": "gold", "color": "blue"},
             "annotations": {"example.com/note": "a note"},
         });
         if !self.cluster {
-            object["metadata"]["namespace"] = json!(namespace);
+            source["metadata"]["namespace"] = json!(namespace);
         }
-        object
+        Specimen {
+            resource: self.resource,
+            source,
+            edit: self.edit,
+            prune: self.prune,
+            sets: self.sets,
+            foreign: self.foreign,
+            definition,
+        }
     }
 
     /// The CustomResourceDefinition, for a custom kind.
-    pub fn definition(&self) -> Option<Value> {
+    fn definition(&self) -> Option<Value> {
         let kind = self.kind.as_ref()?;
         let versions = self.versions.iter();
         let versions: Vec<_> = versions.map(|(name, spec)| (&**name, spec)).collect();
@@ -80,11 +81,11 @@ impl Sample {
     }
 }
 
-/// Returns the samples of built-in and custom kinds.
+/// Returns the objects of built-in and custom kinds.
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn samples() -> Result<Vec<Sample>> {
+pub fn samples(namespace: &str) -> Result<Vec<Specimen>> {
     let read = |text: &str| serde_saphyr::from_str::<Vec<Sample>>(text);
     let mut all = read(include_str!("built_in.yaml")).context("built_in.yaml")?;
     all.extend(read(include_str!("cluster_scoped.yaml")).context("cluster_scoped.yaml")?);
@@ -98,5 +99,6 @@ pub fn samples() -> Result<Vec<Sample>> {
         });
         all.push(sample);
     }
-    Ok(all)
+    let specimens = all.into_iter().map(|sample| sample.specimen(namespace));
+    Ok(specimens.collect())
 }

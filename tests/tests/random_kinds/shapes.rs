@@ -13,6 +13,62 @@ pub struct Shape {
     pub values: [Value; 2],
 }
 
+impl Shape {
+    /// The fields of a schema of an object, by name.
+    pub fn fields(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let fields = self.schema["properties"].as_object().into_iter().flatten();
+        fields.map(|(name, schema)| (name.as_str(), schema))
+    }
+
+    /// Pointers to fields of the first value that may be absent, one in each of its own fields.
+    pub fn optional_fields(&self, parent: &str) -> Vec<String> {
+        let optional = |field: &str, value: &Value| {
+            // The first one may be what makes an object differ from an empty one.
+            let inner = value.as_object()?.keys().nth(1)?;
+            Some(format!("{parent}/{field}/{inner}"))
+        };
+        let fields = self.values[0].as_object().into_iter().flatten();
+        fields
+            .filter_map(|(field, value)| optional(field, value))
+            .collect()
+    }
+
+    /// Pointers to the lists of the first value whose items are identified by their values.
+    pub fn sets(&self, parent: &str) -> Vec<String> {
+        let mut found = vec![];
+        collect_sets(&self.schema, &self.values[0], parent.to_owned(), &mut found);
+        found
+    }
+}
+
+fn collect_sets(schema: &Value, value: &Value, pointer: String, found: &mut Vec<String>) {
+    if schema["x-kubernetes-list-type"] == "set" {
+        found.push(pointer);
+        return;
+    }
+    for (field, value) in value.as_object().into_iter().flatten() {
+        collect_sets(
+            &schema["properties"][field],
+            value,
+            format!("{pointer}/{field}"),
+            found,
+        );
+    }
+    for (number, item) in value.as_array().into_iter().flatten().enumerate() {
+        collect_sets(&schema["items"], item, format!("{pointer}/{number}"), found);
+    }
+}
+
+/// An object with a field of each shape.
+pub fn together(shapes: Vec<Shape>) -> Shape {
+    object_of(
+        shapes
+            .into_iter()
+            .map(|shape| (shape, true, true, false))
+            .collect(),
+    )
+}
+
 const TEXT: &str = "[a-z]{1,6}";
 
 fn leaf() -> BoxedStrategy<Shape> {

@@ -38,6 +38,34 @@ fn collect(value: &Value, pointer: String, found: &mut Vec<String>) {
     }
 }
 
+/// Returns the pointers of all lists with several items in an object, the deepest first.
+pub fn lists(object: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    collect_lists(object, String::new(), &mut found);
+    found.reverse();
+    found
+}
+
+fn collect_lists(value: &Value, pointer: String, found: &mut Vec<String>) {
+    if value.as_array().is_some_and(|items| items.len() > 1) {
+        found.push(pointer.clone());
+    }
+    match value {
+        Value::Object(fields) => {
+            for (field, value) in fields {
+                let pointer = format!("{pointer}/{}", pointer_escaped(field));
+                collect_lists(value, pointer, found);
+            }
+        }
+        Value::Array(items) => {
+            for (number, item) in items.iter().enumerate() {
+                collect_lists(item, format!("{pointer}/{number}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
 /// Fields by which lists tell their items apart. With another value the item is another one, which may stay beside ours.
 const KEYS: &[&str] = &["containerPort", "mountPath", "name", "port", "protocol"];
 
