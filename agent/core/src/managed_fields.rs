@@ -168,6 +168,22 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
     is_moved.then_some(entries)
 }
 
+/// Whether other clients own content of an object in another version than that in which the agent applied it: fields that have other
+/// names, perhaps.
+pub fn has_content_of_other_versions(object: &DynamicObject) -> bool {
+    let ours = apply_entry(&object.metadata);
+    let version = ours.and_then(|entry| entry.api_version.as_deref());
+    let mut entries = object.metadata.managed_fields.iter().flatten();
+    entries.any(|entry| {
+        let set = entry.fields_v1.as_ref().and_then(|set| set.0.as_object());
+        let mut fields = set.into_iter().flatten();
+        is_of_other(entry)
+            && !is_of_controller(entry)
+            && entry.api_version.as_deref() != version
+            && fields.any(|(key, _)| !NO_CONTENT.contains(&key.as_str()))
+    })
+}
+
 /// Whether the content of an entry becomes the agent's own, where it may have nothing besides: it is of another client, in the
 /// version in which the agent applied the object.
 fn is_movable(entry: &ManagedFieldsEntry, version: Option<&str>) -> bool {

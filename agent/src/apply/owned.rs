@@ -9,7 +9,7 @@ use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{DesiredObject, ExpectedObject};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
-use runnel_agent_core::{body, classify, diff, live, managed_fields, seal};
+use runnel_agent_core::{body, classify, diff, live, managed_fields, replacement, seal};
 
 /// Limit of the fields that an error names because a webhook drops them.
 pub(super) const DROPPED_LIMIT: usize = 20;
@@ -287,15 +287,21 @@ impl ApplyRun<'_> {
         self.patched(Some(seen), patch).await
     }
 
-    /// Removes what an object has of others besides the content: makes it the agent's own, and applies the content again. Ignored
-    /// fields of a copy keep their values, those of an overwritten object do not. Returns the object; `None` if another writer was
-    /// faster.
+    /// Removes what an object has of others besides the content: makes it the agent's own, or writes the content over it where it has
+    /// the names of another version, and applies the content again. Ignored fields of a copy keep their values, those of an
+    /// overwritten object do not. Returns the object; `None` if another writer was faster.
     pub(super) async fn prune(
         &mut self,
         object: DynamicObject,
         written: &ApplyInput<'_>,
     ) -> Result<Option<DynamicObject>, CopyError> {
-        let Some(patch) = body::absorb(&object) else {
+        let patch = if self.overwrites && managed_fields::has_content_of_other_versions(&object) {
+            let request = body::apply(written, None, &self.member.sealer);
+            replacement::whole(&object, &request)
+        } else {
+            body::absorb(&object)
+        };
+        let Some(patch) = patch else {
             return Ok(Some(object));
         };
         self.record_object(&object);
@@ -314,7 +320,7 @@ impl ApplyRun<'_> {
         match self.member.apply(written.kind, self.copy, &request).await {
             Ok(pruned) => {
                 self.passed(target.version);
-                Ok(Some(pruned))
+                self.drop_patched(pruned).await
             }
             Err(error) if error.is_race() => {
                 self.reread(Some(&target), &error).await.map(|()| None)
