@@ -389,10 +389,16 @@ impl ApplyRun<'_> {
         let Err(refused) = self.write(Some(target.clone()), body).await else {
             return Ok(());
         };
-        let refused = if refused.reason == Reason::Invalid && self.can_be_created(body).await {
-            immutable()
-        } else {
-            refused
+        let is_of_content = matches!(refused.reason, Reason::Invalid | Reason::Immutable);
+        let can_be_created = match is_of_content {
+            true => self.can_be_created(body).await,
+            false => None,
+        };
+        let refused = match (refused.reason, can_be_created) {
+            (Reason::Invalid, Some(true)) => immutable(),
+            // To delete the copy would lose it.
+            (Reason::Immutable, Some(false)) => CopyError::new(Reason::Invalid, refused.message),
+            _ => refused,
         };
         match body.recreate {
             _ if refused.reason != Reason::Immutable => return Err(refused),
@@ -441,12 +447,17 @@ impl ApplyRun<'_> {
                 return Ok(());
             };
             if let Some(patch) = body::unshare(there).filter(|_| target.is_shared) {
-                object = self.patched(Some(target.clone()), patch).await?;
-                let Some(patched) = &object else {
-                    return Ok(());
-                };
-                self.record_object(patched);
-                current = self.recorded_target();
+                match self.patched(Some(target.clone()), patch).await {
+                    Ok(Some(patched)) => {
+                        self.record_object(&patched);
+                        current = self.recorded_target();
+                        object = Some(patched);
+                    }
+                    Ok(None) => return Ok(()),
+                    // The object is invalid as it is: perhaps not any more with the content.
+                    Err(refused) if refused.refuses_content() => {}
+                    Err(refused) => return Err(refused),
+                }
             }
         }
         let mut written = ApplyInput {
@@ -476,6 +487,10 @@ impl ApplyRun<'_> {
         };
         if self.names_drift {
             self.done.corrected = object.as_ref().map(|object| compare(object).corrected());
+            self.done.resealed = object.as_ref().is_some_and(|object| {
+                let request = body::apply(&written, None, &self.member.sealer);
+                compare(object).is_equal() && body::has_marks(object, &request)
+            });
         }
         let over = current.as_ref().map(|target| ReplacedObject {
             target,
@@ -505,6 +520,7 @@ impl ApplyRun<'_> {
         let prunes = (self.overwrites && kind.content.is_owned())
             || managed_fields::additions(&kind, &object, &content, ignored).is_some();
         if prunes {
+            self.done.wrote = Some(effect(target.as_ref(), &object));
             match self.prune(object, &written).await? {
                 Some(pruned) => object = pruned,
                 None => return Ok(()),
@@ -606,6 +622,14 @@ impl ApplyRun<'_> {
             content: &content,
             ignored: &body.ignored,
         };
+        let request = || {
+            let written = apply_input(&kind, self.copy, &content, body);
+            body::apply(&written, None, &self.member.sealer)
+        };
+        if !body.dry_run && comparison.is_equal() && body::has_marks(&object, &request()) {
+            self.done.resealed = true;
+            return self.write(Some(target.clone()), body).await;
+        }
         let copy_error = if body.dry_run {
             comparison.planned()
         } else {

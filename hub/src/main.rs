@@ -9,10 +9,6 @@ use runnel_hub::config::{Cli, Command, Token};
 use runnel_hub::token;
 use runnel_transport::ops;
 
-/// Gives freed memory back to the system. The allocator of glibc keeps what a large request or rule took for ever.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

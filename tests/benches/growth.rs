@@ -401,7 +401,7 @@ fn long_list(items: usize) -> DynamicObject {
         }]},
         "spec": {"ports": list},
     });
-    serde_json::from_value(object).unwrap_or_else(|error| panic!("no object: {error}"))
+    serde_json::from_value(object).expect("it is an object")
 }
 
 /// What the agent does with each object that it reads.

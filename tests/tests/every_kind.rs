@@ -161,6 +161,9 @@ fn table(findings: &BTreeMap<&str, Finding>) -> String {
          each kind. Each copy equals its source, and nothing is written for 60 s. Each field that can be changed in a copy is\n\
          corrected; fields of other managers stay. Edits arrive, fields that leave the source leave the copy, and the removal of\n\
          the rule removes the copies.\n\n\
+         Then the copies live a second time. Clients and controllers replace them, with and without marks. `kubectl` applies them, and\n\
+         another server-side manager. Their items are renumbered and reordered. They are deleted with each propagation and with a\n\
+         finalizer. Custom kinds move to another version. At last the copies are retained, adopted back and overwritten.\n\n\
          | kind | fields changed and corrected | fields that the API server makes immutable |\n|---|---|---|\n",
     );
     for (resource, finding) in findings {

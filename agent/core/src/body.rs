@@ -1,5 +1,5 @@
 //! Builds the body of an apply, and the patches that an apply cannot express. Pure.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
@@ -292,12 +292,29 @@ pub fn unshare(object: &DynamicObject) -> Option<Patch> {
 /// Returns the JSON patch that makes the content of other managers the agent's own, so that the next apply removes what the source
 /// does not have; `None` if there is none.
 pub fn absorb(object: &DynamicObject) -> Option<Patch> {
-    managed_fields::absorbed(&object.metadata).map(|entries| with_entries(object, &entries))
+    managed_fields::absorbed(object).map(|entries| with_entries(object, &entries))
 }
 
 fn with_entries(object: &DynamicObject, entries: &[ManagedFieldsEntry]) -> Patch {
     let entries = add(&["metadata", "managedFields"], json!(entries));
     guarded(object, vec![entries])
+}
+
+/// Whether an object has all labels and annotations of an apply, and any seal.
+pub fn has_marks(object: &DynamicObject, request: &Value) -> bool {
+    let metadata = &object.metadata;
+    let has = |map: Option<&BTreeMap<String, String>>, wanted: &Value| {
+        let mut wanted = wanted.as_object().into_iter().flatten();
+        wanted.all(|(key, value)| {
+            let present = map.and_then(|map| map.get(key));
+            present.is_some_and(|present| key == SEAL_ANNOTATION || value == present)
+        })
+    };
+    has(metadata.labels.as_ref(), &request["metadata"]["labels"])
+        && has(
+            metadata.annotations.as_ref(),
+            &request["metadata"]["annotations"],
+        )
 }
 
 /// Returns the JSON patch that removes the label of the newest version from a copy; `None` if the

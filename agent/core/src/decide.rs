@@ -772,6 +772,9 @@ pub struct Done {
     pub compared: Option<Box<(Arc<str>, CopyError)>>,
     /// The differences that a correction found before its write: paths without values.
     pub corrected: Option<String>,
+    /// Whether the write has renewed the seal alone: of what was applied nothing differs, but its API server has more defaults in it
+    /// than before.
+    pub resealed: bool,
     /// The result of a preview.
     pub preview_result: Option<PreviewResult>,
 }
@@ -790,6 +793,7 @@ impl Done {
             learned: None,
             compared: None,
             corrected: None,
+            resealed: false,
             preview_result: None,
         }
     }

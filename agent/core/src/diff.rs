@@ -52,6 +52,11 @@ impl Comparison<'_> {
         self.list(false)
     }
 
+    /// Whether nothing differs, besides Runnel's own marks.
+    pub fn is_equal(&self) -> bool {
+        self.differences(false).is_empty()
+    }
+
     /// Returns the differences that a dry run found: paths without values, for every kind.
     pub fn planned(&self) -> CopyError {
         CopyError::new(Reason::DryRun, self.list(false))

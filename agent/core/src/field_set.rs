@@ -6,10 +6,11 @@
 //!
 //! A projection keeps the order of the items of a list: it may matter, as that of environment variables does.
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use runnel_proto::model::pointer_escaped;
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 /// The deepest set that is read. The API server itself reads no JSON that is deeper.
 const DEPTH_LIMIT: usize = 128;
@@ -41,7 +42,7 @@ enum Step {
     Index(usize),
 }
 
-/// A JSON value that is ordered by its text. API servers write a value always in the same way.
+/// A JSON value that is ordered by its text.
 #[derive(Clone, Debug)]
 struct Json {
     text: Box<str>,
@@ -92,6 +93,35 @@ impl FieldSet {
             children.push((step, Node { is_member, below }));
         }
         Ok(Self::of(children))
+    }
+
+    /// Returns the value of `fieldsV1`.
+    pub fn to_value(&self) -> Value {
+        let children = self.0.iter().map(|(step, node)| {
+            let mut below = node.below.to_value();
+            if node.is_member
+                && !node.below.is_empty()
+                && let Some(below) = below.as_object_mut()
+            {
+                below.insert(".".to_owned(), Value::Object(Map::new()));
+            }
+            (step.to_string(), below)
+        });
+        Value::Object(children.collect())
+    }
+
+    /// Returns the fields of the set that an object has.
+    #[must_use]
+    pub fn present_in(&self, object: &Value) -> Self {
+        let parts = Parts::of(object, self);
+        let present = self.0.iter().filter_map(|(step, node)| {
+            let node = Node {
+                is_member: node.is_member,
+                below: node.below.present_in(parts.get(step)?),
+            };
+            (node.is_member || !node.below.is_empty()).then(|| (step.clone(), node))
+        });
+        Self(present.collect())
     }
 
     /// Nodes of the same step become one.
@@ -304,7 +334,7 @@ impl FieldSet {
             }
         }
         for ((_, has), positions) in lacking.into_iter().take(KEYS_LIMIT) {
-            let mut children: HashMap<Vec<&Value>, Vec<&(Step, Node)>> = HashMap::new();
+            let mut children: BTreeMap<Vec<Ordered<'_>>, Vec<&(Step, Node)>> = BTreeMap::new();
             for child in std::mem::take(&mut left).into_iter().rev() {
                 let Step::Key(fields) = &child.0 else {
                     continue;
@@ -372,25 +402,28 @@ impl<'a, 's> Parts<'a, 's> {
 /// The positions of the items of a list. The first one of equal items counts.
 struct ItemIndex<'a, 's> {
     /// By the names of key fields: the positions by their values.
-    by_key: Vec<(Vec<&'s str>, HashMap<Vec<&'a Value>, usize>)>,
-    by_value: HashMap<&'a Value, usize>,
+    by_key: Vec<(Vec<&'s str>, Positions<'a>)>,
+    by_value: BTreeMap<Ordered<'a>, usize>,
 }
+
+/// The positions of items by the values of their key fields.
+type Positions<'a> = BTreeMap<Vec<Ordered<'a>>, usize>;
 
 impl<'a, 's> ItemIndex<'a, 's> {
     fn of(items: &'a [Value], set: &'s FieldSet) -> Self {
         // All items of a list have the same key fields. Only managed fields that no API server writes name many.
-        let mut by_key: Vec<(Vec<&str>, HashMap<_, _>)> = vec![];
+        let mut by_key: Vec<(Vec<&str>, Positions<'_>)> = vec![];
         for step in set.steps() {
             let names = || step.key_fields();
             let is_known = by_key
                 .iter()
                 .any(|(known, _)| names().eq(known.iter().copied()));
             if names().next().is_some() && !is_known && by_key.len() < KEYS_LIMIT {
-                by_key.push((names().collect(), HashMap::with_capacity(items.len())));
+                by_key.push((names().collect(), Positions::new()));
             }
         }
         let has_values = set.steps().any(|step| matches!(step, Step::Value(_)));
-        let mut by_value = HashMap::new();
+        let mut by_value = BTreeMap::new();
         for (position, item) in items.iter().enumerate() {
             #[cfg(test)]
             tests::ITEMS_READ.with(|read| read.set(read.get() + 1));
@@ -398,7 +431,7 @@ impl<'a, 's> ItemIndex<'a, 's> {
                 positions.entry(values(item, names)).or_insert(position);
             }
             if has_values {
-                by_value.entry(item).or_insert(position);
+                by_value.entry(Ordered(item)).or_insert(position);
             }
         }
         Self { by_key, by_value }
@@ -414,16 +447,62 @@ impl<'a, 's> ItemIndex<'a, 's> {
                 let (names, positions) = known.find(|(names, _)| is_of(names))?;
                 positions.get(&values(&key.value, names)).copied()
             }
-            Step::Value(value) => self.by_value.get(&value.value).copied(),
+            Step::Value(value) => self.by_value.get(&Ordered(&value.value)).copied(),
             Step::Index(index) => Some(*index),
         }
     }
 }
 
 /// Returns the values of fields of an item. A missing field equals `null`.
-fn values<'a>(item: &'a Value, names: &[&str]) -> Vec<&'a Value> {
-    let value = |name: &&str| item.get(*name).unwrap_or(&Value::Null);
+fn values<'a>(item: &'a Value, names: &[&str]) -> Vec<Ordered<'a>> {
+    let value = |name: &&str| Ordered(item.get(*name).unwrap_or(&Value::Null));
     names.iter().map(value).collect()
+}
+
+/// A value in some order, without its text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Ordered<'a>(&'a Value);
+
+impl Ord for Ordered<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let number = |number: &Number| {
+            (
+                number.as_i64(),
+                number.as_u64(),
+                number.as_f64().map(f64::to_bits),
+            )
+        };
+        match (self.0, other.0) {
+            (Value::String(one), Value::String(other)) => one.cmp(other),
+            (Value::Number(one), Value::Number(other)) => number(one).cmp(&number(other)),
+            (Value::Bool(one), Value::Bool(other)) => one.cmp(other),
+            (Value::Array(one), Value::Array(other)) => {
+                one.iter().map(Ordered).cmp(other.iter().map(Ordered))
+            }
+            (Value::Object(one), Value::Object(other)) => {
+                let one = one.iter().map(|(name, value)| (name, Ordered(value)));
+                one.cmp(other.iter().map(|(name, value)| (name, Ordered(value))))
+            }
+            (one, other) => type_order(one).cmp(&type_order(other)),
+        }
+    }
+}
+
+impl PartialOrd for Ordered<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+fn type_order(value: &Value) -> u8 {
+    match value {
+        Value::Null => 0,
+        Value::Bool(_) => 1,
+        Value::Number(_) => 2,
+        Value::String(_) => 3,
+        Value::Array(_) => 4,
+        Value::Object(_) => 5,
+    }
 }
 
 /// Adds the paths of what a part of an answer lacks of the part that was sent. `node`: the fields of the part that were applied.
@@ -499,10 +578,23 @@ fn text(value: &Value) -> String {
     pointer_escaped(&text).replace(',', "~2")
 }
 
+impl fmt::Display for Step {
+    /// The key of `fieldsV1`.
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Field(name) => write!(out, "f:{name}"),
+            Self::Key(key) => write!(out, "k:{}", key.text),
+            Self::Value(value) => write!(out, "v:{}", value.text),
+            Self::Index(index) => write!(out, "i:{index}"),
+        }
+    }
+}
+
 impl Json {
     fn parse(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
-        let text = text.into();
+        // The keys of its maps are sorted.
+        let text = value.to_string().into();
         Some(Self { text, value })
     }
 }

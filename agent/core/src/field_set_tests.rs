@@ -1,5 +1,4 @@
 use std::cell::Cell;
-use std::fmt;
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -13,21 +12,6 @@ thread_local! {
 
 /// What properties need, and no agent.
 impl FieldSet {
-    /// Returns the value of `fieldsV1`.
-    fn to_value(&self) -> Value {
-        let children = self.0.iter().map(|(step, node)| {
-            let mut below = node.below.to_value();
-            if node.is_member
-                && !node.below.is_empty()
-                && let Some(below) = below.as_object_mut()
-            {
-                below.insert(".".to_owned(), Value::Object(Map::new()));
-            }
-            (step.to_string(), below)
-        });
-        Value::Object(children.collect())
-    }
-
     /// The fields that are in both sets.
     fn intersection(&self, other: &Self) -> Self {
         let shared = self.0.iter().filter_map(|(step, node)| {
@@ -134,18 +118,6 @@ impl Step {
                 }
             }
             _ => {}
-        }
-    }
-}
-
-impl fmt::Display for Step {
-    /// The key of `fieldsV1`.
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Field(name) => write!(out, "f:{name}"),
-            Self::Key(key) => write!(out, "k:{}", key.text),
-            Self::Value(value) => write!(out, "v:{}", value.text),
-            Self::Index(index) => write!(out, "i:{index}"),
         }
     }
 }

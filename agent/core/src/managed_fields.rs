@@ -51,42 +51,97 @@ fn is_of_whole_object(entry: &ManagedFieldsEntry) -> bool {
 /// Whether another manager owns a field that the agent applied, too: it would stay when it leaves the source. Subresources do not
 /// count.
 pub fn is_shared(metadata: &ObjectMeta) -> bool {
-    let others = metadata.managed_fields.iter().flatten();
-    let mut others = others.filter(|entry| is_of_other(entry)).peekable();
-    if others.peek().is_none() {
-        return false;
-    }
-    let ours = copied_fields(metadata).unwrap_or_default();
-    others
-        .filter_map(|entry| entry.fields_v1.as_ref())
-        .any(|theirs| overlap(&ours, &theirs.0))
+    let ours = copied_fields(metadata);
+    let mut others = metadata.managed_fields.iter().flatten();
+    others.any(|entry| {
+        let theirs = entry.fields_v1.as_ref().filter(|_| is_of_other(entry));
+        theirs.is_some_and(|theirs| ours.iter().any(|part| part.overlaps(&theirs.0)))
+    })
 }
 
 /// Returns the entries without what others own of the fields that the agent applied; `None` if no field is shared.
 pub fn unshared(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
-    let ours = copied_fields(metadata).filter(|_| is_shared(metadata))?;
+    if !is_shared(metadata) {
+        return None;
+    }
+    let ours = copied_fields(metadata);
     let mut entries = metadata.managed_fields.clone()?;
     for entry in entries.iter_mut().filter(|entry| is_of_other(entry)) {
         if let Some(theirs) = &mut entry.fields_v1 {
-            subtract(&mut theirs.0, &ours);
+            ours.iter().for_each(|part| part.leave(&mut theirs.0));
         }
     }
     entries.retain(has_fields);
     Some(entries)
 }
 
-/// Returns the fields that the agent applied and that may come from a source, in the form of `fieldsV1`. The label by which several
-/// tools say that they manage an object can stay with the others.
-fn copied_fields(metadata: &ObjectMeta) -> Option<Value> {
-    let mut fields = apply_entry(metadata)?.fields_v1.clone()?.0;
-    let all = fields.as_object_mut()?;
-    all.retain(|key, _| ![".", "f:status"].contains(&key.as_str()));
-    if let Some(metadata) = all.get_mut("f:metadata").and_then(Value::as_object_mut) {
-        metadata.retain(|key, _| ["f:labels", "f:annotations"].contains(&key.as_str()));
-        let labels = metadata.get_mut("f:labels").and_then(Value::as_object_mut);
-        labels.map(|labels| labels.remove(&format!("f:{MANAGED_BY_LABEL}")));
+/// A part of a set in the form of `fieldsV1`.
+struct Part<'a> {
+    path: Vec<&'a str>,
+    fields: &'a Value,
+}
+
+impl Part<'_> {
+    fn overlaps(&self, set: &Value) -> bool {
+        let mut path = self.path.iter();
+        let below = path.try_fold(set, |set, key| set.get(*key));
+        below.is_some_and(|below| {
+            is_leaf(self.fields) || is_leaf(below) || overlap(self.fields, below)
+        })
     }
-    Some(fields)
+
+    /// Removes the part from another set.
+    fn leave(&self, set: &mut Value) {
+        leave(set, &self.path, self.fields);
+    }
+}
+
+fn leave(set: &mut Value, path: &[&str], fields: &Value) {
+    let (Some(set), [key, rest @ ..]) = (set.as_object_mut(), path) else {
+        return;
+    };
+    let Some(below) = set.get_mut(*key) else {
+        return;
+    };
+    match rest {
+        [] if is_leaf(below) || is_leaf(fields) => *below = json!({}),
+        [] => subtract(below, fields),
+        rest => leave(below, rest, fields),
+    }
+    let mut left = below.as_object().into_iter().flatten();
+    if left.all(|(key, _)| key == ".") {
+        set.remove(*key);
+    }
+}
+
+/// Returns the parts of what the agent applied that may come from a source. The label by which several tools say that they manage an
+/// object can stay with the others.
+fn copied_fields(metadata: &ObjectMeta) -> Vec<Part<'_>> {
+    let ours = apply_entry(metadata).and_then(|entry| entry.fields_v1.as_ref());
+    let Some(ours) = ours.and_then(|fields| fields.0.as_object()) else {
+        return vec![];
+    };
+    let content = ours.iter();
+    let content = content.filter(|(key, _)| !NO_CONTENT.contains(&key.as_str()));
+    let content = content.map(|(key, fields)| Part {
+        path: vec![key],
+        fields,
+    });
+    let maps = ["f:labels", "f:annotations"].into_iter().flat_map(|map| {
+        let keys = ours
+            .get("f:metadata")
+            .and_then(|metadata| metadata.get(map));
+        let keys = keys.and_then(Value::as_object).into_iter().flatten();
+        let keys = keys.filter(|(key, _)| {
+            key.strip_prefix("f:")
+                .is_some_and(|key| key != MANAGED_BY_LABEL)
+        });
+        keys.map(move |(key, fields)| Part {
+            path: vec!["f:metadata", map, key],
+            fields,
+        })
+    });
+    content.chain(maps).collect()
 }
 
 fn is_of_other(entry: &ManagedFieldsEntry) -> bool {
@@ -141,16 +196,15 @@ fn is_leaf(set: &Value) -> bool {
 }
 
 /// Moves the content that other managers own into the agent's own entry, as if it had applied all of it: the next apply removes what
-/// the source does not have. Controllers of Kubernetes keep theirs. Returns the entries; `None` if there is nothing to move.
-pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
-    let ours = apply_entry(metadata)?;
+/// the source does not have. Controllers of Kubernetes keep theirs. Of an entry in another version, only fields that have the same
+/// name are known. Returns the entries; `None` if there is nothing to move.
+pub fn absorbed(object: &DynamicObject) -> Option<Vec<ManagedFieldsEntry>> {
+    let ours = apply_entry(&object.metadata)?;
     let (version, mut all) = (ours.api_version.clone(), ours.fields_v1.clone()?.0);
-    let mut entries = metadata.managed_fields.clone()?;
+    let mut entries = object.metadata.managed_fields.clone()?;
     let mut is_moved = false;
-    let movable = entries
-        .iter_mut()
-        .filter(|entry| is_movable(entry, version.as_deref()));
-    for entry in movable {
+    for entry in entries.iter_mut().filter(|entry| is_movable(entry)) {
+        let is_of_version = entry.api_version == version;
         let set = entry.fields_v1.as_mut();
         let Some(theirs) = set.and_then(|set| set.0.as_object_mut()) else {
             continue;
@@ -158,9 +212,14 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
         let (kept, content): (Map<_, _>, Map<_, _>) = std::mem::take(theirs)
             .into_iter()
             .partition(|(key, _)| NO_CONTENT.contains(&key.as_str()));
-        is_moved |= !content.is_empty();
         *theirs = kept;
-        json_patch::merge(&mut all, &Value::Object(content));
+        let mut content = Value::Object(content);
+        if !is_of_version {
+            let present = FieldSet::parse(&content).unwrap_or_default();
+            content = present.present_in(&object.data).to_value();
+        }
+        is_moved |= !is_leaf(&content);
+        json_patch::merge(&mut all, &content);
     }
     entries.retain(has_fields);
     let ours = entries.iter_mut().find(|entry| is_our_apply(entry))?;
@@ -168,26 +227,9 @@ pub fn absorbed(metadata: &ObjectMeta) -> Option<Vec<ManagedFieldsEntry>> {
     is_moved.then_some(entries)
 }
 
-/// Whether other clients own content of an object in another version than that in which the agent applied it: fields that have other
-/// names, perhaps.
-pub fn has_content_of_other_versions(object: &DynamicObject) -> bool {
-    let ours = apply_entry(&object.metadata);
-    let version = ours.and_then(|entry| entry.api_version.as_deref());
-    let mut entries = object.metadata.managed_fields.iter().flatten();
-    entries.any(|entry| {
-        let set = entry.fields_v1.as_ref().and_then(|set| set.0.as_object());
-        let mut fields = set.into_iter().flatten();
-        is_of_other(entry)
-            && !is_of_controller(entry)
-            && entry.api_version.as_deref() != version
-            && fields.any(|(key, _)| !NO_CONTENT.contains(&key.as_str()))
-    })
-}
-
-/// Whether the content of an entry becomes the agent's own, where it may have nothing besides: it is of another client, in the
-/// version in which the agent applied the object.
-fn is_movable(entry: &ManagedFieldsEntry, version: Option<&str>) -> bool {
-    is_of_other(entry) && !is_of_controller(entry) && entry.api_version.as_deref() == version
+/// Whether the content of an entry becomes the agent's own, where it may have nothing besides: it is of another client.
+fn is_movable(entry: &ManagedFieldsEntry) -> bool {
+    is_of_other(entry) && !is_of_controller(entry)
 }
 
 /// Returns what other clients have added to an object that the agent applied, besides ignored fields, where its copy is to be exact.
@@ -342,7 +384,6 @@ impl AppliedFields {
     /// The fields that other clients have added to an object, as differences from an object without them.
     fn of_others(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> Self {
         let ours = apply_entry(&object.metadata);
-        let version = ours.and_then(|entry| entry.api_version.as_deref());
         let added = |entry: &ManagedFieldsEntry| {
             let mut theirs = entry.fields_v1.as_ref()?.0.clone();
             theirs
@@ -353,7 +394,7 @@ impl AppliedFields {
             FieldSet::parse(&theirs).ok()
         };
         let entries = object.metadata.managed_fields.iter().flatten();
-        let movable = entries.filter(|entry| is_movable(entry, version));
+        let movable = entries.filter(|entry| is_movable(entry));
         let set = movable
             .filter_map(added)
             .fold(FieldSet::default(), |all, one| all.union(&one));
@@ -588,8 +629,15 @@ mod tests {
         ];
         let expected = expected.map(|(manager, set)| (manager.to_owned(), set));
         assert_eq!(sets(unshared(&metadata)), expected);
-        let metadata = managed(&[(FIELD_MANAGER, "Apply", ours), ("kubectl", "Apply", left)]);
+        let metadata = managed(&[
+            (FIELD_MANAGER, "Apply", ours),
+            ("kubectl", "Apply", left.clone()),
+        ]);
         assert!(unshared(&metadata).is_none());
+        // Labels of others are theirs, also where the agent has none besides the shared one.
+        let ours = json!({"f:metadata": {"f:labels": {"f:app.kubernetes.io/managed-by": {}}}});
+        let metadata = managed(&[(FIELD_MANAGER, "Apply", ours), ("kubectl", "Apply", left)]);
+        assert!(!is_shared(&metadata));
     }
 
     #[test]
@@ -608,7 +656,12 @@ mod tests {
                 json!({"f:spec": {"f:volumeName": {}}}),
             ),
         ]);
-        let entries = sets(absorbed(&metadata));
+        let object = |metadata| DynamicObject {
+            types: None,
+            metadata,
+            data: json!({"spec": {"list": [], "mode": "x"}}),
+        };
+        let entries = sets(absorbed(&object(metadata)));
         let expected = [
             ("kubectl", json!({"f:metadata": labels})),
             (
@@ -622,6 +675,17 @@ mod tests {
         ];
         let expected = expected.map(|(manager, set)| (manager.to_owned(), set));
         assert_eq!(entries, expected);
+        // Of what was applied in another version, fields of the same name.
+        let theirs = json!({"f:spec": {"f:mode": {}, "f:formerName": {}}});
+        let mut metadata = managed(&[
+            (FIELD_MANAGER, "Apply", json!({"f:spec": {"f:list": {}}})),
+            ("kubectl", "Update", theirs),
+        ]);
+        let entries = metadata.managed_fields.iter_mut().flatten();
+        entries.last().unwrap().api_version = Some("v2".to_owned());
+        let ours = json!({"f:spec": {"f:list": {}, "f:mode": {}}});
+        let entries = sets(absorbed(&object(metadata)));
+        assert_eq!(entries, [(FIELD_MANAGER.to_owned(), ours)]);
     }
 
     /// Content with a replica count and two containers.

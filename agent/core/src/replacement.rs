@@ -94,10 +94,13 @@ fn collect(
 ) {
     match (present, wanted, path) {
         (Value::Array(present), Value::Array(wanted), [_, ..]) => {
+            let named = wanted.iter().rev();
+            let named: BTreeMap<&str, &Value> = named
+                .filter_map(|item| Some((item.get(ITEM_KEY)?.as_str()?, item)))
+                .collect();
             for (number, item) in present.iter().enumerate() {
-                let is_same = |other: &&Value| item.get(ITEM_KEY) == other.get(ITEM_KEY);
-                let other = match item.get(ITEM_KEY) {
-                    Some(_) => wanted.iter().find(is_same),
+                let other = match item.get(ITEM_KEY).and_then(Value::as_str) {
+                    Some(name) => named.get(name).copied(),
                     None => wanted.get(number),
                 };
                 if let Some(other) = other {

@@ -13,25 +13,32 @@ use serde_json::Value;
 use super::{ApplyRun, Member};
 
 impl Member {
-    /// Returns what an object would be after the first step of an apply that was refused in one request; `None` if the API server
-    /// refuses the content itself. The apply that follows cannot be tried: nothing was stored.
-    pub(super) async fn prepare_dry(
+    /// Whether an API server that refuses an apply takes the first step that leads an object to it, as far as a dry run shows. The
+    /// apply that follows cannot be tried: nothing is stored.
+    pub(super) async fn can_prepare(
         &self,
         kind: &Kind,
         copy: &SourceRef,
-        object: &DynamicObject,
+        object: Option<&DynamicObject>,
         (request, ignored): (&Value, &BTreeSet<FieldPath>),
         error: &CallError,
-    ) -> Option<DynamicObject> {
-        if !is_of_content(error) {
-            return None;
+    ) -> bool {
+        let Some(object) = object.filter(|_| is_of_content(error)) else {
+            return false;
+        };
+        // No step makes another name or label valid.
+        let mut refused = error.refused_fields().into_iter();
+        if refused.any(|path| path.starts_with(&["metadata"]) && !path.contains(&"annotations")) {
+            return false;
         }
         for patch in preparations(kind, object, request, ignored, error) {
-            if let Ok(prepared) = self.json_patch(kind, copy, patch, true).await {
-                return Some(prepared);
+            match self.json_patch(kind, copy, patch, true).await {
+                Ok(_) => return true,
+                Err(refused) if copy_error(&refused).refuses_content() => {}
+                Err(_) => return false,
             }
         }
-        None
+        false
     }
 }
 

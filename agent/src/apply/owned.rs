@@ -1,6 +1,6 @@
 //! Copies of kinds without listed fields: their versions, and the dry runs that show what the API server would store.
 use kube::api::{DynamicObject, GetParams, Patch, PatchParams, PostParams};
-use runnel_proto::model::{Content, Kind, SourceRef, clip};
+use runnel_proto::model::{Content, Kind, Reason, SourceRef, clip};
 use serde_json::Value;
 
 use super::{ApplyRun, Member, apply_input, at, effect};
@@ -9,10 +9,14 @@ use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::copy::CopyError;
 use runnel_agent_core::decide::{DesiredObject, ExpectedObject};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
-use runnel_agent_core::{body, classify, diff, live, managed_fields, replacement, seal};
+use runnel_agent_core::{body, classify, diff, live, managed_fields, seal};
 
 /// Limit of the fields that an error names because a webhook drops them.
 pub(super) const DROPPED_LIMIT: usize = 20;
+/// The words by which a node port or an address is refused that another Service has.
+const ALLOCATED: &str = "already allocated";
+/// How often other writers may be faster while an object is pruned.
+const PRUNE_TRIES: usize = 5;
 
 /// So much of a name is kept where a suffix follows.
 const NAME_ROOM: usize = 40;
@@ -220,22 +224,20 @@ impl ApplyRun<'_> {
     }
 
     /// Whether the API server would create an object with the content of a copy that it refuses to change: then a field is
-    /// immutable, whatever the words of the refusal are. A dry run shows it, under a name that no copy has.
-    pub(super) async fn can_be_created(&mut self, body: &DesiredObject) -> bool {
+    /// immutable, whatever the words of the refusal are. A dry run under another name shows it; `None` if it does not.
+    pub(super) async fn can_be_created(&mut self, body: &DesiredObject) -> Option<bool> {
         // The immutable fields of the other kinds are known by their words.
         if !self.kind.content.is_owned() {
-            return false;
+            return None;
         }
-        let Ok(content) = self.content(body).await else {
-            return false;
-        };
+        let content = self.content(body).await.ok()?;
         let written = ApplyInput {
             adopted: false,
             ..apply_input(&self.kind, self.copy, &content, body)
         };
         let mut request = body::apply(&written, None, &self.member.sealer);
         request["metadata"]["name"] =
-            format!("{}.dry-run", clip(&self.copy.name, NAME_ROOM)).into();
+            format!("{}-dry-run", clip(&self.copy.name, NAME_ROOM)).into();
         if let Some(metadata) = request["metadata"].as_object_mut() {
             metadata.remove("resourceVersion");
         }
@@ -245,7 +247,22 @@ impl ApplyRun<'_> {
         };
         let bytes = serde_json::to_vec(&request).expect("a JSON value serializes");
         let created = at(&self.kind, self.copy).create(&params, bytes);
-        self.member.text(created).await.is_ok()
+        let refused = match self.member.text(created).await {
+            Ok(_) => return Some(true),
+            // It was valid, and the name is taken.
+            Err(error) if error.code() == 409 => return Some(true),
+            Err(error) => error,
+        };
+        let refusal = classify::copy_error(&refused);
+        let is_of_name = |path: &Vec<&str>| path.starts_with(&["metadata", "name"]);
+        // Some kinds bind the name to the content, and some values may be there once: the copy has them.
+        let is_of_copy =
+            refused.refused_fields().iter().any(is_of_name) || refusal.message.contains(ALLOCATED);
+        let is_of_content = matches!(
+            refusal.reason,
+            Reason::Invalid | Reason::Immutable | Reason::TooLarge | Reason::Denied
+        );
+        (is_of_content && !is_of_copy).then_some(false)
     }
 
     /// Returns the answer to a dry run of an apply over an object, for a kind without listed fields. With `object`, ignored fields
@@ -287,45 +304,52 @@ impl ApplyRun<'_> {
         self.patched(Some(seen), patch).await
     }
 
-    /// Removes what an object has of others besides the content: makes it the agent's own, or writes the content over it where it has
-    /// the names of another version, and applies the content again. Ignored fields of a copy keep their values, those of an
-    /// overwritten object do not. Returns the object; `None` if another writer was faster.
+    /// Removes what an object has of others besides the content: makes it the agent's own, and applies the content again. Ignored
+    /// fields of a copy keep their values, those of an overwritten object do not. Returns the object; `None` if other writers were
+    /// faster.
     pub(super) async fn prune(
         &mut self,
-        object: DynamicObject,
+        mut object: DynamicObject,
         written: &ApplyInput<'_>,
     ) -> Result<Option<DynamicObject>, CopyError> {
-        let patch = if self.overwrites && managed_fields::has_content_of_other_versions(&object) {
-            let request = body::apply(written, None, &self.member.sealer);
-            replacement::whole(&object, &request)
-        } else {
-            body::absorb(&object)
-        };
-        let Some(patch) = patch else {
-            return Ok(Some(object));
-        };
-        self.record_object(&object);
-        let Some(absorbed) = self.patched(self.recorded_target(), patch).await? else {
-            return Ok(None);
-        };
-        self.record_object(&absorbed);
-        let Some(target) = self.recorded_target() else {
-            return Ok(None);
-        };
-        let over = ReplacedObject {
-            target: &target,
-            object: Some(&absorbed).filter(|_| !self.overwrites),
-        };
-        let request = body::apply(written, Some(&over), &self.member.sealer);
-        match self.member.apply(written.kind, self.copy, &request).await {
-            Ok(pruned) => {
-                self.passed(target.version);
-                self.drop_patched(pruned).await
+        let (uid, mut is_absorbed) = (object.metadata.uid.clone(), false);
+        for _ in 0..PRUNE_TRIES {
+            let patch = body::absorb(&object);
+            if patch.is_none() && !is_absorbed {
+                return Ok(Some(object));
             }
-            Err(error) if error.is_race() => {
-                self.reread(Some(&target), &error).await.map(|()| None)
+            self.record_object(&object);
+            if let Some(patch) = patch
+                && let Some(absorbed) = self.patched(self.recorded_target(), patch).await?
+            {
+                self.record_object(&absorbed);
+                (object, is_absorbed) = (absorbed, true);
             }
-            Err(error) => Err(self.fail(&error)),
+            let Some(target) = self.recorded_target() else {
+                return Ok(None);
+            };
+            let is_current = object.metadata.resource_version.as_deref() == Some(&*target.version);
+            if is_absorbed && is_current {
+                let over = ReplacedObject {
+                    target: &target,
+                    object: Some(&object).filter(|_| !self.overwrites),
+                };
+                let request = body::apply(written, Some(&over), &self.member.sealer);
+                match self.member.apply(written.kind, self.copy, &request).await {
+                    Ok(pruned) => {
+                        self.passed(target.version);
+                        return Ok(Some(pruned));
+                    }
+                    Err(error) if error.is_race() => self.reread(Some(&target), &error).await?,
+                    Err(error) => return Err(self.fail(&error)),
+                }
+            }
+            // Controllers write a status soon after each change.
+            match self.present().await? {
+                Some(now) if now.metadata.uid == uid => object = now,
+                _ => return Ok(None),
+            }
         }
+        Ok(None)
     }
 }

@@ -144,8 +144,12 @@ impl Member {
                             applied,
                         } = answer;
                         let is_comparable = !adopts || live::is_comparable(kind, content);
-                        let applied = Some(applied);
-                        Some(is_comparable && live::is_adoptable(kind, object, content, applied))
+                        let applied = applied.as_ref();
+                        Some(
+                            is_comparable
+                                && applied.is_some()
+                                && live::is_adoptable(kind, object, content, applied),
+                        )
                     }
                     // The admission policy lets the agent change nothing of it.
                     Some(Err(refused)) if refused.reason == Reason::Conflict => Some(false),
@@ -161,7 +165,10 @@ impl Member {
         let (previewed, outcome) = preview(&want, &observed, is_equal)?;
         if let (Some(object), Some(digests)) = (&object, &digests) {
             *found = match &tried {
-                Some(Ok(answer)) => applied_diff(&want, &observed, object, &answer.applied),
+                Some(Ok(Answer {
+                    applied: Some(applied),
+                    ..
+                })) => applied_diff(&want, &observed, object, applied),
                 _ => diff(&kind, &want, &observed, object, digests, key),
             };
         }
@@ -272,18 +279,15 @@ impl Member {
         let applied = match self.apply_dry(&kind, copy, &request).await {
             Ok(applied) => applied,
             Err(error) => {
-                let Some((_, object)) = over.filter(|_| !adopts) else {
-                    return Err(self.refused(&kind, &error));
-                };
+                let object = over.filter(|_| !adopts).map(|(_, object)| object);
                 let wanted = (&request, ignored);
-                let prepared = self.prepare_dry(&kind, copy, object, wanted, &error);
-                let Some(applied) = prepared.await else {
+                if !self.can_prepare(&kind, copy, object, wanted, &error).await {
                     return Err(self.refused(&kind, &error));
-                };
+                }
                 return Ok(Answer {
                     kind,
                     content,
-                    applied,
+                    applied: None,
                 });
             }
         };
@@ -295,7 +299,7 @@ impl Member {
             return Ok(Answer {
                 kind,
                 content,
-                applied,
+                applied: Some(applied),
             });
         }
         // A second request removes what an apply leaves. It cannot run as a dry run, because the
@@ -316,7 +320,7 @@ impl Member {
         Ok(Answer {
             kind,
             content,
-            applied,
+            applied: Some(applied),
         })
     }
 
@@ -361,10 +365,11 @@ impl Member {
     }
 }
 
-/// What an apply would store.
+/// The answer to the dry run of an apply.
 struct Answer {
     /// The kind, in the version of the content.
     kind: Kind,
     content: Content,
-    applied: DynamicObject,
+    /// What the apply would store; `None` where it takes several steps, of which only the first can be tried.
+    applied: Option<DynamicObject>,
 }

@@ -298,10 +298,15 @@ impl TestCluster {
     /// Whether the API server would accept an object instead of the one that is there.
     ///
     /// # Errors
-    /// When the object is none.
+    /// When it does not answer, or the object was written meanwhile.
     pub async fn accepts_instead(&self, object: &Value) -> Result<bool> {
-        Id::of(object)?;
-        Ok(self.put("nobody", object, true).await.is_ok())
+        match self.put("nobody", object, true).await {
+            Ok(_) => Ok(true),
+            Err(error) => match error.downcast_ref::<kube::Error>() {
+                Some(kube::Error::Api(status)) if status.code != 409 => Ok(false),
+                _ => Err(error),
+            },
+        }
     }
 
     async fn put(&self, manager: &str, object: &Value, dry_run: bool) -> Result<Value> {

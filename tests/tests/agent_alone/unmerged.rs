@@ -1,7 +1,7 @@
 //! Applies that the API server cannot merge into the object, though what they ask for is legal.
 use anyhow::{Context, Result, ensure};
-use runnel_proto::model::{ConflictPolicy, DeletionPolicy, ImmutablePolicy, Reason};
-use runnel_tests::scene::Draft;
+use runnel_proto::model::{ConflictPolicy, DeletionPolicy, DriftPolicy, ImmutablePolicy, Reason};
+use runnel_tests::scene::{Draft, Id};
 use serde_json::{Value, json};
 
 use crate::alone::source;
@@ -260,4 +260,82 @@ async fn field_that_is_immutable_in_other_words_is_recreated() -> Result<()> {
     assert_eq!(again["spec"]["size"], 1);
     assert_ne!(again["metadata"]["uid"], made["metadata"]["uid"]);
     one.is_idle().await
+}
+
+#[tokio::test]
+async fn copy_that_could_not_be_made_again_is_not_deleted() -> Result<()> {
+    let one = Kept::start("kept-back", "deployments.apps", "apps/v1", "Deployment").await?;
+    let made = one.want(workload("web:1")).await?;
+    // One field is immutable, and no object may have the other.
+    let mut both = workload("web:2");
+    both["spec"]["selector"]["matchLabels"]["tier"] = json!("front");
+    both["spec"]["template"]["metadata"]["labels"]["tier"] = json!("front");
+    both["spec"]["replicas"] = json!(-1);
+    let mut wanted = one.rule(both.clone());
+    wanted.terms.immutable_policy = ImmutablePolicy::Recreate;
+    one.alone.hub.want("r", wanted.clone());
+    one.alone.hub.wait_failed("r", Reason::Invalid).await?;
+    assert_eq!(one.get().await?["metadata"]["uid"], made["metadata"]["uid"]);
+    both["spec"]["replicas"] = json!(1);
+    wanted.intents = one.rule(both).intents;
+    one.alone.hub.want("r", wanted);
+    let again = one.applied().await?;
+    assert_ne!(again["metadata"]["uid"], made["metadata"]["uid"]);
+    one.is_idle().await
+}
+
+#[tokio::test]
+async fn default_that_comes_later_is_no_drift() -> Result<()> {
+    let text = json!({"type": "string"});
+    let spec = |item: Value| {
+        let items = json!({"type": "object", "properties": item});
+        json!({"type": "object", "properties": {"rules": {"type": "array", "items": items}}})
+    };
+    let definition = Draft::definition(
+        "widgets.later.example.org",
+        "Widget",
+        &[("v1", &spec(json!({"name": text})))],
+    );
+    make_kind(&definition.json()).await?;
+    for (number, policy) in [DriftPolicy::Correct, DriftPolicy::Report]
+        .into_iter()
+        .enumerate()
+    {
+        let one = Kept::start(
+            &format!("later-{number}"),
+            "widgets.later.example.org",
+            "later.example.org/v1",
+            "Widget",
+        )
+        .await?;
+        let mut wanted = one.rule(json!({"spec": {"rules": [{"name": "a"}]}}));
+        wanted.terms.drift_policy = policy;
+        one.alone.hub.want("r", wanted);
+        one.applied().await?;
+        // The definition, and with it the object, has one more default each time.
+        let default = format!("weight{number}");
+        let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/properties";
+        let add = json!([{
+            "op": "add", "path": format!("{schema}/{default}"), "value": {"type": "integer", "default": 1},
+        }]);
+        let id = Id::of(&definition.json())?;
+        one.alone.place.json_patch(&id, add).await?;
+        let defaulted = format!("/spec/rules/0/{default}");
+        one.has("the default", &[(&defaulted, json!(1))]).await?;
+        let seal = |object: &Value| object["metadata"]["annotations"]["runnel.dev/seal"].clone();
+        let before = seal(&one.get().await?);
+        one.edit(json!({"metadata": {"annotations": {"example.com/touched": "yes"}}}))
+            .await?;
+        let renewed = |object: &Value| {
+            ensure!(seal(object) != before, "the seal is as before");
+            Ok(())
+        };
+        let place = &one.alone.place;
+        place.sees("sealed again", &one.id, renewed).await?;
+        one.applied().await?;
+        one.is_idle().await?;
+        let events = place.events_about(&one.id).await?;
+        ensure!(events.is_empty(), "{policy:?}: {events:?}");
+    }
+    Ok(())
 }

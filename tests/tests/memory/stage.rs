@@ -1,6 +1,6 @@
 //! A fleet whose processes run under the memory limits of their charts, with an honest rule beside the attack.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::apps::v1::Deployment;
@@ -85,6 +85,18 @@ impl Stage {
             },
         )
         .await
+    }
+
+    /// How long an edit of the honest rule takes: the middle one of so many.
+    pub async fn typical_edit(&self, when: &str, edits: usize) -> Result<Duration> {
+        let mut all = vec![];
+        for number in 0..edits {
+            let begin = Instant::now();
+            self.is_served(&format!("{when}, {number}")).await?;
+            all.push(begin.elapsed());
+        }
+        all.sort();
+        all.get(edits / 2).copied().context("no edits")
     }
 
     /// Creates objects on the hub, one after the other. A large one costs an API server some 5 s on a core of its own: no two of the

@@ -11,6 +11,8 @@ use super::stage::{PATIENCE, Stage};
 
 /// Requests at once.
 const FLOOD: usize = 50;
+/// Edits that are timed.
+const EDITS: usize = 15;
 const SPACE: &str = "flood";
 
 /// Returns a plan whose rule has this many maps of one value.
@@ -78,6 +80,18 @@ async fn flood_of_plans_leaves_the_hub_alive() -> Result<()> {
     let busy = "one such request of a user at a time";
     flood(&author, &large, &["values: plan fewer", busy]).await?;
     flood(&author, &largest, &["the rule cannot be read", busy]).await?;
+    // How much slower an edit is beside them depends on the machine: it is printed, not judged.
+    let alone = stage.typical_edit("alone", EDITS).await?;
+    let floods = async {
+        loop {
+            flood(&author, &largest, &["the rule cannot be read", busy]).await?;
+        }
+    };
+    let beside = tokio::select! {
+        edit = stage.typical_edit("beside plans", EDITS) => edit?,
+        Err::<(), anyhow::Error>(error) = floods => return Err(error),
+    };
+    println!("an edit takes {alone:?} alone and {beside:?} beside {FLOOD} plans at once");
     stage.is_served("after the flood").await?;
     stage.hub_is_within_its_limit(process).await
 }

@@ -83,7 +83,7 @@ async fn dry_run_reports_refusals_and_writes_nothing() -> Result<()> {
     let fleet = Fleet::start(FleetOptions {
         views: true,
         hub_values,
-        agent_values: json!({"policy": {"kinds": kinds}}),
+        agent_values: json!({"policy": {"kinds": kinds, "allowPrivileged": ["deployments.apps"]}}),
         ..FleetOptions::default()
     })
     .await?;
@@ -188,8 +188,10 @@ async fn replaced_part_is_an_update(fleet: &Fleet, scene: &Scene) -> Result<()> 
         }},
     });
     scene.hub.make(&source).await?;
-    let draft = RuleDraft::new(HOME, "steps")
-        .source(json!({"resources": ["deployments.apps"], "names": ["web"]}))
+    let sources =
+        json!({"namespaces": [HOME], "resources": ["deployments.apps"], "names": ["web"]});
+    let draft = RuleDraft::cluster_scoped("steps")
+        .source(sources)
         .everywhere();
     // The copy has the default of its own API server.
     let plain = draft

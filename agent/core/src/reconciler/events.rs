@@ -529,6 +529,8 @@ impl Member {
                 }
                 self.desired.copies_mut().permit(copy, &job.target.0.rule);
                 if let Some(wrote) = done.wrote {
+                    let mut job = job;
+                    job.drift &= !done.resealed;
                     tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");
                     // The outcome may be the same as before, as that of a contended copy is.
                     self.report.touch(&job.target.0.rule);

@@ -245,13 +245,11 @@ fn stored_form(field: &str, value: &Value) -> Value {
 fn portable_content(kind: &Kind, object: &Value, origin: Origin) -> Content {
     // A controller of the member is to fill in the CA that is not copied.
     let has_injected_ca = has_injected_ca(object);
-    let is_left_out =
-        |key: &str| needs_leave(origin, key) && !(has_injected_ca && is_ca_injector(key));
-    let entries = |scope| {
-        matching_entries(object, scope, |key| {
-            !is_left_out(key) && !is_local_entry(key)
-        })
+    let is_local = |key: &str| origin == Origin::HubCluster && is_local_entry(key);
+    let is_copied = |key: &str| {
+        !is_local(key) && (!needs_leave(origin, key) || (has_injected_ca && is_ca_injector(key)))
     };
+    let entries = |scope| matching_entries(object, scope, is_copied);
     Content {
         version: Some(kind.version.clone()),
         mode: None,
@@ -435,7 +433,10 @@ mod tests {
         let service = json!({
             "metadata": {
                 "labels": {"app.kubernetes.io/instance": "web", "applyset.kubernetes.io/part-of": "x", "app.kubernetes.io/managed-by": "Helm"},
-                "annotations": {"cert-manager.io/cluster-issuer": "ca", "runnel.dev/seal": "x", LAST_APPLIED: "{}"},
+                "annotations": {
+                    "autoscaling.alpha.kubernetes.io/metrics": "[]", "cert-manager.io/cluster-issuer": "ca", "runnel.dev/seal": "x",
+                    LAST_APPLIED: "{}",
+                },
             },
             "spec": {"clusterIP": "10.0.0.7", "ports": [{"port": 80, "nodePort": 30080}]},
         });
@@ -449,7 +450,13 @@ mod tests {
                 "applyset.kubernetes.io/part-of"
             ]
         );
-        assert_eq!(keys(&annotations), ["cert-manager.io/cluster-issuer"]);
+        assert_eq!(
+            keys(&annotations),
+            [
+                "autoscaling.alpha.kubernetes.io/metrics",
+                "cert-manager.io/cluster-issuer"
+            ]
+        );
         assert_eq!(fields["spec"], service["spec"]);
         assert!(cluster_labels.is_empty() && cluster_annotations.is_empty());
     }
