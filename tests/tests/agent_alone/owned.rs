@@ -364,6 +364,7 @@ async fn service_keeps_what_the_cluster_has_assigned() -> Result<()> {
 
     // A cluster IP that was assigned cannot be changed.
     let mut fixed = spec(81);
+    fixed["spec"]["type"] = json!("ClusterIP");
     fixed["spec"]["clusterIP"] = json!("None");
     one.alone.hub.want("r", one.rule(fixed));
     one.alone.hub.wait_failed("r", Reason::Immutable).await?;

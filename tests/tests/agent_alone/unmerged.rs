@@ -301,7 +301,7 @@ async fn default_that_comes_later_is_no_drift() -> Result<()> {
         .into_iter()
         .enumerate()
     {
-        let one = Kept::start(
+        let mut one = Kept::start(
             &format!("later-{number}"),
             "widgets.later.example.org",
             "later.example.org/v1",
@@ -311,7 +311,8 @@ async fn default_that_comes_later_is_no_drift() -> Result<()> {
         let mut wanted = one.rule(json!({"spec": {"rules": [{"name": "a"}]}}));
         wanted.terms.drift_policy = policy;
         one.alone.hub.want("r", wanted);
-        one.applied().await?;
+        let seal = |object: &Value| object["metadata"]["annotations"]["runnel.dev/seal"].clone();
+        let before = seal(&one.applied().await?);
         // The definition, and with it the object, has one more default each time.
         let default = format!("weight{number}");
         let schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rules/items/properties";
@@ -322,10 +323,11 @@ async fn default_that_comes_later_is_no_drift() -> Result<()> {
         one.alone.place.json_patch(&id, add).await?;
         let defaulted = format!("/spec/rules/0/{default}");
         one.has("the default", &[(&defaulted, json!(1))]).await?;
-        let seal = |object: &Value| object["metadata"]["annotations"]["runnel.dev/seal"].clone();
-        let before = seal(&one.get().await?);
         one.edit(json!({"metadata": {"annotations": {"example.com/touched": "yes"}}}))
             .await?;
+        // A watch that is older than the definition does not show the default.
+        one.alone.stop_agent().await?;
+        one.alone.start_agent().await?;
         let renewed = |object: &Value| {
             ensure!(seal(object) != before, "the seal is as before");
             Ok(())

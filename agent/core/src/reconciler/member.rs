@@ -22,7 +22,6 @@ use crate::decide::{
     planned,
 };
 use crate::desired::{Desired, returned_fields};
-use crate::diff;
 use crate::feedback::FeedbackPaths;
 use crate::live::{Live, Ownership};
 use crate::policy::{OnRevoke, Policy};
@@ -576,14 +575,8 @@ impl Member {
                 Action::Compare(_) if wanted.dry_run => {
                     planned(PlannedChange::Change, "would be updated")
                 }
-                // The copy differs; without the content the fields are unknown.
-                Action::Compare(_) => {
-                    let others = self
-                        .records
-                        .live(copy)
-                        .and_then(|live| live.others.as_deref());
-                    CopyStatus::Drifted(diff::unread(others))
-                }
+                // Without the content nobody knows whether others, or new defaults, made the difference.
+                Action::Compare(_) => CopyStatus::UnderWay,
                 _ => {
                     let message = "the content is needed and only the hub has it";
                     CopyStatus::Failed(CopyError::new(Reason::WaitingForHub, message))
