@@ -289,7 +289,7 @@ fn webhook_error(what: &str, name: Option<&str>) -> CopyError {
         "this cluster's API server cannot call the {what} webhook{name}, and refuses the object until it can: check the Service and \
          the pods of the webhook"
     );
-    CopyError::new(Reason::Denied, message)
+    CopyError::new(Reason::WebhookUnavailable, message)
 }
 
 /// Limit of the fields that one error names.
@@ -853,10 +853,10 @@ mod tests {
             ("etcdserver: request is too large".to_owned(), Reason::TooLarge, "etcd"),
             ("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2097286 vs. 2097152)".to_owned(), Reason::TooLarge, "etcd"),
             ("Internal error occurred: failed calling webhook \"w.cert-manager.io\": failed to call webhook: Post \"https://c4n4ry\": connection refused".to_owned(),
-                Reason::Denied, "cannot call the admission webhook w.cert-manager.io, and"),
+                Reason::WebhookUnavailable, "cannot call the admission webhook w.cert-manager.io, and"),
             ("conversion webhook for example.org/v1, Kind=Gear failed: Post \"https://c4n4ry\": no endpoints".to_owned(),
-                Reason::Denied, "cannot call the conversion webhook example.org/v1, and"),
-            ("failed calling webhook \"c4n4ry c4n4ry\": c4n4ry".to_owned(), Reason::Denied, "the admission webhook, and"),
+                Reason::WebhookUnavailable, "cannot call the conversion webhook example.org/v1, and"),
+            ("failed calling webhook \"c4n4ry c4n4ry\": c4n4ry".to_owned(), Reason::WebhookUnavailable, "the admission webhook, and"),
             ("admission webhook \"v.example.org\" denied the request: c4n4ry".to_owned(), Reason::Denied, "admission webhook v.example.org"),
             ("etcdserver: leader changed".to_owned(), Reason::Unavailable, "status 500"),
             ("context deadline exceeded".to_owned(), Reason::Unavailable, "status 500"),

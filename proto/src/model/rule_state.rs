@@ -120,6 +120,8 @@ closed_list! {
         NamespaceTerminating,
         /// The content is needed and only the hub has it.
         WaitingForHub,
+        /// The member's API server cannot call a webhook that has to admit or convert the object.
+        WebhookUnavailable,
         /// The member's API server did not answer, or answered with a passing error.
         Unavailable,
         /// The copy waits for another object: one that it needs, or one that needs it and goes first.

@@ -199,7 +199,7 @@ async fn replaced_part_is_an_update(fleet: &Fleet, scene: &Scene) -> Result<()> 
         .with("transform", json!({"removeFields": ["/spec/strategy"]}));
     let rule = Id::of(&scene.hub.make(&plain.json()).await?)?;
     scene.hub.all_written(&rule, 1).await?;
-    let edit = json!([{"mergePatch": {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}}]);
+    let edit = json!([{"clusters": {"names": ["member-1"]}, "mergePatch": {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}}]);
     let edited = draft.with("overrides", edit.clone()).json();
     let kubeconfig = fleet.hub().kubeconfig();
     let (code, out, err) = plan(fleet, kubeconfig, &edited, &["--dry-run=members"]).await?;

@@ -275,7 +275,7 @@ impl Jobs {
             | Reason::NotEmpty
             | Reason::NamespaceTerminating
             | Reason::WaitingForDependency => RECHECK,
-            Reason::Unavailable => UNAVAILABLE,
+            Reason::Unavailable | Reason::WebhookUnavailable => UNAVAILABLE,
             _ => COPY,
         };
         let delay = backoff.jittered(self.queue.failures(key), self.jitter.draw());
