@@ -27,7 +27,7 @@ use tracing::Instrument;
 use crate::call::{Call, with_timeout};
 use crate::kinds::KindRegistry;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
-use runnel_agent_core::classify::{CallError, immutable, kind_error, write_error};
+use runnel_agent_core::classify::{CallError, kind_error, write_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::{
     ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Recreate, Work,
@@ -389,17 +389,7 @@ impl ApplyRun<'_> {
         let Err(refused) = self.write(Some(target.clone()), body).await else {
             return Ok(());
         };
-        let is_of_content = matches!(refused.reason, Reason::Invalid | Reason::Immutable);
-        let can_be_created = match is_of_content {
-            true => self.can_be_created(body).await,
-            false => None,
-        };
-        let refused = match (refused.reason, can_be_created) {
-            (Reason::Invalid, Some(true)) => immutable(),
-            // To delete the copy would lose it.
-            (Reason::Immutable, Some(false)) => CopyError::new(Reason::Invalid, refused.message),
-            _ => refused,
-        };
+        let refused = self.judged(refused, body).await;
         match body.recreate {
             _ if refused.reason != Reason::Immutable => return Err(refused),
             Recreate::Yes => {}
@@ -485,12 +475,9 @@ impl ApplyRun<'_> {
             content: &content,
             ignored,
         };
-        if self.names_drift {
-            self.done.corrected = object.as_ref().map(|object| compare(object).corrected());
-            self.done.resealed = object.as_ref().is_some_and(|object| {
-                let request = body::apply(&written, None, &self.member.sealer);
-                compare(object).is_equal() && body::has_marks(object, &request)
-            });
+        if let Some(object) = object.as_ref().filter(|_| self.names_drift) {
+            self.done.corrected = Some(compare(object).corrected());
+            self.done.resealed = compare(object).is_equal() && self.has_marks(object, &written);
         }
         let over = current.as_ref().map(|target| ReplacedObject {
             target,
@@ -622,11 +609,8 @@ impl ApplyRun<'_> {
             content: &content,
             ignored: &body.ignored,
         };
-        let request = || {
-            let written = apply_input(&kind, self.copy, &content, body);
-            body::apply(&written, None, &self.member.sealer)
-        };
-        if !body.dry_run && comparison.is_equal() && body::has_marks(&object, &request()) {
+        let written = apply_input(&kind, self.copy, &content, body);
+        if !body.dry_run && comparison.is_equal() && self.has_marks(&object, &written) {
             self.done.resealed = true;
             return self.write(Some(target.clone()), body).await;
         }

@@ -223,9 +223,28 @@ impl ApplyRun<'_> {
         }
     }
 
+    /// Whether an object has all marks of a copy, so that a difference is none of them.
+    pub(super) fn has_marks(&self, object: &DynamicObject, written: &ApplyInput<'_>) -> bool {
+        let request = body::apply(written, None, &self.member.sealer);
+        body::has_marks(object, &request)
+    }
+
+    /// Returns why a change is refused. What the API server would create is immutable; what it would not create either is invalid,
+    /// whatever its words are: to delete the copy would lose it.
+    pub(super) async fn judged(&mut self, refused: CopyError, body: &DesiredObject) -> CopyError {
+        if !refused.refuses_content() {
+            return refused;
+        }
+        match (refused.reason, self.can_be_created(body).await) {
+            (Reason::Invalid, Some(true)) => classify::immutable(),
+            (Reason::Immutable, Some(false)) => CopyError::new(Reason::Invalid, refused.message),
+            _ => refused,
+        }
+    }
+
     /// Whether the API server would create an object with the content of a copy that it refuses to change: then a field is
     /// immutable, whatever the words of the refusal are. A dry run under another name shows it; `None` if it does not.
-    pub(super) async fn can_be_created(&mut self, body: &DesiredObject) -> Option<bool> {
+    async fn can_be_created(&mut self, body: &DesiredObject) -> Option<bool> {
         // The immutable fields of the other kinds are known by their words.
         if !self.kind.content.is_owned() {
             return None;

@@ -199,12 +199,16 @@ async fn replaced_part_is_an_update(fleet: &Fleet, scene: &Scene) -> Result<()> 
         .with("transform", json!({"removeFields": ["/spec/strategy"]}));
     let rule = Id::of(&scene.hub.make(&plain.json()).await?)?;
     scene.hub.all_written(&rule, 1).await?;
-    let edit = json!([{"clusters": {"names": ["member-1"]}, "mergePatch": {"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}}}]);
+    let recreate = json!({"spec": {"strategy": {"type": "Recreate", "rollingUpdate": null}}});
+    let edit = json!([{"clusters": {"names": ["member-1"]}, "mergePatch": recreate}]);
     let edited = draft.with("overrides", edit.clone()).json();
     let kubeconfig = fleet.hub().kubeconfig();
     let (code, out, err) = plan(fleet, kubeconfig, &edited, &["--dry-run=members"]).await?;
     ensure!(code == 0, "exit code {code}: {out}{err}");
-    ensure!(out.contains("/spec/strategy/type"), "{out}{err}");
+    ensure!(
+        out.contains("change 1") && out.contains("/spec/strategy"),
+        "{out}{err}"
+    );
     let change = json!({"spec": {"transform": null, "overrides": edit}});
     scene.hub.change(&rule, change).await?;
     let changed = [("/spec/strategy/type", json!("Recreate"))];
