@@ -209,8 +209,11 @@ async fn replaced_part_is_an_update(fleet: &Fleet, scene: &Scene) -> Result<()> 
         out.contains("change 1") && out.contains("/spec/strategy"),
         "{out}{err}"
     );
-    let change = json!({"spec": {"transform": null, "overrides": edit}});
-    scene.hub.change(&rule, change).await?;
+    // A merge patch would drop the null.
+    let change = json!([
+        {"op": "remove", "path": "/spec/transform"}, {"op": "add", "path": "/spec/overrides", "value": edit},
+    ]);
+    scene.hub.json_patch(&rule, change).await?;
     let changed = [("/spec/strategy/type", json!("Recreate"))];
     scene
         .member(1)
