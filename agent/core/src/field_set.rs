@@ -519,6 +519,7 @@ fn check_part(
     }
     match answer.filter(|answer| !answer.is_null()) {
         Some(_) if !part.is_object() && !part.is_array() => {}
+        Some(answer) if answer == part => {}
         Some(answer) => {
             let (none, found) = (FieldSet::default(), all.len());
             let below = node.map_or(&none, |node| &node.below);
