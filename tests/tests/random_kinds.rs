@@ -19,9 +19,9 @@ use shapes::{Shape, holds, shapes, together};
 const NAMESPACE: &str = "random";
 const GROUP: &str = "random.example.org";
 /// Kinds in a run; always the same ones.
-const KINDS: usize = 10;
+const KINDS: usize = 25;
 /// Schemas in a kind, each of one field of its `spec`.
-const SHAPES: usize = 100;
+const SHAPES: usize = 40;
 /// The time in which nothing may be written.
 const QUIET: Duration = Duration::from_secs(15);
 
