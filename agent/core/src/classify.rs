@@ -29,6 +29,9 @@ pub enum CallError {
 /// How the messages of the admission policy of the agent's chart begin that are about an object of others.
 pub const FOREIGN_CHANGE: &str = "the agent of Runnel changes ";
 
+/// How API servers refuse a node port or an address that an object has.
+const ALLOCATED: &str = "already allocated";
+
 /// Limit of the delay that the server may ask for. A longer delay would stop the agent.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -101,6 +104,11 @@ impl CallError {
     pub fn is_of_other_version(&self) -> bool {
         let is_worded = |text: &str| CONVERSION.iter().any(|words| text.contains(words));
         matches!(self, Self::Refused(status) if is_worded(&status.message))
+    }
+
+    /// Whether a node port or an address is refused because an object has it.
+    pub fn is_allocated(&self) -> bool {
+        matches!(self, Self::Refused(status) if status.message.contains(ALLOCATED))
     }
 
     /// Whether the admission policy of the agent's chart refused a change of an object that Runnel did not create.

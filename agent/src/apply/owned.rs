@@ -13,8 +13,6 @@ use runnel_agent_core::{body, classify, diff, live, managed_fields, seal};
 
 /// Limit of the fields that an error names because a webhook drops them.
 pub(super) const DROPPED_LIMIT: usize = 20;
-/// The words by which a node port or an address is refused that another Service has.
-const ALLOCATED: &str = "already allocated";
 /// How often other writers may be faster while an object is pruned.
 const PRUNE_TRIES: usize = 5;
 
@@ -275,8 +273,7 @@ impl ApplyRun<'_> {
         let refusal = classify::copy_error(&refused);
         let is_of_name = |path: &Vec<&str>| path.starts_with(&["metadata", "name"]);
         // Some kinds bind the name to the content, and some values may be there once: the copy has them.
-        let is_of_copy =
-            refused.refused_fields().iter().any(is_of_name) || refusal.message.contains(ALLOCATED);
+        let is_of_copy = refused.refused_fields().iter().any(is_of_name) || refused.is_allocated();
         let is_of_content = matches!(
             refusal.reason,
             Reason::Invalid | Reason::Immutable | Reason::TooLarge | Reason::Denied

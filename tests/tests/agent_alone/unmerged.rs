@@ -285,6 +285,29 @@ async fn copy_that_could_not_be_made_again_is_not_deleted() -> Result<()> {
 }
 
 #[tokio::test]
+async fn service_with_a_port_of_its_own_is_made_again() -> Result<()> {
+    let one = Kept::start("own-port", "services", "v1", "Service").await?;
+    let ports = json!([{"name": "web", "port": 80, "nodePort": 31_777}]);
+    let spec = json!({"type": "NodePort", "selector": {"app": "web"}, "ports": ports});
+    let made = one.want(json!({"spec": spec})).await?;
+    let address = made["spec"]["clusterIP"].as_str().context("no address")?;
+    let (network, host) = address.rsplit_once('.').context("no IPv4 address")?;
+    let other = format!("{network}.{}", if host == "77" { "78" } else { "77" });
+    // An address cannot be changed, and no other Service could have the port.
+    let mut fixed = spec.clone();
+    fixed["clusterIP"] = json!(other);
+    let mut wanted = one.rule(json!({"spec": fixed}));
+    one.alone.hub.want("r", wanted.clone());
+    one.alone.hub.wait_failed("r", Reason::Immutable).await?;
+    wanted.terms.immutable_policy = ImmutablePolicy::Recreate;
+    one.alone.hub.want("r", wanted);
+    let again = one.applied().await?;
+    assert_eq!(again["spec"]["clusterIP"], json!(other));
+    assert_ne!(again["metadata"]["uid"], made["metadata"]["uid"]);
+    one.is_idle().await
+}
+
+#[tokio::test]
 async fn default_that_comes_later_is_no_drift() -> Result<()> {
     let text = json!({"type": "string"});
     let spec = |item: Value| {
