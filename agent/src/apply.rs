@@ -476,8 +476,9 @@ impl ApplyRun<'_> {
             ignored,
         };
         if let Some(object) = object.as_ref().filter(|_| self.names_drift) {
-            self.done.corrected = Some(compare(object).corrected());
-            self.done.resealed = compare(object).is_equal() && self.has_marks(object, &written);
+            let (differences, is_equal) = compare(object).corrected();
+            self.done.corrected = Some(differences);
+            self.done.resealed = is_equal && self.has_marks(object, &written);
         }
         let over = current.as_ref().map(|target| ReplacedObject {
             target,

@@ -13,8 +13,9 @@ use kube::discovery::{Discovery, verbs};
 use runnel_tests::control_plane::Options;
 use runnel_tests::files::is_generated;
 use runnel_tests::fleet::{Fleet, FleetOptions};
-use runnel_tests::scene::{Id, RuleDraft, TestCluster};
+use runnel_tests::scene::{Id, RuleDraft, SOON, TestCluster};
 use runnel_tests::specimens::{Specimen, Specimens, differences, leaves, other_value};
+use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use samples::samples;
@@ -211,7 +212,17 @@ async fn start() -> Result<Specimens> {
 
     // No kind is forgotten.
     let known: BTreeSet<&str> = resources.into_iter().chain(LOCAL.iter().copied()).collect();
-    let served = served(world.scene.member(1)).await?;
+    let served = eventually("the custom kinds to be served", SOON, async || {
+        let served = served(world.scene.member(1)).await?;
+        ensure!(
+            samples
+                .iter()
+                .all(|sample| served.contains(&sample.resource)),
+            "{served:?}"
+        );
+        Ok(Some(served))
+    })
+    .await?;
     let forgotten: Vec<_> = served
         .iter()
         .filter(|kind| !known.contains(kind.as_str()) && !kind.ends_with("runnel.dev"))

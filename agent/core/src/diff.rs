@@ -47,9 +47,11 @@ impl Comparison<'_> {
         )
     }
 
-    /// Returns the differences that a write is to correct: paths without values, for every kind.
-    pub fn corrected(&self) -> String {
-        self.list(false)
+    /// Returns the differences that a write is to correct: paths without values, for every kind. And whether there are none besides
+    /// Runnel's own marks.
+    pub fn corrected(&self) -> (String, bool) {
+        let all = self.differences(false);
+        (listed(&all), all.is_empty())
     }
 
     /// Whether nothing differs, besides Runnel's own marks.
@@ -71,12 +73,15 @@ impl Comparison<'_> {
     /// Lists the differences in a message of about [`LIST_LIMIT`] bytes. `shows_values` adds short
     /// values.
     fn list(&self, shows_values: bool) -> String {
-        let all = self.differences(shows_values);
-        if all.is_empty() {
-            return "Runnel's own marks".to_owned();
-        }
-        joined(&all)
+        listed(&self.differences(shows_values))
     }
+}
+
+fn listed(differences: &[String]) -> String {
+    if differences.is_empty() {
+        return "Runnel's own marks".to_owned();
+    }
+    joined(differences)
 }
 
 /// Returns the error of an apply whose answer lacks the values of these fields.

@@ -51,11 +51,14 @@ fn is_of_whole_object(entry: &ManagedFieldsEntry) -> bool {
 /// Whether another manager owns a field that the agent applied, too: it would stay when it leaves the source. Subresources do not
 /// count.
 pub fn is_shared(metadata: &ObjectMeta) -> bool {
-    let ours = copied_fields(metadata);
     let mut others = metadata.managed_fields.iter().flatten();
     others.any(|entry| {
         let theirs = entry.fields_v1.as_ref().filter(|_| is_of_other(entry));
-        theirs.is_some_and(|theirs| ours.iter().any(|part| part.overlaps(&theirs.0)))
+        // Few objects have other managers.
+        theirs.is_some_and(|theirs| {
+            let ours = copied_fields(metadata);
+            ours.iter().any(|part| part.overlaps(&theirs.0))
+        })
     })
 }
 

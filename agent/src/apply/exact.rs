@@ -109,6 +109,7 @@ impl ApplyRun<'_> {
             Err(error) => Err(self.fail(&error)),
         }
     }
+
     /// Sends the first of these patches that the API server takes. Fails with `error` if it takes none: it then refuses the content itself.
     /// Returns the object; `None` if another writer was faster.
     async fn prepared(

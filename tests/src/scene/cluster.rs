@@ -300,7 +300,7 @@ impl TestCluster {
     /// # Errors
     /// When it does not answer, or the object was written meanwhile.
     pub async fn accepts_instead(&self, object: &Value) -> Result<bool> {
-        match self.put("nobody", object, true).await {
+        match self.put("dry-run", object, true).await {
             Ok(_) => Ok(true),
             Err(error) => match error.downcast_ref::<kube::Error>() {
                 Some(kube::Error::Api(status)) if status.code != 409 => Ok(false),

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, stream};
+use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use serde_json::{Value, json};
 
 use super::values::{is_key, leaves, lists, other_value};
@@ -104,7 +105,7 @@ async fn with_moved_items(
     edited(cluster, object, &edits, usize::MAX).await
 }
 
-/// Replaces an object by a changed one, as soon as nobody else writes meanwhile.
+/// Replaces an object by a changed one, as soon as no other client writes meanwhile.
 async fn replace_soon(
     cluster: &TestCluster,
     manager: &str,
@@ -367,7 +368,7 @@ impl Specimens {
                     let entries = copy["metadata"]["managedFields"].as_array();
                     let mut entries = entries.into_iter().flatten();
                     let is_ours = |entry: &&Value| {
-                        entry["manager"] == "runnel-agent" && entry["operation"] == "Apply"
+                        entry["manager"] == FIELD_MANAGER && entry["operation"] == "Apply"
                     };
                     let version = entries
                         .find(is_ours)

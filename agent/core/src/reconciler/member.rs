@@ -575,7 +575,7 @@ impl Member {
                 Action::Compare(_) if wanted.dry_run => {
                     planned(PlannedChange::Change, "would be updated")
                 }
-                // Without the content nobody knows whether others, or new defaults, made the difference.
+                // Only the content shows whether others, or new defaults, made the difference.
                 Action::Compare(_) => CopyStatus::UnderWay,
                 _ => {
                     let message = "the content is needed and only the hub has it";
