@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::Request;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -17,11 +18,11 @@ use runnel_transport::tls::{Accept, Handshakes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
-use super::ViewServer;
 use super::front_proxy::FrontProxy;
+use super::{BODY_TIME, ViewServer};
 use crate::lease::LocalConnections;
 
 /// The limit of connections. The API server opens one for each request at a time, also for each
@@ -29,6 +30,8 @@ use crate::lease::LocalConnections;
 const CONNECTIONS: usize = 4096;
 /// The limit of headers of a request. The front proxy sends one for each group of the user.
 const HEADERS: usize = 4096;
+/// The size limit of the rest of a request that was refused, in bytes: the API server takes objects of 3 MiB.
+const REST_LIMIT: usize = 4 * 1024 * 1024;
 /// How long a client may leave an answer that waits for it.
 const WRITE_LIMIT: Duration = Duration::from_secs(5 * 60);
 
@@ -67,9 +70,9 @@ impl ViewServer {
     async fn serve_connection(self: Arc<Self>, stream: TlsStream<TcpStream>, accepted: FrontProxy) {
         let accepted = Arc::new(accepted);
         let served = serve_http(stream, async |request: Request<Body>| {
-            let (request, body) = request.into_parts();
-            let answer = self.answer(&request, body, &accepted).await;
-            answer.unwrap_or_else(IntoResponse::into_response)
+            let (request, mut body) = request.into_parts();
+            let answer = self.answer(&request, &mut body, &accepted).await;
+            (answer.unwrap_or_else(IntoResponse::into_response), body)
         });
         if let Err(error) = served.await {
             tracing::debug!(%error, "a connection of the API server has ended");
@@ -77,15 +80,15 @@ impl ViewServer {
     }
 }
 
-/// Serves requests on one connection. A client that does not take an answer for [`WRITE_LIMIT`] is
-/// cut, so that it does not keep a watch for good.
+/// Serves requests on one connection. `answer` returns the body, too, as far as it is not read. A client that does not
+/// take an answer for [`WRITE_LIMIT`] is cut, so that it does not keep a watch for good.
 async fn serve_http<S, F>(
     stream: S,
     answer: impl Fn(Request<Body>) -> F,
 ) -> Result<(), hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    F: Future<Output = Response>,
+    F: Future<Output = (Response, Body)>,
 {
     let stream = WriteTimeout {
         stream,
@@ -94,12 +97,24 @@ where
     };
     let service = service_fn(|request: Request<Incoming>| {
         let answer = answer(request.map(Body::new));
-        async move { Ok::<_, Infallible>(answer.await) }
+        async move {
+            let (answer, rest) = answer.await;
+            take(rest).await;
+            Ok::<_, Infallible>(answer)
+        }
     });
     http1::Builder::new()
         .max_headers(HEADERS)
         .serve_connection(TokioIo::new(stream), service)
         .await
+}
+
+/// Takes what an answer left of the request, within limits: the front proxy that still writes the request when its
+/// connection ends reports that, and the client gets no answer.
+async fn take(rest: Body) {
+    let mut rest = Limited::new(rest, REST_LIMIT);
+    let taken = async { while let Some(Ok(_)) = rest.frame().await {} };
+    _ = timeout(BODY_TIME, taken).await;
 }
 
 /// A stream on which a write may wait for [`WRITE_LIMIT`].
@@ -182,9 +197,12 @@ mod tests {
     use super::*;
 
     /// An answer without an end, as of a watch in which much happens.
-    async fn endless(_: Request<Body>) -> Response {
+    async fn endless(request: Request<Body>) -> (Response, Body) {
         let chunks = stream::repeat_with(|| Ok::<_, Infallible>(vec![b'x'; 1024]));
-        Response::new(Body::from_stream(chunks))
+        (
+            Response::new(Body::from_stream(chunks)),
+            request.into_body(),
+        )
     }
 
     #[tokio::test(start_paused = true)]
@@ -208,7 +226,10 @@ mod tests {
         client.write_all(request.as_bytes()).await.unwrap();
         let count = async |request: Request<Body>| {
             let groups = request.headers().get_all("x-remote-group").iter().count();
-            Response::new(Body::from(groups.to_string()))
+            (
+                Response::new(Body::from(groups.to_string())),
+                request.into_body(),
+            )
         };
         assert!(serve_http(server, count).await.is_ok());
         let mut answer = String::new();
@@ -217,5 +238,26 @@ mod tests {
             answer.starts_with("HTTP/1.1 200") && answer.ends_with(&(HEADERS - 2).to_string()),
             "{answer}"
         );
+    }
+
+    #[tokio::test]
+    async fn client_that_still_writes_gets_the_refusal() {
+        let (mut client, server) = duplex(4096);
+        let body = "x".repeat(REST_LIMIT / 2);
+        let length = body.len();
+        let request = format!(
+            "POST / HTTP/1.1\r\nHost: hub\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        let refuse = async |request: Request<Body>| {
+            (Response::new(Body::from("too large")), request.into_body())
+        };
+        let client = async {
+            client.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let (served, answer) = tokio::join!(serve_http(server, refuse), client);
+        assert!(served.is_ok() && answer.ends_with("too large"), "{answer}");
     }
 }

@@ -39,6 +39,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, header};
 use http_body::Body as _;
+use http_body_util::{BodyExt, Limited};
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::UserInfo;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -382,7 +383,7 @@ impl ViewServer {
     async fn answer(
         self: &Arc<Self>,
         request: &Parts,
-        body: Body,
+        body: &mut Body,
         accepted: &FrontProxy,
     ) -> Result<Response, ViewError> {
         let front_proxy = self.front_proxy.load_full();
@@ -444,7 +445,7 @@ impl ViewServer {
         &self,
         target: &Target,
         user: &UserInfo,
-        body: Body,
+        body: &mut Body,
     ) -> Result<Response, ViewError> {
         let view = target.resource.view;
         let (limit, nodes) = match view {
@@ -466,10 +467,12 @@ impl ViewServer {
             _ => self.explanations.enter(user, 1).await?,
         };
         let answered = async {
-            let body = tokio::time::timeout(BODY_TIME, axum::body::to_bytes(body, limit)).await;
+            let body = Limited::new(body, limit).collect();
+            let body = tokio::time::timeout(BODY_TIME, body).await;
             let body = body
                 .map_err(|_| ViewError::BadRequest("the object did not arrive in time".to_owned()))?
-                .map_err(|_| large())?;
+                .map_err(|_| large())?
+                .to_bytes();
             if json_nodes::count(&body) > nodes {
                 return Err(ViewError::BadRequest(format!(
                     "the object has more than {nodes} values: plan fewer or smaller objects at a time"

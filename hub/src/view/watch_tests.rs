@@ -284,7 +284,7 @@ async fn plan_of_too_many_values_is_refused_before_it_is_decoded() {
     let maps = r#"{"a":0},"#.repeat(260_000);
     let body = format!(r#"{{"spec":{{"object":{{"x":[{maps}0]}}}}}}"#);
     let user = UserInfo::default();
-    let answer = server().create(&target, &user, Body::from(body)).await;
+    let answer = server().create(&target, &user, &mut Body::from(body)).await;
     let message = answer.map(drop).unwrap_err().to_string();
     assert!(message.contains("more than 70000 values"), "{message}");
 }
