@@ -5,13 +5,16 @@ use std::time::{Duration, Instant};
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Paces the writes of one status: a change that settles quickly costs one write, one that does not is shown after a
-/// second, and no status is written more often than once a second. The finalizer of a deleted rule waits for no beat.
+/// second, and no status is written more often than once a second, but that the end of a change which was shown in
+/// progress is written at once. The finalizer of a deleted rule waits for no beat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     dirty_since: Option<Instant>,
     last_write: Option<Instant>,
     /// Whether something changed since the last attempt to release the rule.
     unreleased: bool,
+    /// Whether the last write showed a change in progress.
+    shows_progress: bool,
 }
 
 impl Pace {
@@ -35,11 +38,12 @@ impl Pace {
     /// Returns when to check the status after a change; `settled` is called only then.
     pub fn due(&self, settled: impl FnOnce() -> bool) -> Option<Instant> {
         let since = self.dirty_since?;
-        let wanted = if settled() { since } else { since + BEAT };
-        Some(
-            self.last_write
-                .map_or(wanted, |last| wanted.max(last + BEAT)),
-        )
+        let settled = settled();
+        let wanted = if settled { since } else { since + BEAT };
+        let last_write = self
+            .last_write
+            .filter(|_| !(settled && self.shows_progress));
+        Some(last_write.map_or(wanted, |last| wanted.max(last + BEAT)))
     }
 
     /// Whether there is an unchecked change.
@@ -62,6 +66,7 @@ impl Pace {
     /// The status was checked; `written`: with a write. The next change marks it again.
     pub fn done(&mut self, now: Instant, written: bool) {
         if written {
+            self.shows_progress = self.is_overdue(now);
             self.last_write = Some(now);
         }
         (self.dirty_since, self.unreleased) = (None, false);
@@ -83,6 +88,25 @@ mod tests {
         assert_eq!(pace.due(|| true), None);
         pace.mark(start + BEAT / 4);
         assert_eq!(pace.due(|| true), Some(start + BEAT));
+    }
+
+    #[test]
+    fn end_of_a_change_does_not_wait_for_the_write_of_its_progress() {
+        let start = Instant::now();
+        let at = |part: u32| start + BEAT / 10 * part;
+        let mut pace = Pace::default();
+        pace.mark(start);
+        pace.done(at(10), true);
+        pace.mark(at(11));
+        assert_eq!(pace.due(|| false), Some(at(21)));
+        assert_eq!(pace.due(|| true), Some(at(11)));
+        pace.done(at(11), true);
+        pace.mark(at(12));
+        assert_eq!(
+            pace.due(|| true),
+            Some(at(21)),
+            "two writes in a second at most"
+        );
     }
 
     #[test]
