@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use anyhow::{anyhow, bail};
 use clap::Parser;
-use runnel_agent::config::{Cli, Command, Options, timed_client};
+use runnel_agent::config::{Cli, Command, Options, USER_AGENT};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
+use runnel_transport::api_client::client;
 use runnel_transport::ops::{
     DRAIN_LIMIT, Liveness, Readiness, Signals, WatchTimes, bind, forbid_core_dumps, init_logs,
     registry, serve,
@@ -62,7 +63,7 @@ async fn run(options: Options) -> anyhow::Result<()> {
     let ready = readiness.wait_for("the lists of this cluster's copies and namespaces");
     let watches = WatchTimes::default();
     registry.register_collector(Box::new(watches.clone()));
-    let client = timed_client(&options, &watches).await?;
+    let client = client(options.kubeconfig.as_deref(), USER_AGENT, &watches).await?;
 
     let mut tasks: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
     let token = drain.clone();

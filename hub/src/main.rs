@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Parser;
 use runnel_hub::config::{Cli, Command, Token};
 use runnel_hub::token;
-use runnel_transport::ops;
+use runnel_transport::ops::{self, WatchTimes};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -48,7 +48,7 @@ async fn start(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Token(Token::Create(options)) => {
             ops::init_logs(options.access.log_format)?;
-            let client = run::client(&options.access).await?;
+            let client = run::client(&options.access, &WatchTimes::default()).await?;
             let request = token::TokenRequest {
                 cluster: options.cluster,
                 labels: options.labels,

@@ -1,16 +1,11 @@
 //! Starts the hub: it binds its ports, then spawns its tasks in one set. A task that ends early
 //! ends the process.
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use http::HeaderValue;
-use http::header::USER_AGENT;
-use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use kube::Client;
 use runnel_api::{ClusterDistributionRule, DistributionRule, MemberCluster, MemberRecord};
 use runnel_hub::analysis::AnalysisRunner;
 use runnel_hub::ca::{self, CaError, CaRotator, HubIdentity, Parts, TrustedCas};
@@ -34,6 +29,7 @@ use runnel_hub_core::guard::Limit;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::Scope;
 use runnel_proto::model::CUSTOM_RESOURCE_DEFINITIONS;
+use runnel_transport::api_client;
 use runnel_transport::ops::{self, Liveness, Readiness, Signals, WatchTimes};
 use runnel_transport::tls;
 use tokio::net::TcpListener;
@@ -42,9 +38,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-/// The limit after which an idle connection to the API server is closed. The server ends a watch
-/// earlier.
-const READ_TIMEOUT: Duration = Duration::from_secs(75);
 /// The delay between attempts to reach the API server at the start.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// The interval of pings on an idle connection. A dead connection is detected within 25 s.
@@ -86,7 +79,7 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
     };
     let listeners = (listeners, ops_listener);
     let watches = WatchTimes::default();
-    let client = timed_client(&options.access, &watches).await?;
+    let client = client(&options.access, &watches).await?;
 
     let mut tasks = Tasks::new();
     let mut abort = std::pin::pin!(signals.run(shutdown.clone()));
@@ -145,68 +138,10 @@ async fn drain(tasks: &mut Tasks, handed_over: &AtomicBool, for_the_lease: bool)
     }
 }
 
-/// Returns a client for the hub cluster with the user agent of the hub and without retries.
-pub async fn client(access: &ApiAccess) -> anyhow::Result<Client> {
-    timed_client(access, &WatchTimes::default()).await
-}
-
-/// Returns a client like [`client`] that also records when its watches last received data.
-async fn timed_client(access: &ApiAccess, watches: &WatchTimes) -> anyhow::Result<Client> {
-    let mut config = match &access.kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| unusable(path, &error))?;
-            let own_proxy = proxy_of(&file);
-            let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-            let mut config = config.map_err(|error| unusable(path, &error))?;
-            // A proxy of the environment is not for the connection to the API server.
-            config.proxy_url = config.proxy_url.filter(|_| own_proxy);
-            config
-        }
-        None => Config::incluster()
-            .context("there is no ServiceAccount here: run in a pod of the hub cluster, or give --kubeconfig FILE")?,
-    };
-    config.default_retry = false;
-    // This is longer than the longest idle watch: a connection without data for this long is dead.
-    config.read_timeout = Some(READ_TIMEOUT);
-    let name = HeaderValue::from_static(concat!("runnel-hub/", env!("CARGO_PKG_VERSION")));
-    config.headers.push((USER_AGENT, name));
-    let builder = ClientBuilder::try_from(config);
-    let builder =
-        builder.context("cannot create a client from the kubeconfig: check its certificates")?;
-    Ok(builder.with_layer(watches).build())
-}
-
-/// Whether the current cluster of the kubeconfig has its own proxy.
-fn proxy_of(file: &Kubeconfig) -> bool {
-    let current = file
-        .contexts
-        .iter()
-        .find(|context| Some(&context.name) == file.current_context.as_ref());
-    let cluster = current
-        .and_then(|context| context.context.as_ref())
-        .map(|context| &context.cluster);
-    let cluster = file
-        .clusters
-        .iter()
-        .find(|known| Some(&known.name) == cluster);
-    cluster
-        .and_then(|known| known.cluster.as_ref())
-        .is_some_and(|cluster| cluster.proxy_url.is_some())
-}
-
-/// Returns the error for an unusable kubeconfig. It contains only the first line of the cause,
-/// because the others quote the file, which has credentials.
-fn unusable(path: &Path, cause: &dyn std::fmt::Display) -> anyhow::Error {
-    let cause = cause
-        .to_string()
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .to_owned();
-    anyhow!(
-        "the kubeconfig {} cannot be used ({cause}): check --kubeconfig",
-        path.display()
-    )
+/// Returns a client for the hub cluster that records in `watches` when its watches last received data.
+pub async fn client(access: &ApiAccess, watches: &WatchTimes) -> anyhow::Result<Client> {
+    let user_agent = concat!("runnel-hub/", env!("CARGO_PKG_VERSION"));
+    Ok(api_client::client(access.kubeconfig.as_deref(), user_agent, watches).await?)
 }
 
 /// Returns the hub's identity and the hub cluster's uid. Retries while the API server is
