@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use runnel_proto::model::{
-    AckedIntent, ContentDigest, CopyMode, FeedbackField, LiveDigest, Propagation, Revision,
-    RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
+    AckedIntent, ContentDigest, CopyMode, FeedbackField, LiveDigest, NAMESPACES, Propagation,
+    Revision, RuleName, RuleUid, SetDigest, SourceRef, Terms, TermsDigest,
 };
 
 use super::tombstones::{Removals, STORED_LIMIT, Tombstones};
@@ -345,6 +345,12 @@ impl Rules {
                 })
             })
             .collect()
+    }
+
+    /// Whether the copies of a rule may depend on a watch of these objects: they have the kind, or namespaces.
+    pub fn may_have_kind(&self, uid: &RuleUid, resource: &str) -> bool {
+        let kinds = self.by_uid.get(uid).and_then(|rule| rule.kinds.as_ref());
+        resource == NAMESPACES || kinds.is_none_or(|kinds| kinds.contains(resource))
     }
 
     /// Whether a rule may have a copy of a kind that the policy allows no more.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use runnel_proto::model::{
-    Batch, ProofKey, Propagation, Reason, Refusal, Revision, RuleName, RuleState, RuleUid,
-    SourceRef,
+    Batch, NAMESPACES, ProofKey, Propagation, Reason, Refusal, Revision, RuleName, RuleState,
+    RuleUid, SourceRef,
 };
 
 use super::history::{CachedDiff, Failed};
@@ -141,7 +141,7 @@ impl Member {
             self.reconcile_area(area, now);
         }
         if listed.was_lost {
-            self.report_all_if_complete();
+            self.report_resumed(&area.resource);
         }
     }
 
@@ -157,17 +157,17 @@ impl Member {
 
     /// Handles an area whose copies cannot be watched, and may exist.
     pub(super) fn copies_forbidden(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
-        let was_lost = !self.watches.lost().is_empty();
+        let was_lost = self.watches.is_lost(area);
         let is_news = self.watches.forbid(area, copy_error, false);
         self.watch_failed(is_news.then_some(area), now);
         if was_lost {
-            self.report_all_if_complete();
+            self.report_resumed(&area.resource);
         }
     }
 
     /// Handles a kind of which no object can exist in an area.
     pub(super) fn kind_deleted(&mut self, area: &Area, copy_error: CopyError, now: Instant) {
-        let was_lost = !self.watches.lost().is_empty();
+        let was_lost = self.watches.is_lost(area);
         let is_news = self.watches.forbid(area, copy_error, true);
         let recorded = self
             .records
@@ -185,7 +185,7 @@ impl Member {
             self.reconcile_copy(&copy, now);
         }
         if was_lost {
-            self.report_all_if_complete();
+            self.report_resumed(&area.resource);
         }
     }
 
@@ -236,7 +236,7 @@ impl Member {
             self.reconcile_all(now);
         }
         if listed.was_lost {
-            self.report_all_if_complete();
+            self.report_resumed(NAMESPACES);
         }
     }
 
@@ -284,11 +284,13 @@ impl Member {
         }
     }
 
-    /// Reports all rules when no watch is lost any more. The agent proves nothing before.
-    pub(super) fn report_all_if_complete(&mut self) {
-        if self.watches.lost().is_empty() {
-            self.report.report_all(self.desired.rules().uids().cloned());
-        }
+    /// Reports the rules that may have proved nothing while the watch of these objects was lost.
+    pub(super) fn report_resumed(&mut self, resource: &str) {
+        let rules = self.desired.rules();
+        let blind = rules
+            .uids()
+            .filter(|uid| rules.may_have_kind(uid, resource));
+        self.report.report_all(blind.cloned());
     }
 }
 

@@ -615,6 +615,12 @@ impl Member {
                 } else {
                     self.jobs.queue.add(&key);
                 }
+                let copy_error = match want {
+                    DesiredCopy::Absent(..) => {
+                        self.decider().with_definition(copy, want, copy_error)
+                    }
+                    _ => copy_error,
+                };
                 return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
             }
             Some(_) => {

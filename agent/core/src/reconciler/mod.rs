@@ -44,8 +44,8 @@ use std::time::Instant;
 
 use runnel_proto::convert::split;
 use runnel_proto::model::{
-    AgentFrame, Counts, Hello, HubFrame, LostWatch, ProofKey, Refusal, RuleName, RuleState,
-    SnapshotBegin, SnapshotEnd, SourceRef,
+    AgentFrame, Counts, Hello, HubFrame, LostWatch, NAMESPACES, ProofKey, Refusal, RuleName,
+    RuleState, SnapshotBegin, SnapshotEnd, SourceRef,
 };
 
 use crate::audit::AuditLines;
@@ -127,6 +127,16 @@ pub enum WatchScope {
     Namespaces,
     /// The copies of an area.
     Copies(Area),
+}
+
+impl WatchScope {
+    /// Returns what is watched.
+    fn resource(&self) -> &str {
+        match self {
+            Self::Namespaces => NAMESPACES,
+            Self::Copies(area) => &area.resource,
+        }
+    }
 }
 
 /// What other clients had done to a copy that was corrected.
@@ -264,7 +274,7 @@ impl Reconciler {
             }
             Event::WatchResumed(scope) => {
                 member.watches.resume(&scope);
-                member.report_all_if_complete();
+                member.report_resumed(scope.resource());
             }
             Event::NamespacesListed => member.watches.begin_namespaces(),
             Event::Namespace(name, namespace) => {

@@ -2,7 +2,7 @@
 use std::time::Instant;
 
 use runnel_proto::model::{
-    CopyFeedback, FEEDBACK_BYTES, Proof, ProofKey, RuleState, RuleUid, SourceRef,
+    CopyFeedback, FEEDBACK_BYTES, LostWatch, Proof, ProofKey, RuleState, RuleUid, SourceRef,
 };
 
 use super::member::Member;
@@ -64,7 +64,7 @@ impl Member {
         states
     }
 
-    /// Returns the states of rules. While a watch is lost, they prove nothing.
+    /// Returns the states of rules. While a watch of their copies is lost, they prove nothing.
     pub(super) fn states<'a>(
         &mut self,
         rules: impl IntoIterator<Item = &'a RuleUid>,
@@ -74,7 +74,8 @@ impl Member {
             desired: &mut self.desired,
             records: &self.records,
             report: &self.report,
-            key: key.filter(|_| self.watches.lost().is_empty()),
+            key,
+            lost: &self.watches.lost(),
         };
         let rules = rules.into_iter();
         rules.filter_map(|uid| states.state(uid)).collect()
@@ -88,6 +89,7 @@ struct RuleStates<'a> {
     records: &'a Records,
     report: &'a Report,
     key: Option<&'a ProofKey>,
+    lost: &'a [LostWatch],
 }
 
 impl RuleStates<'_> {
@@ -140,7 +142,9 @@ impl RuleStates<'_> {
     /// Returns the proof of a rule's copies under the hub's key. `None` while a copy is neither
     /// applied nor waiting for its namespace.
     fn proof(&mut self, uid: &RuleUid) -> Option<Proof> {
-        let key = self.key?;
+        let rules = self.desired.rules();
+        let is_blind = |watch: &LostWatch| rules.may_have_kind(uid, &watch.resource);
+        let key = self.key.filter(|_| !self.lost.iter().any(is_blind))?;
         let counts = self.report.counts(uid);
         if counts.applied.saturating_add(counts.waiting) != counts.copies {
             return None;

@@ -192,6 +192,12 @@ impl Watches {
         }
     }
 
+    /// Whether the watch of an area is lost.
+    pub(super) fn is_lost(&self, area: &Area) -> bool {
+        let watch = self.copies.get(area);
+        watch.is_some_and(|watch| watch.lost.is_some())
+    }
+
     /// Records that a watch is not lost any more.
     pub(super) fn resume(&mut self, scope: &WatchScope) {
         match scope {

@@ -194,10 +194,11 @@ fn removal_waits_while_its_kind_is_missing() {
     assert!(!world.objects.contains_key(&widget_copy("one")));
 }
 
-#[test]
-fn missing_kind_ends_the_loss_of_its_watch_for_other_rules() {
+/// A cluster with a copy of a kind that was served and is not served now, whose definition may exist, and with another rule.
+fn unknown_kind() -> World {
     let mut world = without_widgets();
     world.serve(&area());
+    world.batch(vec![sent(&["one"])]);
     world.batch(vec![RuleDelta {
         upserts: vec![intent("plain", 1)],
         ..with_terms("s", terms("s", &["a"]))
@@ -205,15 +206,76 @@ fn missing_kind_ends_the_loss_of_its_watch_for_other_rules() {
     world.settle();
     let lost = Event::WatchLost(WatchScope::Copies(area()), 404);
     world.core.handle(lost, world.now);
-    world.batch(vec![RuleDelta {
-        upserts: vec![intent("more", 1)],
-        ..RuleDelta::new("s".into())
-    }]);
     world.settle();
-    assert_eq!(world.reported_state("s").unwrap().proof, None);
-    world.hide(&area());
+    world
+}
+
+#[test]
+fn copies_of_an_unknown_kind_keep_their_outcomes() {
+    let mut world = unknown_kind();
+    assert_eq!(counts(&world), (2, 0));
+    let lost = world.sent.iter().rev().find_map(|frame| match frame {
+        AgentFrame::LostWatches(lost) => Some(lost),
+        _ => None,
+    });
+    let lost: Vec<_> = lost.unwrap().iter().map(|lost| &*lost.resource).collect();
+    assert_eq!(lost, [WIDGETS]);
+    assert!(world.objects.contains_key(&widget_copy("one")));
+    // The definition is deleted.
+    world.unserve(&area());
     world.settle();
-    assert!(world.reported_state("s").unwrap().proof.is_some());
+    assert_eq!(counts(&world), (1, 1));
+}
+
+#[test]
+fn unknown_kind_keeps_no_other_rule_from_proving() {
+    let mut world = unknown_kind();
+    let proof = |world: &World, uid: &str| world.reported_state(uid).unwrap().proof;
+    let before = proof(&world, "s");
+    for uid in ["r", "s"] {
+        world.batch(vec![RuleDelta {
+            upserts: vec![intent(&format!("more-{uid}"), 1)],
+            ..RuleDelta::new(uid.into())
+        }]);
+    }
+    world.settle();
+    assert_eq!(proof(&world, "r"), None);
+    assert!(proof(&world, "s").is_some() && proof(&world, "s") != before);
+    let resumed = Event::WatchResumed(WatchScope::Copies(area()));
+    world.core.handle(resumed, world.now);
+    world.settle();
+    assert!(proof(&world, "r").is_some());
+}
+
+#[test]
+fn removal_of_an_unknown_kind_waits_for_its_definition() {
+    for is_deleted in [true, false] {
+        let mut world = unknown_kind();
+        let not_served = Some(crate::classify::not_served(WIDGETS));
+        world.remove_rule("s", DeletionPolicy::Delete);
+        world.settle();
+        assert!(world.reported_state("s").unwrap().gone);
+        world.failing.clone_from(&not_served);
+        world.remove_rule("r", DeletionPolicy::Delete);
+        world.settle_now();
+        assert!(!world.reported_state("r").unwrap().gone);
+        let report = &world.core.member.report;
+        let removing = report.outcome(&widget_copy("one"), &"r".into());
+        let Some(CopyStatus::Removing(Some(copy_error))) = removing else {
+            panic!("{removing:?}");
+        };
+        assert_eq!(
+            copy_error,
+            &crate::classify::removal_waits_for_kind(WIDGETS)
+        );
+        world.failing = None;
+        if is_deleted {
+            world.unserve(&area());
+        }
+        world.settle();
+        assert!(world.reported_state("r").unwrap().gone);
+        assert!(!world.objects.contains_key(&widget_copy("one")));
+    }
 }
 
 #[test]
