@@ -324,7 +324,12 @@ impl ReportStore {
         let Some(watch) = connectivity.lost_watch(in_use.iter().copied()) else {
             return Some((first.clone(), Uncertain::Nothing));
         };
-        let is_lost = |kind: &&str| connectivity.lost_watch(std::iter::once(*kind)).is_some();
+        // An API server without a kind is available.
+        let is_served = |watch: &LostWatch| watch.status != 404 || &*watch.resource == NAMESPACES;
+        let is_lost = |kind: &&str| {
+            let watch = connectivity.lost_watch(std::iter::once(*kind));
+            watch.as_ref().is_some_and(is_served)
+        };
         let uncertain = if in_use.iter().all(is_lost) {
             Uncertain::Everything
         } else {

@@ -207,6 +207,12 @@ pub(super) fn without_watch(watch: &LostWatch) -> String {
                 "the agent lacks the right to list and watch {resource} (403); grant it the rights of its chart"
             )
         }
+        404 => {
+            format!(
+                "the member's API server does not serve {resource} now (404), and its objects may still exist: check its \
+                 CustomResourceDefinition or APIService there"
+            )
+        }
         status => {
             format!(
                 "the member's API server answers {status} to a watch of {resource}; see its log"

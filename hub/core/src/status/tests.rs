@@ -446,10 +446,10 @@ fn lost_watches_of_some_kinds_are_not_the_whole_api() {
     let mut world = World::new(&["one"]);
     world.applied("one");
     let name = ClusterName::from("one");
-    let mut uncertain = |lost: &[&str], in_use: &[&'static str]| {
+    let mut uncertain_by = |status: u16, lost: &[&str], in_use: &[&'static str]| {
         let lost = lost.iter().map(|resource| LostWatch {
             resource: (*resource).into(),
-            status: 503,
+            status,
         });
         world.report_store.lost_watches(&name, 1, lost.collect());
         let first = world
@@ -459,6 +459,13 @@ fn lost_watches_of_some_kinds_are_not_the_whole_api() {
     };
     let of = |resource: &str, uncertain| Some((resource.to_owned(), uncertain));
     let both = ["configmaps", "secrets"];
+    // The API server answers, and does not serve the only kind.
+    let gears = ["gears.example.com"];
+    assert_eq!(
+        uncertain_by(404, &gears, &gears),
+        of(gears[0], Uncertain::Kinds)
+    );
+    let mut uncertain = |lost: &[&str], in_use: &[&'static str]| uncertain_by(503, lost, in_use);
     assert_eq!(uncertain(&[], &both), None);
     let unused = uncertain(&["gears.example.com"], &both);
     assert_eq!(unused, of("gears.example.com", Uncertain::Nothing));
