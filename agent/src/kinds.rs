@@ -13,7 +13,7 @@ use kube::discovery::verbs;
 use runnel_proto::model::{
     CUSTOM_RESOURCE_DEFINITIONS, Kind, Kinds, Scope, SourceRef, split_resource,
 };
-use runnel_transport::discovery::read_named;
+use runnel_transport::discovery::read_served;
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
 
@@ -180,7 +180,7 @@ fn served_versions(definition: &Value) -> BTreeSet<&str> {
 /// The kinds of some names in this cluster.
 #[derive(Debug, Default)]
 pub struct KindsRead {
-    /// The kinds that the API server serves, in every version.
+    /// The kinds that the API server serves, or may serve, in every version.
     pub kinds: Kinds,
     /// The names of the kinds that are not served, and whose definitions are known to be deleted: none of their objects exists.
     pub deleted: BTreeSet<Arc<str>>,
@@ -190,19 +190,14 @@ pub struct KindsRead {
 const DEFINITIONS: usize = 4;
 
 /// Reads the kinds of these names. `known`: the kinds that were served before. They stay known while the API server cannot
-/// reach their group.
+/// reach their group, and while the discovery lacks them and their definitions may exist.
 pub async fn discover(client: Client, named: BTreeSet<Arc<str>>, known: Kinds) -> Call<KindsRead> {
-    let read = with_timeout(read_named(client.clone(), &named, &VERBS)).await?;
-    let is_kept = |kind: &&Kind| {
-        let found = read.kinds.in_version(&kind.resource, &kind.version);
-        read.unreadable.contains(&kind.resource) && found.is_none()
-    };
-    let kept = known.in_all_versions().filter(is_kept);
-    let kinds: Kinds = read.kinds.in_all_versions().chain(kept).cloned().collect();
+    let reading = read_served(client.clone(), Some(&named), &VERBS);
+    let mut read = with_timeout(reading).await?;
     let is_missing =
-        |name: &Arc<str>| kinds.preferred(name).is_none() && !read.unreadable.contains(name);
-    let missing = stream::iter(named.into_iter().filter(is_missing));
-    let undefined = missing.map(|name| {
+        |name: &&Arc<str>| read.kinds.preferred(name).is_none() && !read.is_unreadable(name);
+    let missing: Vec<_> = named.iter().filter(is_missing).cloned().collect();
+    let undefined = stream::iter(missing).map(|name| {
         let client = client.clone();
         async move { has_no_definition(client, &name).await.then_some(name) }
     });
@@ -216,7 +211,14 @@ pub async fn discover(client: Client, named: BTreeSet<Arc<str>>, known: Kinds) -
             is_shown(name) || aggregated.as_ref().is_ok_and(|groups| !has_service(groups))
         });
     }
-    Ok(KindsRead { kinds, deleted })
+    read.keep(&known, |read, name| {
+        let is_missing = read.kinds.preferred(name).is_none() && !deleted.contains(name);
+        named.contains(name) && (is_missing || read.is_unreadable(name))
+    });
+    Ok(KindsRead {
+        kinds: read.kinds,
+        deleted,
+    })
 }
 
 /// Whether a kind is known to have no CustomResourceDefinition.
@@ -244,9 +246,7 @@ mod tests {
     use axum::body::Body;
     use futures::FutureExt;
     use http::{Request, Response};
-    use kube::discovery::{self, ApiCapabilities};
     use runnel_proto::model::Reason;
-    use runnel_transport::discovery::served_kind;
     use serde_json::json;
 
     use super::*;
@@ -391,16 +391,22 @@ mod tests {
             let unknown = read(json!([]), &[], definition).await;
             assert_eq!(
                 (names(&unknown), is_known(&unknown)),
-                (vec![], false),
+                (vec![], true),
                 "{definition}"
             );
         }
         // Its group has an API service that the discovery does not show.
         let hidden = read(json!([]), &["v1.example.org"], 404).await;
-        assert_eq!(names(&hidden), both[..1]);
+        assert_eq!(
+            (names(&hidden), is_known(&hidden)),
+            (vec![both[0].to_owned()], true)
+        );
         let current = json!({"version": "v1", "freshness": "Current", "resources": []});
         let shown = read(group(current), &["v1.example.org"], 404).await;
-        assert_eq!(names(&shown), both);
+        assert_eq!(
+            (names(&shown), is_known(&shown)),
+            (both.map(str::to_owned).to_vec(), false)
+        );
         // The API server cannot reach it.
         let stale = json!({"version": "v1", "freshness": "Stale", "resources": []});
         let stale = read(group(stale), &["v1.example.org"], 404).await;
@@ -427,28 +433,22 @@ mod tests {
         assert_eq!(versions, ["v2", "v1beta1"]);
     }
 
-    #[test]
-    fn kind_without_a_verb_of_the_agent_is_not_served() {
-        let served = discovery::ApiResource {
-            group: String::new(),
-            version: "v1".into(),
-            api_version: "v1".into(),
-            kind: "Service".into(),
-            plural: "services".into(),
+    #[tokio::test]
+    async fn kind_without_a_verb_of_the_agent_is_not_served() {
+        let read_with = async |verbs: &[&str]| {
+            let resource = json!({
+                "resource": "gears", "responseKind": {"group": "example.com", "version": "v1", "kind": "Gear"},
+                "scope": "Namespaced", "singularResource": "gear", "verbs": verbs,
+            });
+            let version = json!({"version": "v1", "freshness": "Current", "resources": [resource]});
+            let group = json!([{"metadata": {"name": "example.com"}, "versions": [version]}]);
+            let found = read(group, &[], 404).await.kinds;
+            found.preferred("gears.example.com").is_some()
         };
-        let with = |verbs: &[&str]| ApiCapabilities {
-            scope: discovery::Scope::Namespaced,
-            subresources: vec![],
-            operations: verbs.iter().map(|verb| (*verb).to_owned()).collect(),
-        };
-        assert!(served_kind(&served, &with(&VERBS), &VERBS).is_some());
+        assert!(read_with(&VERBS).await);
         for missing in VERBS {
             let others: Vec<_> = VERBS.into_iter().filter(|verb| *verb != missing).collect();
-            assert_eq!(
-                served_kind(&served, &with(&others), &VERBS),
-                None,
-                "{missing}"
-            );
+            assert!(!read_with(&others).await, "{missing}");
         }
     }
 }

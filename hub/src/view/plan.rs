@@ -397,8 +397,9 @@ impl ViewServer {
 
     /// Reads the kinds that the API server serves.
     pub(super) async fn find_kinds(&self) {
-        match read_kinds(self.client.clone()).await {
-            Ok(kinds) => self.hub_state.set_kinds(kinds),
+        let known = self.hub_state.kinds.borrow().clone();
+        match read_kinds(self.client.clone(), known).await {
+            Ok(read) => self.hub_state.set_kinds(read.kinds),
             Err(error) => {
                 tracing::warn!(%error, "cannot read the kinds that the API server serves");
             }

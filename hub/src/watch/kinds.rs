@@ -1,9 +1,8 @@
 //! Discovery of the kinds that the hub's API server serves.
 use kube::Client;
-use kube::api::ApiResource;
-use kube::discovery::{ApiCapabilities, Discovery, verbs};
+use kube::discovery::verbs;
 use runnel_proto::model::{Kind, Kinds};
-use runnel_transport::discovery::{served_kind, served_resources};
+use runnel_transport::discovery::{ServedKinds, read_served};
 
 use super::READ_LIMIT;
 use super::list::describe;
@@ -24,80 +23,76 @@ pub enum DiscoveryError {
     Timeout,
 }
 
-/// Reads the kinds that the API server serves.
+/// Reads the kinds that the API server serves. `known`: the kinds that it served before. They stay known while it cannot reach
+/// their group.
 ///
 /// # Errors
 /// [`DiscoveryError`], when they cannot be read.
-pub async fn read_kinds(client: Client) -> Result<Kinds, DiscoveryError> {
-    let reading = Discovery::new(client).run_aggregated();
-    let discovery = tokio::time::timeout(READ_LIMIT, reading)
+pub async fn read_kinds(client: Client, known: Kinds) -> Result<ServedKinds, DiscoveryError> {
+    let reading = read_served(client, None, &VERBS);
+    let read = tokio::time::timeout(READ_LIMIT, reading)
         .await
         .map_err(|_| DiscoveryError::Timeout)?
         .map_err(|error| DiscoveryError::Api(describe(&error)))?;
-    Ok(kinds(served_resources(&discovery)))
+    Ok(sources(read, &known))
 }
 
 /// Returns the kinds that can be sources, in each version, the preferred one first.
-fn kinds(served: impl Iterator<Item = (ApiResource, ApiCapabilities)>) -> Kinds {
-    let served = served.filter_map(|(resource, can)| served_kind(&resource, &can, &VERBS));
-    let known = Kind::supported().iter().cloned();
-    known.chain(served).take(KINDS).collect()
+fn sources(mut read: ServedKinds, known: &Kinds) -> ServedKinds {
+    read.keep(known, ServedKinds::is_unreadable);
+    let supported = Kind::supported().iter();
+    let all = supported.chain(read.kinds.in_all_versions());
+    read.kinds = all.take(KINDS).cloned().collect();
+    read
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use kube::discovery::Scope;
+    use runnel_proto::model::Scope;
 
-    fn served(plural: &str, version: &str, operations: &[&str]) -> (ApiResource, ApiCapabilities) {
-        let resource = ApiResource {
-            group: "example.org".to_owned(),
-            version: version.to_owned(),
-            api_version: format!("example.org/{version}"),
-            kind: "Widget".to_owned(),
-            plural: plural.to_owned(),
-        };
-        let can = ApiCapabilities {
-            scope: Scope::Namespaced,
-            subresources: vec![],
-            operations: operations.iter().map(ToString::to_string).collect(),
-        };
-        (resource, can)
+    use super::*;
+
+    fn widget(plural: &str, version: &str) -> Kind {
+        Kind::new("example.org", version, "Widget", plural, Scope::Namespaced)
+    }
+
+    fn read(kinds: impl IntoIterator<Item = Kind>, stale: &[&str]) -> ServedKinds {
+        ServedKinds {
+            kinds: kinds.into_iter().collect(),
+            stale: stale.iter().map(ToString::to_string).collect(),
+            ..ServedKinds::default()
+        }
     }
 
     #[test]
-    fn kinds_without_the_needed_verbs_are_not_served() {
-        let all = ["create", "get", "list", "patch", "watch"];
-        let found = kinds(
-            [
-                served("widgets", "v2", &all),
-                served("widgets", "v1", &all),
-                // Its CRD is being deleted.
-                served("leaving", "v1", &["delete", "get", "list", "watch"]),
-                served("reviews", "v1", &["create"]),
-            ]
-            .into_iter(),
-        );
-        let version = |resource: &str| {
-            found
-                .preferred(resource)
+    fn kinds_of_a_group_that_is_not_reached_stay_known() {
+        let known: Kinds = [widget("widgets", "v1"), widget("gears", "v1")]
+            .into_iter()
+            .collect();
+        let versions = |found: ServedKinds, resource: &str| {
+            let versions = found.kinds.versions(resource);
+            versions
                 .map(|kind| kind.version.to_string())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(version("widgets.example.org").as_deref(), Some("v2"));
+        let one = || read([widget("widgets", "v2")], &["example.org"]);
+        let found = sources(one(), &known);
+        assert!(found.is_unreadable("gears.example.org"));
+        assert_eq!(versions(found, "gears.example.org"), ["v1"]);
         assert_eq!(
-            (
-                version("leaving.example.org"),
-                version("reviews.example.org")
-            ),
-            (None, None)
+            versions(sources(one(), &known), "widgets.example.org"),
+            ["v2", "v1"]
         );
-        assert_eq!(version("secrets").as_deref(), Some("v1"));
+        let current = || sources(read([widget("widgets", "v2")], &[]), &known);
+        assert_eq!(versions(current(), "widgets.example.org"), ["v2"]);
+        assert!(versions(current(), "gears.example.org").is_empty());
+        assert_eq!(versions(current(), "secrets"), ["v1"]);
     }
 
     #[test]
     fn number_of_kinds_is_bounded() {
-        let many = (0..KINDS + 10)
-            .map(|n| served(&format!("w{n}"), "v1", &["create", "get", "list", "watch"]));
-        assert_eq!(kinds(many).iter().count(), KINDS);
+        let many = (0..KINDS + 10).map(|n| widget(&format!("w{n}"), "v1"));
+        let found = sources(read(many, &[]), &Kinds::default());
+        assert_eq!(found.kinds.iter().count(), KINDS);
     }
 }

@@ -15,8 +15,8 @@ use futures::future::BoxFuture;
 use kube::Client;
 use runnel_hub_core::index::ScopeState;
 use runnel_hub_core::plan::WatchScope;
-use runnel_proto::model::{Kind, Kinds};
-use runnel_transport::discovery::DiscoverySchedule;
+use runnel_proto::model::{Kind, Kinds, split_resource};
+use runnel_transport::discovery::{DiscoverySchedule, ServedKinds};
 use runnel_transport::ops::WatchTimes;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -70,6 +70,8 @@ struct SourceWatches {
     schedule: DiscoverySchedule,
     /// Why the last read of the kinds failed.
     failure: Option<String>,
+    /// The API groups of which kinds may be missing, because the API server could not reach them at the last read.
+    stale: BTreeSet<String>,
 }
 
 impl SourceWatches {
@@ -82,6 +84,7 @@ impl SourceWatches {
             tasks: JoinSet::new(),
             schedule: DiscoverySchedule::default(),
             failure: None,
+            stale: BTreeSet::new(),
         }
     }
 
@@ -89,7 +92,7 @@ impl SourceWatches {
         let hub_state = self.hub_state.clone();
         let mut needed = hub_state.needed.subscribe();
         let mut rounds = hub_state.leadership.relist_barrier.subscribe();
-        let mut reading: Option<BoxFuture<'static, Result<Kinds, DiscoveryError>>> = None;
+        let mut reading: Option<BoxFuture<'static, Result<ServedKinds, DiscoveryError>>> = None;
         let mut compare_at = None;
         loop {
             needed.mark_unchanged();
@@ -100,7 +103,8 @@ impl SourceWatches {
             let now = Instant::now();
             let due = self.due(now).filter(|_| reading.is_none());
             if due.is_some_and(|due| due <= now) {
-                reading = Some(read_kinds(self.client.clone()).boxed());
+                let known = hub_state.kinds.borrow().clone();
+                reading = Some(read_kinds(self.client.clone(), known).boxed());
             }
             let read = async {
                 match &mut reading {
@@ -148,15 +152,15 @@ impl SourceWatches {
             .collect()
     }
 
-    fn set_kinds(&mut self, read: Result<Kinds, DiscoveryError>) {
+    fn set_kinds(&mut self, read: Result<ServedKinds, DiscoveryError>) {
         let named = self.named_kinds();
         match read {
-            Ok(kinds) => {
-                let is_missing = |resource: &Arc<str>| kinds.preferred(resource).is_none();
+            Ok(read) => {
+                let is_missing = |resource: &Arc<str>| read.kinds.preferred(resource).is_none();
                 let missing = named.into_iter().filter(is_missing).collect();
                 self.schedule.read(Instant::now(), missing);
-                self.failure = None;
-                self.hub_state.set_kinds(kinds);
+                (self.failure, self.stale) = (None, read.stale);
+                self.hub_state.set_kinds(read.kinds);
             }
             Err(error) => {
                 tracing::error!(%error, "cannot read the kinds that the API server serves; retrying");
@@ -225,6 +229,10 @@ impl SourceWatches {
         let resource = &scope.resource;
         let Some(kind) = kinds.preferred(resource) else {
             return match &self.failure {
+                _ if self.stale.contains(split_resource(resource).1) => unreadable(format!(
+                    "the API server of the hub cannot reach the group of {resource}, so it is not known whether it serves the kind: \
+                     check the APIServices of the group"
+                )),
                 _ if self.schedule.has_read() => Err(Unwatched::State(ScopeState::NotServed)),
                 Some(why) => unreadable(format!(
                     "the hub cannot read which kinds its API server serves: {why}"
@@ -402,6 +410,16 @@ mod tests {
         Kind::supported().iter().cloned().chain(kinds).collect()
     }
 
+    /// A discovery with these kinds, and with the group of the kinds of this test, which the API server may not reach.
+    fn read(kinds: impl IntoIterator<Item = Kind>, is_stale: bool) -> ServedKinds {
+        let group = is_stale.then(|| "example.org".to_owned());
+        ServedKinds {
+            kinds: served(kinds),
+            stale: group.into_iter().collect(),
+            ..ServedKinds::default()
+        }
+    }
+
     fn add_rule(watches: &SourceWatches, uid: &str, resources: &[String]) {
         let entries: Vec<_> = resources
             .chunks(16)
@@ -491,7 +509,7 @@ mod tests {
             state(&watches, &widgets),
             ScopeState::Unreadable(_)
         ));
-        watches.set_kinds(Ok(served([])));
+        watches.set_kinds(Ok(read([], false)));
         let hub_state = watches.hub_state.clone();
         let barrier = &hub_state.leadership.relist_barrier;
         barrier.begin();
@@ -499,13 +517,37 @@ mod tests {
         assert_eq!(state(&watches, &widgets), ScopeState::NotServed);
         let scope = WatchScope::everywhere(widgets.as_str());
         assert!(barrier.have_all([Watched::Sources(scope.clone())]));
-        watches.set_kinds(Ok(served([kind(0)])));
+        watches.set_kinds(Ok(read([kind(0)], false)));
         update(&mut watches).await;
         assert!(is_watched(&watches, &widgets));
         // It is not served any more.
-        watches.set_kinds(Ok(served([])));
+        watches.set_kinds(Ok(read([], false)));
         update(&mut watches).await;
         assert!(!is_watched(&watches, &widgets) && watches.tasks.is_empty());
+        assert_eq!(state(&watches, &widgets), ScopeState::NotServed);
+    }
+
+    #[tokio::test]
+    async fn kind_of_a_group_that_is_not_reached_is_unknown() {
+        let mut watches = watches();
+        let widgets = kind(0).to_string();
+        add_rule(&watches, "r", std::slice::from_ref(&widgets));
+        watches.set_kinds(Ok(read([], true)));
+        update(&mut watches).await;
+        let ScopeState::Unreadable(why) = state(&watches, &widgets) else {
+            panic!("{:?}", state(&watches, &widgets));
+        };
+        assert!(why.contains("cannot reach the group"), "{why}");
+        watches.set_kinds(Ok(read([kind(0)], false)));
+        update(&mut watches).await;
+        assert!(is_watched(&watches, &widgets));
+        // The discovery that is read then has the known kinds.
+        watches.set_kinds(Ok(read([kind(0)], true)));
+        update(&mut watches).await;
+        assert!(is_watched(&watches, &widgets));
+        // The group is reached, and the kind is not in it.
+        watches.set_kinds(Ok(read([], false)));
+        update(&mut watches).await;
         assert_eq!(state(&watches, &widgets), ScopeState::NotServed);
     }
 
@@ -524,7 +566,7 @@ mod tests {
             (whole, &in_cluster, &in_namespaces),
             (kind(0), &in_namespaces, &in_cluster),
         ] {
-            watches.set_kinds(Ok(served([kind])));
+            watches.set_kinds(Ok(read([kind], false)));
             update(&mut watches).await;
             let has_watch = |scope: &WatchScope| {
                 let known = watches.scopes.get(scope);

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use kube::Client;
 use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery, APIVersionDiscovery};
-use kube::discovery::{self, ApiCapabilities, ApiResource, Discovery};
 use runnel_proto::model::{Kind, Kinds, Scope, split_resource};
 
 /// Interval after a read that was the last one before a change: a definition, or a kind that is needed now.
@@ -112,47 +111,67 @@ fn jittered(interval: Duration) -> Duration {
     interval * u32::try_from(800 + random).unwrap_or(1000) / 1000
 }
 
-/// Kinds of some names, as the discovery of an API server shows them.
+/// Kinds, as the discovery of an API server shows them.
 #[derive(Debug, Default)]
-pub struct NamedKinds {
+pub struct ServedKinds {
     /// The kinds that are served, in every version that is known.
     pub kinds: Kinds,
-    /// The names of which versions may be missing, because the API server cannot reach an aggregated API of their group.
-    pub unreadable: BTreeSet<Arc<str>>,
+    /// The API groups of which versions may be missing, because the API server cannot reach an aggregated API of them.
+    pub stale: BTreeSet<String>,
     /// The API groups that the discovery shows.
     pub groups: BTreeSet<String>,
 }
 
-/// Reads the kinds of these names, `plural[.group]`, that an API server serves with all these verbs, in every version.
+impl ServedKinds {
+    /// Whether versions of a kind may be missing, because the API server cannot reach an aggregated API of its group.
+    pub fn is_unreadable(&self, resource: &str) -> bool {
+        self.stale.contains(split_resource(resource).1)
+    }
+
+    /// Adds the versions of the known kinds that are not among them, for the kinds with this property: the discovery is no
+    /// proof that they are not served.
+    pub fn keep(&mut self, known: &Kinds, is_unknown: impl Fn(&Self, &str) -> bool) {
+        let is_kept = |kind: &&Kind| {
+            let found = self.kinds.in_version(&kind.resource, &kind.version);
+            found.is_none() && is_unknown(self, &kind.resource)
+        };
+        let kept = known.in_all_versions().filter(is_kept);
+        let all = self.kinds.in_all_versions().chain(kept);
+        self.kinds = all.cloned().collect();
+    }
+}
+
+/// Reads the kinds of these names, `plural[.group]`, that an API server serves with all these verbs, in every version. `None`:
+/// those of any name.
 ///
 /// # Errors
 /// The error of the API server.
-pub async fn read_named(
+pub async fn read_served(
     client: Client,
-    named: &BTreeSet<Arc<str>>,
+    named: Option<&BTreeSet<Arc<str>>>,
     verbs: &[&str],
-) -> Result<NamedKinds, kube::Error> {
+) -> Result<ServedKinds, kube::Error> {
     let mut groups = client.list_api_groups_aggregated().await?.items;
-    if named.iter().any(|name| split_resource(name).1.is_empty()) {
+    let is_core = |name: &Arc<str>| split_resource(name).1.is_empty();
+    if named.is_none_or(|named| named.iter().any(is_core)) {
         groups.extend(client.list_core_api_versions_aggregated().await?.items);
     }
-    Ok(named_kinds(groups, named, verbs))
+    Ok(served_kinds(groups, named, verbs))
 }
 
-fn named_kinds(
+fn served_kinds(
     groups: Vec<APIGroupDiscovery>,
-    named: &BTreeSet<Arc<str>>,
+    named: Option<&BTreeSet<Arc<str>>>,
     verbs: &[&str],
-) -> NamedKinds {
-    let (mut kinds, mut unreadable, mut shown) = (vec![], BTreeSet::new(), BTreeSet::new());
+) -> ServedKinds {
+    let (mut kinds, mut stale, mut shown) = (vec![], BTreeSet::new(), BTreeSet::new());
     for group in groups {
         let name = group.metadata.and_then(|metadata| metadata.name);
         let name = name.unwrap_or_default();
         let is_stale =
             |version: &APIVersionDiscovery| version.freshness.as_deref() != Some("Current");
         if group.versions.iter().any(is_stale) {
-            let of_group = named.iter().filter(|named| split_resource(named).1 == name);
-            unreadable.extend(of_group.cloned());
+            stale.insert(name.clone());
         }
         // The preferred version is the first.
         for version in group.versions {
@@ -170,53 +189,17 @@ fn named_kinds(
                 let plural = resource.resource?;
                 let kind = resource.response_kind?.kind?;
                 let kind = Kind::new(&name, &number, &kind, &plural, scope);
-                named.contains(&kind.resource).then_some(kind)
+                let is_named = named.is_none_or(|named| named.contains(&kind.resource));
+                is_named.then_some(kind)
             }));
         }
         shown.insert(name);
     }
-    NamedKinds {
+    ServedKinds {
         kinds: kinds.into_iter().collect(),
-        unreadable,
+        stale,
         groups: shown,
     }
-}
-
-/// Returns what a discovery has, in every version: the preferred version of a group first.
-pub fn served_resources(
-    discovery: &Discovery,
-) -> impl Iterator<Item = (ApiResource, ApiCapabilities)> {
-    discovery.groups().flat_map(|group| {
-        let preferred = group.preferred_version_or_latest();
-        let others = group
-            .versions()
-            .filter(move |version| *version != preferred);
-        let versions = std::iter::once(preferred).chain(others);
-        versions.flat_map(|version| group.versioned_resources(version))
-    })
-}
-
-/// Returns the kind of a resource in the discovery; `None` unless the API server offers all these verbs.
-pub fn served_kind(
-    resource: &ApiResource,
-    capabilities: &ApiCapabilities,
-    verbs: &[&str],
-) -> Option<Kind> {
-    let scope = match capabilities.scope {
-        discovery::Scope::Namespaced => Scope::Namespaced,
-        discovery::Scope::Cluster => Scope::Cluster,
-    };
-    let ApiResource {
-        group,
-        version,
-        kind,
-        plural,
-        ..
-    } = resource;
-    let has_all = verbs
-        .iter()
-        .all(|verb| capabilities.supports_operation(verb));
-    has_all.then(|| Kind::new(group, version, kind, plural, scope))
 }
 
 #[cfg(test)]
@@ -241,7 +224,7 @@ mod tests {
         };
         let gears: Arc<str> = "gears.example.com".into();
         let named = BTreeSet::from([WIDGETS.into(), gears.clone()]);
-        let read = |groups| named_kinds(groups, &named, &["get", "list"]);
+        let read = |groups| served_kinds(groups, Some(&named), &["get", "list"]);
         let current = version("v1", "Current", &[&widgets]);
         let served = group("example.org", serde_json::json!([current]));
         let down = group(
@@ -253,8 +236,8 @@ mod tests {
             both.kinds.preferred(WIDGETS),
             kinds_of_widgets().preferred(WIDGETS)
         );
-        assert_eq!(both.unreadable, [gears].into());
-        assert_eq!(read(vec![served.clone()]).unreadable, BTreeSet::new());
+        assert!(both.is_unreadable(&gears) && !both.is_unreadable(WIDGETS));
+        assert_eq!(read(vec![served.clone()]).stale, BTreeSet::new());
         // One version of a group may be known, and another one not.
         let versions = serde_json::json!([
             version("v2", "Stale", &[]),
@@ -262,9 +245,11 @@ mod tests {
         ]);
         let partly = read(vec![group("example.org", versions)]);
         assert!(partly.kinds.preferred(WIDGETS).is_some());
-        assert_eq!(partly.unreadable, [WIDGETS.into()].into());
-        let writes = named_kinds(vec![served], &named, &["get", "create"]);
-        assert_eq!(writes.kinds.preferred(WIDGETS), None);
+        assert!(partly.is_unreadable(WIDGETS));
+        for verb in ["get", "create"] {
+            let found = served_kinds(vec![served.clone()], None, &["list", verb]);
+            assert_eq!(found.kinds.preferred(WIDGETS).is_some(), verb == "get");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use kube::discovery::verbs;
 use runnel_api::is_local_kind;
 use runnel_proto::model::{Kind, Kinds, Scope, plain_text};
-use runnel_transport::discovery::read_named;
+use runnel_transport::discovery::{ServedKinds, read_served};
 
 use crate::access::Cluster;
 use crate::usage;
@@ -40,7 +40,7 @@ pub fn copied() -> Kinds {
 /// Returns ConfigMaps, Secrets, and these kinds as far as the cluster serves them.
 ///
 /// # Errors
-/// If the cluster cannot be asked.
+/// If the cluster cannot be asked, or cannot reach the group of one of them.
 pub async fn served(cluster: &Cluster, named: &[String]) -> anyhow::Result<Kinds> {
     let known = Kind::supported().iter().cloned();
     let unknown = named
@@ -50,11 +50,30 @@ pub async fn served(cluster: &Cluster, named: &[String]) -> anyhow::Result<Kinds
     if unknown.is_empty() {
         return Ok(known.collect());
     }
-    let reading = read_named(cluster.client(), &unknown, &[verbs::GET, verbs::LIST]);
+    let reading = read_served(cluster.client(), Some(&unknown), &[verbs::GET, verbs::LIST]);
     let served = cluster
         .within("read the kinds that it serves", reading)
         .await?;
+    check_groups(&unknown, &served, &cluster.place.to_string())?;
     Ok(known.chain(served.kinds.iter().cloned()).collect())
+}
+
+/// Checks that each kind is found, or known not to be served: an import without its objects would be incomplete.
+fn check_groups(
+    named: &BTreeSet<Arc<str>>,
+    served: &ServedKinds,
+    place: &str,
+) -> anyhow::Result<()> {
+    let is_unknown =
+        |name: &&Arc<str>| served.kinds.preferred(name).is_none() && served.is_unreadable(name);
+    match named.iter().find(is_unknown) {
+        None => Ok(()),
+        Some(name) => anyhow::bail!(
+            "the API server of {place} cannot reach the group of {}, so it is not known whether it serves the kind: check its \
+             APIServices with `kubectl get apiservices`, and import again",
+            plain_text(name, 80)
+        ),
+    }
 }
 
 /// Checks that the objects of these kinds can be copied from namespace to namespace. `served`: those of the cluster that
@@ -115,6 +134,27 @@ mod tests {
             let refusal = refusal(name).unwrap_err();
             assert!(refusal.contains(why), "{refusal}");
         }
+    }
+
+    #[test]
+    fn kind_of_a_group_that_is_not_reached_ends_the_import() {
+        let named = BTreeSet::from(["widgets.example.org".into()]);
+        let served = |stale: &[&str]| ServedKinds {
+            stale: stale.iter().map(ToString::to_string).collect(),
+            ..ServedKinds::default()
+        };
+        let check = |served: &ServedKinds| check_groups(&named, served, "eu-1");
+        assert!(check(&served(&["example.com"])).is_ok());
+        let mut down = served(&["example.org"]);
+        let refusal = check(&down).unwrap_err().to_string();
+        assert!(
+            refusal.contains("eu-1 cannot reach the group of widgets.example.org"),
+            "{refusal}"
+        );
+        // Another version of the group is reached.
+        let kind = Kind::new("example.org", "v1", "Widget", "widgets", Scope::Namespaced);
+        down.kinds = [kind].into_iter().collect();
+        assert!(check(&down).is_ok());
     }
 
     #[test]
