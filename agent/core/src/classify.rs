@@ -336,8 +336,8 @@ fn unmergeable(text: &str) -> CopyError {
         .take(NAMED_FIELDS)
         .collect();
     let hint = if text.contains("field not declared in schema") {
-        "; its Kubernetes or CustomResourceDefinition has another version than the hub's: update it, or leave the fields out \
-         (transform.removeFields)"
+        "; correct the field if its name is wrong; if not, its Kubernetes or CustomResourceDefinition has another version than \
+         the hub's: update it, or leave the field out (transform.removeFields)"
     } else {
         ""
     };
@@ -372,7 +372,7 @@ fn merge_path(line: &str) -> Option<(String, &str)> {
     let mut path = String::new();
     let mut rest = line.strip_prefix('.')?;
     loop {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | '/' | '$');
         let (name, after) = rest.split_at(rest.find(|c| !plain(c)).unwrap_or(rest.len()));
         path.push_str(name);
         rest = after;
@@ -845,6 +845,9 @@ mod tests {
         let cases = [
             (format!("{patch}.spec.futureField: field not declared in schema"), Reason::Invalid, "the member does not know `.spec.futureField`; "),
             (format!("{patch}.spec.futureField: field not declared in schema"), Reason::Invalid, hint),
+            (format!("{patch}.spec.resources.$patch: field not declared in schema"), Reason::Invalid, "does not know `.spec.resources.$patch`; "),
+            (format!("{patch}.metadata.labels.example.org/level: expected string, got &value.valueUnstructured{{Value:7}}"),
+             Reason::Invalid, "`.metadata.labels.example.org/level` has the wrong type: expected string"),
             (format!("{patch}errors:\n  .spec.a: field not declared in schema\n  {containers}[name=\"c4n4ry: ] \"].b: field not declared in schema"),
                 Reason::Invalid, "the member does not know `.spec.a`; the member does not know `.spec.template.spec.containers[].b`"),
             (format!("{patch}{containers}[name=\"web\"].env: duplicate entries for key [name=\"c4n4ry\"]"),
