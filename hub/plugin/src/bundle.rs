@@ -7,8 +7,10 @@ use runnel_api::{
     BUNDLE_KIND, BundleKind, BundleKindScope, ManifestBundle, ManifestBundleSpec, SERVER_METADATA,
     limits,
 };
-use runnel_hub_core::plan::{LAST_APPLIED, MANIFEST_METADATA};
-use runnel_proto::model::{is_subdomain, plain_text};
+use runnel_hub_core::plan::{
+    LAST_APPLIED, LeftOut, MANIFEST_METADATA, Origin, content_of, left_out,
+};
+use runnel_proto::model::{Kind, Scope, is_subdomain, plain_text};
 use serde_json::{Map, Value, json};
 
 use super::args::{BundleArgs, BundleOutput};
@@ -151,6 +153,7 @@ fn collected(files: Vec<ManifestFile>, splits: bool) -> Result<Collected, String
     if collected.manifests.is_empty() {
         return Err(secrets.unwrap_or_else(|| "the input has no manifests".to_owned()));
     }
+    collected.notes.extend(collected.left_out.notes());
     collected.notes.extend(secrets);
     Ok(collected)
 }
@@ -167,6 +170,8 @@ struct Collected {
     secrets: Vec<String>,
     /// The kinds that CustomResourceDefinitions of the input define.
     defined: Vec<BundleKind>,
+    /// What the hub leaves out of the manifests.
+    left_out: LeftOut,
     notes: Vec<String>,
 }
 
@@ -230,6 +235,8 @@ impl Collected {
         if kind == "CustomResourceDefinition" {
             self.defined.extend(defined_kinds(&object));
         }
+        let object = Value::Object(object);
+        self.note_left_out(&api_version, &kind, &object);
         let key = [
             group.to_owned(),
             kind,
@@ -241,8 +248,20 @@ impl Collected {
                 "{place} ({shown}) is there twice: it is also in {other}"
             ));
         }
-        self.manifests.push((namespace, Value::Object(object)));
+        self.manifests.push((namespace, object));
         Ok(())
+    }
+
+    /// Collects what the hub leaves out of a manifest. The kinds that have such fields have regular plurals.
+    fn note_left_out(&mut self, api_version: &str, kind: &str, manifest: &Value) {
+        let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+        let plural = format!("{}s", kind.to_lowercase());
+        let read = Kind::new(group, version, kind, &plural, Scope::Namespaced);
+        if let Ok(content) = content_of(&read, manifest, Origin::Manifest) {
+            let paths = left_out(manifest, &content).into_iter();
+            let paths = paths.map(|path| plain_text(&path, 400));
+            self.left_out.add(&plain_text(kind, 80), paths);
+        }
     }
 
     /// Removes the metadata that a bundle does not have.
@@ -600,6 +619,20 @@ mod tests {
             scope: BundleKindScope::Namespaced,
         };
         assert_eq!(made.spec.kinds, [expected]);
+    }
+
+    #[test]
+    fn what_the_hub_leaves_out_of_manifests_is_noted() {
+        let mut one = map("a");
+        one["metadata"]["labels"] = json!({"app.kubernetes.io/managed-by": "Helm", "app": "a"});
+        let mut job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}});
+        job["spec"] = json!({"selector": {"matchLabels": {"a": "b"}}});
+        let made = of(vec![one, job, map("b")]).unwrap();
+        let expected = [
+            "copies of ConfigMap do not get /metadata/labels/app.kubernetes.io~1managed-by",
+            "copies of Job do not get /spec/selector/matchLabels/a",
+        ];
+        assert_eq!(made.notes, expected);
     }
 
     #[test]

@@ -10,15 +10,13 @@ use runnel_proto::model::{
 use serde_json::{Map, Value};
 
 use super::SourceContent;
+use super::left_out::{LAST_APPLIED, kept_paths};
 use super::portable::{
     Origin, has_injected_ca, is_automatic, is_ca_injector, is_controlled, is_local_entry,
     portable_fields,
 };
 use crate::guard::{Cause, CauseKind};
 use runnel_api::is_local_kind;
-
-/// The annotation in which `kubectl apply` stores the whole object.
-pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Annotations and labels of an object of the hub cluster that are not copied unless a rule allows it: they control tools of
 /// that cluster, which own or prune what has them, or repeat the whole object. A trailing `*` matches any rest. Argo CD's
@@ -169,6 +167,7 @@ pub(super) fn source_content(
     let revision = key.revision(&kind.resource, &canonical);
     let mut read = SourceContent::of(revision, &content, canonical);
     read.controlled = is_controlled_source(kind, object);
+    read.left_out = kept_paths(object, &content);
     let denied = denied_of(object).filter(|_| origin == Origin::HubCluster);
     read.denied = denied.map(|denied| Payload::encode(denied.to_bytes()));
     Ok(read)
@@ -262,8 +261,7 @@ fn portable_content(kind: &Kind, object: &Value, origin: Origin) -> Content {
 /// Returns the labels and annotations that are copied only if a rule allows them; `None` if there
 /// are none. Marks of copies, and annotations that contain the whole object, are never copied.
 fn denied_of(object: &Value) -> Option<Content> {
-    let is_denied = |key: &str| is_denied(key) && !is_never_copied(key);
-    let denied = |scope| matching_entries(object, scope, is_denied);
+    let denied = |scope| matching_entries(object, scope, may_be_allowed);
     let content = Content {
         labels: denied("labels"),
         annotations: denied("annotations"),
@@ -289,6 +287,11 @@ fn matching_entries(
     entries
         .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
         .collect()
+}
+
+/// Whether a label or annotation of an object of the hub is copied only if a rule allows it.
+pub(super) fn may_be_allowed(key: &str) -> bool {
+    is_denied(key) && !is_never_copied(key)
 }
 
 /// Whether a label or annotation is Runnel's own, or contains the whole object.

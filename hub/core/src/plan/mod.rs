@@ -21,6 +21,7 @@
 //! - `content`: which part of an object is distributed.
 //! - `cow_sorted_map`: a sorted map with cheap clones.
 //! - `grants`: what is granted to a rule in each cluster.
+//! - `left_out`: what copies lack of their sources.
 //! - `manifests`: the manifests of all bundles that a rule selects.
 //! - `named_terms`: terms with the digest that names them.
 //! - `portable`: which fields another cluster can have.
@@ -40,6 +41,7 @@ mod content;
 mod cow_sorted_map;
 mod former_plan;
 mod grants;
+mod left_out;
 mod manifests;
 mod named_terms;
 mod portable;
@@ -65,14 +67,14 @@ pub use cluster_choice::ClusterChoice;
 pub(crate) use cluster_plans::NAMESPACE_SHARE;
 pub use cluster_plans::{ClusterPlans, Labels};
 pub use completed_state::{CompletedState, RollbackBlocker, kept_revision};
-pub use content::{
-    LAST_APPLIED, ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source,
-};
+pub use content::{ROLLBACK_SECRETS, UnsupportedSource, content_of, is_never_a_source};
 pub use cow_sorted_map::CowSortedMap;
 pub use grants::{
     Authorized, ContentKinds, EffectiveTerms, GrantChange, GrantedTerms, Grants, RuleGrant,
     RuleGrants, TargetClusters, TermsResolver,
 };
+use left_out::LeftOutPaths;
+pub use left_out::{LAST_APPLIED, LeftOut, left_out};
 use manifests::Manifests;
 pub use named_terms::NamedTerms;
 use parking_lot::Mutex;
@@ -99,6 +101,8 @@ pub struct SourceContent {
     /// The labels and annotations that are copied only by rules that allow it, if there are any, compressed. They are not
     /// part of the revision.
     pub denied: Option<Payload>,
+    /// The paths of the object that copies lack unless a rule allows them. They are not part of the revision.
+    left_out: LeftOutPaths,
     /// The digest that agents compute after they have applied the content.
     pub digest: Option<ContentDigest>,
     /// Whether a controller made the object from another one.
@@ -132,6 +136,7 @@ impl SourceContent {
             revision,
             payload,
             denied: None,
+            left_out: LeftOutPaths::default(),
             controlled: false,
             bundle: None,
             digest,

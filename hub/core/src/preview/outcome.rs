@@ -8,8 +8,8 @@ use runnel_proto::model::{
 };
 
 use super::{AgentAnswer, PreviewIndex, ReportedCopiesFn, diff};
-use crate::index::ReportedCopies;
-use crate::plan::RulePlan;
+use crate::index::{ReportedCopies, RuleEntry};
+use crate::plan::{LeftOut, RulePlan, SourceState};
 
 /// The id in the removal guard for a set that no agent has.
 const PRUNES: PruneDigest = PruneDigest([0x67; 16]);
@@ -196,6 +196,7 @@ impl PreviewIndex {
         if entry.plan.objects().next().is_none() {
             notes.push("spec.sources selects nothing that is there".to_owned());
         }
+        notes.extend(self.left_out(entry).notes());
         let intents = entry.plan.intents.iter();
         let open = intents.filter(|(intent, content)| {
             content.mode().is_none() && is_widened_by_additions(&intent.resource)
@@ -209,6 +210,25 @@ impl PreviewIndex {
             ));
         }
         notes
+    }
+
+    /// What the copies of a rule lack of their sources by default, and what the rule does not allow. The index has the
+    /// newest state of an object, also where its content is as before.
+    fn left_out(&self, entry: &RuleEntry) -> LeftOut {
+        let mut left_out = LeftOut::default();
+        for object in entry.plan.objects().filter(|_| !entry.rule.deleting) {
+            let known = self.index().sources().get(object);
+            let Some(SourceState::Read(content) | SourceState::Stale(content)) =
+                known.map(|known| &known.body)
+            else {
+                continue;
+            };
+            for (resource, paths) in content.left_out(&object.resource) {
+                let paths = paths.iter().filter(|path| !entry.rule.shape.allows(path));
+                left_out.add(resource, paths.map(|path| &**path));
+            }
+        }
+        left_out
     }
 }
 

@@ -3,15 +3,15 @@ use std::sync::Arc;
 
 use runnel_api::BUNDLE_KIND;
 use runnel_proto::model::{
-    Content, DIFF_FIELDS, FieldDiff, FieldsKey, Kind, PREVIEW_LIMIT, Payload, PreviewOutcome,
-    PreviewRequest, PreviewResult, PreviewedCopy, Revision, RevisionKey, SourceRef,
+    Content, DIFF_FIELDS, FieldDiff, FieldsKey, Kind, Kinds, PREVIEW_LIMIT, Payload,
+    PreviewOutcome, PreviewRequest, PreviewResult, PreviewedCopy, Revision, RevisionKey, SourceRef,
 };
 use serde_json::{Value, json};
 
 use super::*;
 use crate::guard::{FleetTerms, Limit};
 use crate::index::{ChangedObject, Cluster};
-use crate::plan::{RuleGrant, SourceContent, read_bundle};
+use crate::plan::{RuleGrant, SourceContent, read_bundle, read_source};
 use crate::rollout::{AdmittedClusters, Gate};
 
 const KEY: FieldsKey = FieldsKey([5; 32]);
@@ -169,6 +169,33 @@ fn unsaved_rule_leaves_no_trace() {
             && index.directives_since(&"one".into(), 0).1 == before
     );
     assert!(!index.planner().needs(&source("s0"), &BTreeMap::new()));
+}
+
+#[test]
+fn plan_names_what_copies_do_not_get_unless_the_rule_allows_it() {
+    let kind = Kind::by_resource("configmaps").unwrap();
+    let object = json!({"metadata": {"labels": {
+        "app.kubernetes.io/managed-by": "Helm", "app.kubernetes.io/instance": "web", "app": "web",
+    }}});
+    let key = RevisionKey::new(&[]);
+    let body = |source| read_source(kind, &source, &object, &Kinds::default(), &key);
+    let notes = |more| {
+        let index = index(2);
+        let mut preview = preview_of(&index, rule(&["s*"], &more));
+        for source in preview.unread().clone() {
+            preview.read(&source, body(source.clone()));
+        }
+        preview.notes()
+    };
+    let managed_by = "/metadata/labels/app.kubernetes.io~1managed-by";
+    let instance = "/metadata/labels/app.kubernetes.io~1instance";
+    let expected = |paths| [format!("copies of configmaps do not get {paths}")];
+    assert_eq!(
+        notes(json!({})),
+        expected(format!("{instance}, {managed_by}"))
+    );
+    let allowed = json!({"transform": {"labels": {"allow": ["app.kubernetes.io/*"]}}});
+    assert_eq!(notes(allowed), expected(managed_by.to_owned()));
 }
 
 #[test]

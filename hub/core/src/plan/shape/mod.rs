@@ -19,10 +19,11 @@ use data_encoding::HEXLOWER;
 use ring::digest::{Context, SHA256};
 use runnel_proto::model::{
     Content, ContentRules, MANAGED_BY_LABEL, Pattern, RESERVED_PREFIX, Revision, SourceRef,
-    VERSION_DIGITS, is_subdomain, matches_any,
+    VERSION_DIGITS, is_subdomain, matches_any, pointer_unescaped,
 };
 use serde_json::{Map, Value};
 
+use super::content::may_be_allowed;
 use super::{RenderError, RenderErrorKind, SecretRefs};
 use overrides::Override;
 use pointers::Pointers;
@@ -149,6 +150,16 @@ impl Shape {
             || !self.remove_fields.is_empty()
             || !self.substitute.fields.is_empty()
             || self.overrides.iter().any(Override::has_patch)
+    }
+
+    /// Whether copies have a label or annotation of this path although it is left out by default.
+    pub fn allows(&self, path: &str) -> bool {
+        let allows = |place, marks: &Marks| {
+            let key = path.strip_prefix(place).map(pointer_unescaped);
+            key.is_some_and(|key| may_be_allowed(&key) && matches_any(&marks.allow, &key))
+        };
+        allows("/metadata/labels/", &self.labels)
+            || allows("/metadata/annotations/", &self.annotations)
     }
 
     /// Whether copies contain a value of a Secret of this name.
