@@ -251,7 +251,8 @@ pub fn additions(
 
 fn is_of_controller(entry: &ManagedFieldsEntry) -> bool {
     let manager = entry.manager.as_deref().unwrap_or_default();
-    manager.ends_with("controller-manager") || manager == "kube-scheduler"
+    manager.ends_with("controller-manager")
+        || ["kube-scheduler", "clusterrole-aggregation-controller"].contains(&manager)
 }
 
 /// Whether the agent owns a key: it applied the key, and no other client has changed it since.
@@ -585,11 +586,13 @@ mod tests {
         assert_eq!(added(("helm", "Update", with(inside)), &[]).len(), 1);
         // An autoscaler and its like are parts of Kubernetes.
         let scaled = json!({"f:replicas": {}});
-        let controller = "kube-controller-manager";
-        assert_eq!(
-            added((controller, "Update", with(scaled.clone())), &[]),
-            nothing
-        );
+        for controller in [
+            "kube-controller-manager",
+            "clusterrole-aggregation-controller",
+        ] {
+            let by = (controller, "Update", with(scaled.clone()));
+            assert_eq!(added(by, &[]), nothing);
+        }
         assert_eq!(
             added(("kubectl", "Update", with(scaled)), &[]),
             ["/spec/replicas"]
