@@ -69,6 +69,7 @@ fn live(ownership: Ownership, others: Option<&str>) -> Live {
         facts: Facts::default(),
         others: others.map(Arc::from),
         is_shared: false,
+        is_widened: false,
         terminating: None,
         number: 0,
         newest: false,

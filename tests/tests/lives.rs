@@ -518,6 +518,7 @@ impl World {
                 facts: Facts::default().digested(&content(), &body.revision, &BTreeSet::new()),
                 others: None,
                 is_shared: false,
+                is_widened: false,
                 finished: false,
                 terminating: None,
                 number: 0,

@@ -195,6 +195,15 @@ fn kind_without_rules_is_compared_by_applied_fields() {
         ContentDigest::of_copy(&owned, &Revision([revision; 16]), &BTreeSet::new())
     };
     assert!(live(&whole).facts.digest == Some(digest(7)) && digest(7) != digest(8));
+    // What others add is seen, too, unless the copy is only created.
+    let mut widened = whole.clone();
+    widened["spec"]["egress"] = json!([{}]);
+    let entries = widened["metadata"]["managedFields"].as_array_mut().unwrap();
+    entries.push(json!({"manager": "kubectl-edit", "operation": "Update", "fieldsV1": {"f:spec": {"f:egress": {}}}}));
+    let found = live(&widened);
+    assert!(found.intact && found.is_widened && !live(&whole).is_widened);
+    widened["metadata"]["annotations"]["runnel.dev/mode"] = json!("createOnly");
+    assert!(!live(&widened).is_widened);
     // The API server takes a field that another client changed out of the fields of the agent.
     let mut taken = whole;
     taken["spec"]["ingress"] = json!([]);

@@ -10,7 +10,7 @@ use runnel_proto::model::{
     MANAGED_BY, MANAGED_BY_LABEL, MEMBER_ANNOTATION, MODE_ANNOTATION, NAMESPACES, NEWEST_LABEL,
     ObservedHealth, Payload, RETAINED_ANNOTATION, RETAINED_PROOF_ANNOTATION, RULE_ANNOTATION,
     RULE_LABEL, Revision, RuleUid, SEAL_ANNOTATION, SOURCE_ANNOTATION, Scope, SourceRef,
-    VERSION_ANNOTATION, is_mark, is_object_name, is_place,
+    VERSION_ANNOTATION, is_mark, is_object_name, is_place, is_widened_by_additions,
 };
 use serde_json::Value;
 
@@ -72,6 +72,8 @@ pub struct Live {
     pub others: Option<Arc<str>>,
     /// Whether other managers own fields of the agent's apply, too.
     pub is_shared: bool,
+    /// Whether other clients have added fields to a copy that is not exact, of a kind that can allow more with each field.
+    pub is_widened: bool,
     /// If it is being deleted: since when, and by which finalizers it still exists. For a person.
     pub terminating: Option<Arc<str>>,
     /// Its version number, if the rule keeps versions. The highest number was the last to become
@@ -222,6 +224,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
     let source = annotation(metadata, SOURCE_ANNOTATION).and_then(SourceRef::parse);
     let source = source.map(|source| source.as_copy(&copy.name));
     let (mut sealed, mut intact, mut facts) = (None, false, Facts::default());
+    let mut is_widened = false;
     // Only the text of another key's seal is known. Without a seal, nothing proves the origin of
     // the content.
     let is_unproved = seal.as_ref().is_none_or(|seal| seal.adopted);
@@ -273,6 +276,10 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
                 &written,
                 &managed_fields::mask_ignored(content, &written.ignored),
             );
+        is_widened = !seal.adopted
+            && facts.mode.is_none()
+            && is_widened_by_additions(&kind.resource)
+            && managed_fields::has_additions(object, &written.ignored);
         sealed = Some(Box::new(written));
     }
     let live = Live {
@@ -286,6 +293,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         facts,
         others: if intact { None } else { others(kind, metadata) },
         is_shared: managed_fields::is_shared(metadata),
+        is_widened,
         terminating: terminating(metadata),
         number: number(metadata, entry),
         newest: metadata

@@ -249,6 +249,12 @@ pub fn additions(
     added.filter(|added| !added.differences(1).is_empty())
 }
 
+/// Whether other clients have added fields to an object that the agent applied, as for [`additions`] of an exact copy.
+pub fn has_additions(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> bool {
+    let added = AppliedFields::of_others(object, ignored);
+    !added.differences(1).is_empty()
+}
+
 fn is_of_controller(entry: &ManagedFieldsEntry) -> bool {
     let manager = entry.manager.as_deref().unwrap_or_default();
     manager.ends_with("controller-manager")

@@ -280,6 +280,7 @@ mod tests {
             others: None,
             sealed,
             is_shared: false,
+            is_widened: false,
             terminating: None,
             number: 0,
             newest: false,

@@ -461,6 +461,7 @@ mod tests {
             facts: Facts::default(),
             others: None,
             is_shared: false,
+            is_widened: false,
             terminating: None,
             number: 0,
             newest: false,

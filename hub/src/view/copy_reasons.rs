@@ -18,6 +18,8 @@ const RULES: usize = 64;
 const FIELDS: usize = 64;
 
 const WAVE: &str = "the cluster waits for its wave in the rollout: its copies are left unchanged";
+const WIDENED: &str = "others have added fields to it, by which it can allow more than its source: with exact: true in its entry \
+                       of spec.sources they are removed";
 const UNKNOWN_GRANTS: &str =
     "the hub cannot read the grants now: nothing is sent or removed until it can";
 
@@ -348,6 +350,10 @@ pub fn with_answer(explanations: &mut [RuleExplanation], answer: &Inspected) {
                 }
                 (None, _) => std::mem::take(&mut wish.message),
             };
+            let is_widened = answer.live.as_ref().is_some_and(|live| live.widened);
+            if because.outcome == CopyOutcome::Applied && is_widened {
+                add_message(wish, WIDENED);
+            }
             if let Some(why) = reverted {
                 with_rollback(wish, &why);
             }
@@ -366,9 +372,13 @@ fn with_rollback(wish: &mut RuleExplanation, why: &str) {
     if wish.state == state_of(CopyOutcome::Applied) {
         wish.state = ExplainedState::Reverted;
     }
+    add_message(wish, why);
+}
+
+fn add_message(wish: &mut RuleExplanation, more: &str) {
     wish.message = match wish.message.as_str() {
-        "" => why.to_owned(),
-        message => format!("{message}. Besides: {why}"),
+        "" => more.to_owned(),
+        message => format!("{message}. Besides: {more}"),
     };
 }
 
@@ -460,7 +470,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use runnel_proto::model::{CopyState, Payload, Reason};
+    use runnel_proto::model::{CopyState, LiveObject, Payload, Reason};
     use serde_json::{Value, json};
 
     use super::*;
@@ -659,6 +669,44 @@ mod tests {
         );
         assert_eq!(of(vec![]).0, "NamespaceNotChosen");
         assert!(of(vec![]).1.contains("does not exist"));
+    }
+
+    #[test]
+    fn applied_copy_with_additions_names_the_remedy() {
+        let index = index(
+            vec![rule("r", json!({"namespaces": {"names": ["x"]}}))],
+            json!({"all": true}),
+        );
+        let copy = SourceRef::new("configmaps", "x", "s");
+        let message = |outcome, widened| {
+            let mut explanations = all(&index, "one", &copy);
+            let live = LiveObject {
+                ours: true,
+                intact: true,
+                sealed: None,
+                applied_at: 0,
+                uid: String::new(),
+                health: None,
+                feedback: vec![],
+                widened,
+            };
+            let state = CopyState {
+                rule: "r".into(),
+                outcome,
+                copy_error: None,
+            };
+            let answer = Inspected {
+                question: 1,
+                namespace: NamespaceState::Ready,
+                states: vec![state],
+                live: Some(live),
+            };
+            with_answer(&mut explanations, &answer);
+            explanations.remove(0).message
+        };
+        assert!(message(CopyOutcome::Applied, true).contains("exact: true"));
+        assert_eq!(message(CopyOutcome::Applied, false), "");
+        assert_eq!(message(CopyOutcome::Removing, true), "");
     }
 
     #[test]

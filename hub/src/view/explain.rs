@@ -284,6 +284,7 @@ mod tests {
                 name: "address".into(),
                 value: "192.0.2.1".into(),
             }],
+            widened: false,
         };
         let shown =
             |rules: &[&str]| feedback(&live, &rules.iter().map(|rule| (*rule).into()).collect());

@@ -114,6 +114,7 @@ fn live(wire: wire::LiveObject) -> Result<LiveObject, Unreadable> {
         uid: plain_text(&wire.uid, NAME_LIMIT),
         health,
         feedback: feedback_values(wire.feedback),
+        widened: wire.widened,
     })
 }
 
@@ -183,5 +184,6 @@ fn live_to_wire(live: &LiveObject) -> wire::LiveObject {
         health,
         health_message,
         feedback: feedback_values_to_wire(&live.feedback),
+        widened: live.widened,
     }
 }

@@ -746,7 +746,7 @@ fn inspected() -> impl Strategy<Value = Inspected> {
     });
     let sealed = prop::option::of((uid(), source(), any::<[u8; 16]>().prop_map(Revision)));
     let live = (
-        any::<[bool; 2]>(),
+        any::<[bool; 3]>(),
         sealed,
         any::<i64>(),
         name(),
@@ -754,7 +754,7 @@ fn inspected() -> impl Strategy<Value = Inspected> {
         feedback_values(),
     );
     let live = live.prop_map(
-        |([ours, intact], sealed, applied_at, uid, health, feedback)| LiveObject {
+        |([ours, intact, widened], sealed, applied_at, uid, health, feedback)| LiveObject {
             ours,
             intact,
             sealed,
@@ -762,6 +762,7 @@ fn inspected() -> impl Strategy<Value = Inspected> {
             uid,
             health,
             feedback,
+            widened,
         },
     );
     (

@@ -330,4 +330,6 @@ pub struct LiveObject {
     pub health: Option<ObservedHealth>,
     /// The fields that the sealed rule has returned, at most [`FEEDBACK_LIMIT`](super::FEEDBACK_LIMIT).
     pub feedback: Vec<FeedbackValue>,
+    /// Whether others have added fields to a copy that is not exact, of a kind that can allow more with each field.
+    pub widened: bool,
 }

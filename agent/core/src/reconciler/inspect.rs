@@ -109,6 +109,7 @@ impl Decider<'_> {
                 copy,
                 created.and_then(|live| live.feedback.as_deref()),
             ),
+            widened: live.is_widened,
         }
     }
 
