@@ -22,7 +22,7 @@ const KINDS: usize = 32;
 /// Returns the paths of what a person may have written into an object and what is not in the content that is sent of it. What
 /// servers write is not among them. A path is a JSON pointer in which `*` stands for each item of a list.
 pub fn left_out(object: &Value, sent: &Content) -> BTreeSet<String> {
-    let mut found = Comparison::default();
+    let mut found = MissingPaths::default();
     for (field, value) in object.as_object().into_iter().flatten() {
         match field.as_str() {
             "apiVersion" | "kind" => {}
@@ -52,11 +52,11 @@ pub fn left_out(object: &Value, sent: &Content) -> BTreeSet<String> {
 }
 
 #[derive(Default)]
-struct Comparison {
+struct MissingPaths {
     paths: BTreeSet<String>,
 }
 
-impl Comparison {
+impl MissingPaths {
     fn compare(&mut self, path: &[&str], value: &Value, sent: Option<&Value>) {
         match (value, sent) {
             (_, None) if is_nothing(value) || path.last().is_some_and(|key| is_of_server(key)) => {}
