@@ -4,18 +4,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_api::SERVER_METADATA;
-use runnel_proto::model::{Content, pointer_escaped};
+use runnel_proto::model::{Content, clip, pointer_escaped};
 use serde_json::{Map, Value};
 
 use super::SourceContent;
+use super::portable::is_local_entry;
 
 /// The annotation in which `kubectl apply` stores the whole object.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Fields that name an object: copies have their own.
 const IDENTITY: [&str; 2] = ["name", "namespace"];
-/// The most paths of one object that are kept, and the most paths and kinds in sentences.
-const KEPT: usize = 64;
+/// The most paths of one object that are kept, each in bytes: a tenant may have many objects with long names of entries.
+const KEPT: usize = 16;
+const PATH_BYTES: usize = 128;
+/// The most paths and kinds in sentences.
 const SHOWN: usize = 16;
 const KINDS: usize = 32;
 
@@ -105,7 +108,7 @@ fn is_nothing(value: &Value) -> bool {
 
 /// Whether servers or `kubectl apply` write what is under this key, where it is not sent.
 fn is_of_server(key: &str) -> bool {
-    SERVER_METADATA.contains(&key) || key == "status" || key == LAST_APPLIED
+    SERVER_METADATA.contains(&key) || key == "status" || key == LAST_APPLIED || is_local_entry(key)
 }
 
 /// The paths that a content keeps of its object.
@@ -114,7 +117,7 @@ pub(super) type LeftOutPaths = Box<[Box<str>]>;
 /// Returns the paths as a content keeps them.
 pub(super) fn kept_paths(object: &Value, sent: &Content) -> LeftOutPaths {
     let paths = left_out(object, sent).into_iter().take(KEPT);
-    paths.map(String::into_boxed_str).collect()
+    paths.map(|path| clip(&path, PATH_BYTES).into()).collect()
 }
 
 impl SourceContent {
@@ -255,7 +258,6 @@ mod tests {
         let service = of("services", Origin::HubCluster);
         for path in [
             "/metadata/annotations/cert-manager.io~1issuer",
-            "/metadata/annotations/deployment.kubernetes.io~1revision",
             "/metadata/labels/olm.owner",
             "/spec/clusterIP",
             "/spec/ports/*/nodePort",
