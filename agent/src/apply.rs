@@ -5,6 +5,8 @@ mod contained;
 mod exact;
 mod owned;
 mod preview;
+#[cfg(test)]
+mod recreation_tests;
 mod yaml_reader;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -30,8 +32,7 @@ use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::{CallError, kind_error, write_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
 use runnel_agent_core::decide::{
-    ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Recreate, Work,
-    WriteEffect,
+    ContentSource, DesiredObject, Done, ExpectedObject, Job, Key, Limits, Work, WriteEffect,
 };
 use runnel_agent_core::diff::Comparison;
 use runnel_agent_core::live::{Live, Sealed};
@@ -39,7 +40,7 @@ use runnel_agent_core::managed_fields::FIELD_MANAGER;
 use runnel_agent_core::policy::ServiceAccount;
 use runnel_agent_core::records::Observed;
 use runnel_agent_core::seal::Sealer;
-use runnel_agent_core::{body, delete_limit, diff, live, managed_fields};
+use runnel_agent_core::{body, diff, live, managed_fields};
 
 /// The JSON nodes that all jobs together may decode at a time. A node costs about 2 KiB in the content, the request and
 /// the answers.
@@ -390,11 +391,8 @@ impl ApplyRun<'_> {
             return Ok(());
         };
         let refused = self.judged(refused, body).await;
-        match body.recreate {
-            _ if refused.reason != Reason::Immutable => return Err(refused),
-            Recreate::Yes => {}
-            Recreate::Later(limit) => return Err(delete_limit::waits(limit)),
-            Recreate::No => return Err(refused),
+        if let Some(refused) = body.recreate.refusal(self.copy, refused) {
+            return Err(refused);
         }
         // The failed write may have changed the object partly.
         let target = self

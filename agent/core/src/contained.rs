@@ -183,7 +183,7 @@ pub fn not_empty(kinds: &[Kind]) -> CopyError {
         more => format!(" and {more} other kinds"),
     };
     let message = format!(
-        "it is deleted only when it is empty, and it has objects of {}{more}: delete them, or keep it by deletionPolicy: Retain",
+        "it is deleted only when it is empty, and it has objects of {}{more}: delete them, or keep it (deletionPolicy: Retain, immutablePolicy: Report)",
         names.join(", ")
     );
     CopyError::new(Reason::NotEmpty, message)
@@ -204,7 +204,7 @@ pub fn unlisted(kind: &Kind, error: &CallError) -> CopyError {
 /// Returns the error of a copy that is not deleted because it is unknown whether it is empty.
 pub fn unknown(reason: Reason, message: &str) -> CopyError {
     let message = format!(
-        "it is deleted only when it is empty, and that is unknown: {message}; or keep it by deletionPolicy: Retain"
+        "it is deleted only when it is empty, and that is unknown: {message}; or keep it (deletionPolicy: Retain, immutablePolicy: Report)"
     );
     CopyError::new(reason, message)
 }

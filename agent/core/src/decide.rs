@@ -29,6 +29,7 @@ pub use crate::live::ExpectedObject;
 use crate::live::{Live, Ownership};
 use crate::policy::{Policy, ServiceAccount};
 use crate::records::Observed;
+pub use crate::recreation::Recreate;
 
 /// The state of a copy's namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -660,18 +661,6 @@ impl Work {
             | Self::Preview(_) => None,
         }
     }
-}
-
-/// Whether a copy that cannot be changed is deleted and created again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recreate {
-    /// The failure is reported.
-    No,
-    /// The copy is deleted and created again.
-    Yes,
-    /// The rule recreates copies, but the policy's limit of deletions per hour is reached. Contains
-    /// that limit.
-    Later(usize),
 }
 
 /// The object to write. Without `Debug`: it may contain content.

@@ -32,6 +32,7 @@ pub mod policy;
 pub mod preview;
 pub mod reconciler;
 pub mod records;
+pub mod recreation;
 pub mod replacement;
 pub mod report;
 pub mod seal;

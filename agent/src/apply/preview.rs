@@ -203,16 +203,20 @@ impl Member {
             }
             _ => return Some((previewed, outcome)),
         };
-        Some(match tried {
-            Ok(()) => (previewed, outcome),
-            Err(copy_error)
-                if copy_error.reason == Reason::Immutable
-                    && body.is_some_and(|body| body.recreate != Recreate::No) =>
-            {
+        let Err(refused) = tried else {
+            return Some((previewed, outcome));
+        };
+        let recreate = body.map_or(Recreate::No, |body| body.recreate);
+        let refusal = match recreate.refusal(copy, refused) {
+            None => self.check_empty(&kind, copy).await.err(),
+            refusal => refusal,
+        };
+        Some(match refusal {
+            Some(refusal) => (PreviewOutcome::Refused, Some(refusal)),
+            None => {
                 let words = "it cannot be changed, so it is deleted and created again";
                 (previewed, Some(CopyError::new(Reason::Immutable, words)))
             }
-            Err(copy_error) => (PreviewOutcome::Refused, Some(copy_error)),
         })
     }
 
