@@ -398,6 +398,7 @@ impl Member {
             _ => false,
         };
         let removes = matches!(&work, Work::Delete(_));
+        let overwrites = matches!(&work, Work::Overwrite(..));
         let adds = match &work {
             Work::Create(_) | Work::Change(..) | Work::Adopt(..) | Work::Overwrite(..) => {
                 self.decider().growth(copy, &about.0)
@@ -433,6 +434,7 @@ impl Member {
             rule,
             deletes,
             removes,
+            overwrites,
             adds,
         };
         self.jobs.running.insert(copy.clone(), job);
@@ -496,8 +498,9 @@ impl Member {
         {
             self.jobs.deletes.done(now);
         }
+        let effect = self.history.recreated(copy, done.wrote, &mut job);
         self.history
-            .count(done.wrote, done.copy_error.is_some(), job.drift);
+            .count(effect, done.copy_error.is_some(), job.drift);
         if let Some(observed) = done.observed.filter(|_| self.watches.area(copy).is_some()) {
             self.copy_observed(copy, &job, observed, done.passed, done.wrote.is_none());
         } else if self.watches.of(copy).is_some_and(Watch::is_deleted) {
@@ -530,8 +533,7 @@ impl Member {
                     self.jobs.queue.done(&done.key, now);
                 }
                 self.desired.copies_mut().permit(copy, &job.target.0.rule);
-                if let Some(wrote) = done.wrote {
-                    let mut job = job;
+                if let Some(wrote) = effect {
                     job.drift &= !done.resealed;
                     tracing::debug!(%copy, ?wrote, drift = job.drift, "a copy was written");
                     // The outcome may be the same as before, as that of a contended copy is.

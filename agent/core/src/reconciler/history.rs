@@ -68,14 +68,22 @@ pub(super) enum Loss {
     Over,
 }
 
-/// The deletion of an object by others.
+/// The deletion of an object, by others or for a rule.
 struct Deletion {
     /// The uid of the object.
     uid: Arc<str>,
-    /// Since when the agent has seen it.
+    /// Since when the agent has seen it, or cannot delete the object.
     since: Instant,
     /// Whether the copy was applied before.
     was_applied: bool,
+}
+
+/// The recreation of a copy whose object is deleted and not created again yet.
+struct Recreation {
+    /// Whether the object was one of others, which the copy overwrites.
+    overwrites: bool,
+    drift: bool,
+    others: Option<Arc<str>>,
 }
 
 /// The history of the copies.
@@ -95,8 +103,10 @@ pub(super) struct CopyHistory {
     /// Correct copies over which another client wrote another revision with our marks; with their
     /// last intent and revision.
     rewritten: BTreeMap<SourceRef, (IntentKey, Revision)>,
-    /// Copies that are being deleted: their uids, and when that was first seen.
+    /// Copies that are being deleted, or whose removal is refused.
     terminating: BTreeMap<SourceRef, Deletion>,
+    /// Copies that a later job creates again: finalizers keep the deleted object for a while, or the creation has failed.
+    recreations: BTreeMap<SourceRef, Recreation>,
     /// Copies that have run to their end; with their intent and revision, and their health then.
     finished: BTreeMap<SourceRef, Finished>,
     /// The notices that were not taken yet.
@@ -364,6 +374,35 @@ impl CopyHistory {
         std::mem::take(&mut self.notices)
     }
 
+    /// Returns what a job did, where one job has deleted an object and a later one creates it again: the first has done nothing yet.
+    pub(super) fn recreated(
+        &mut self,
+        copy: &SourceRef,
+        wrote: Option<WriteEffect>,
+        job: &mut RunningJob,
+    ) -> Option<WriteEffect> {
+        match wrote {
+            Some(WriteEffect::Deleted) if !job.removes => {
+                let recreation = Recreation {
+                    overwrites: job.overwrites,
+                    drift: job.drift,
+                    others: job.others.clone(),
+                };
+                self.recreations.insert(copy.clone(), recreation);
+                None
+            }
+            Some(WriteEffect::Created) => {
+                let Some(begun) = self.recreations.remove(copy) else {
+                    return wrote;
+                };
+                (job.drift, job.others) = (begun.drift, begun.others);
+                let overwrote = begun.overwrites.then_some(WriteEffect::Overwrote);
+                overwrote.or(Some(WriteEffect::Recreated))
+            }
+            _ => wrote,
+        }
+    }
+
     /// Counts the result of a job. `drift`: the job corrected a copy that was correct before.
     pub(super) fn count(&mut self, wrote: Option<WriteEffect>, failed: bool, drift: bool) {
         self.totals.count(wrote, failed, drift);
@@ -377,7 +416,7 @@ impl CopyHistory {
         }
     }
 
-    /// Returns since when the agent has seen that an object is being deleted. `None` forgets a copy that is not. `outcome`: its last
+    /// Returns since when the agent has seen that an object is being deleted, or cannot delete it. `None` forgets a copy that is not. `outcome`: its last
     /// one.
     pub(super) fn terminating_since(
         &mut self,
@@ -422,6 +461,9 @@ impl CopyHistory {
         }
         if outcome.is_none() {
             self.contentions.forget(copy);
+        }
+        if matches!(outcome, None | Some(CopyStatus::Applied)) {
+            self.recreations.remove(copy);
         }
     }
 }

@@ -57,6 +57,8 @@ pub(super) struct RunningJob {
     pub(super) deletes: bool,
     /// Whether the job carries out a removal.
     pub(super) removes: bool,
+    /// Whether the job takes over an object of others, with any content.
+    pub(super) overwrites: bool,
     pub(super) adds: Usage,
 }
 

@@ -221,6 +221,70 @@ fn recreation_waits_where_no_more_may_be_deleted() {
 }
 
 #[test]
+fn recreation_in_two_jobs_is_reported_as_one() {
+    let recreating = |conflict_policy| Terms {
+        immutable_policy: ImmutablePolicy::Recreate,
+        conflict_policy,
+        ..terms("r", &["a"])
+    };
+    for (conflict, action) in [
+        (ConflictPolicy::Fail, CopyAction::Recreated),
+        (ConflictPolicy::Overwrite, CopyAction::Overwritten),
+    ] {
+        let mut world = limited(Policy::open());
+        if action == CopyAction::Recreated {
+            send(&mut world, "r", recreating(conflict), intents(0..1, 1));
+        } else {
+            world.make_foreign(&copy("a", "s0"));
+        }
+        world.core.take_notices();
+        world.sent.clear();
+
+        // Finalizers, such as that of `propagationPolicy: Orphan`, keep the object for a while.
+        world.finalized.insert("s0".into());
+        send(&mut world, "r", recreating(conflict), intents(0..1, 2));
+        assert!(world.objects[&copy("a", "s0")].live.terminating.is_some());
+        assert_eq!(world.core.take_notices().iter().filter(is_done).count(), 0);
+        assert_eq!(world.core.totals().removed, 0);
+
+        // The first try to create it again fails.
+        world.poisoned.insert("s0".into());
+        world.delete(&copy("a", "s0"));
+        world.settle();
+        world.poisoned.clear();
+        world.settle();
+        assert!(world.holds(&copy("a", "s0"), "r", "s0", 2));
+        let notices = world.core.take_notices();
+        let done: Vec<_> = notices.iter().filter(is_done).collect();
+        let is_right = match done[..] {
+            [Notice::Recreated(..)] => action == CopyAction::Recreated,
+            [Notice::Overwritten(..)] => action == CopyAction::Overwritten,
+            _ => false,
+        };
+        assert!(is_right, "{action}: {done:?}");
+        let changes = world.reported_changes("r");
+        let actions: Vec<_> = changes.iter().map(|change| change.action).collect();
+        assert_eq!(actions, [action]);
+
+        // A copy that others delete later is restored.
+        world.finalized.clear();
+        world.delete(&copy("a", "s0"));
+        world.settle_now();
+        assert!(
+            !world
+                .core
+                .take_notices()
+                .iter()
+                .any(|notice| is_done(&notice))
+        );
+    }
+}
+
+fn is_done(notice: &&Notice) -> bool {
+    matches!(notice, Notice::Recreated(..) | Notice::Overwritten(..))
+}
+
+#[test]
 fn purge_deletes_as_many_copies_an_hour_as_the_policy_allows() {
     let mut world = limited(Policy {
         deletes_per_hour: 2,

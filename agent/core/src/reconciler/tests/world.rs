@@ -10,7 +10,7 @@ use super::orders::Orders;
 use crate::classify;
 use crate::copy::CopyError;
 use crate::decide::{
-    DesiredObject, Done, ExpectedObject, Item, Job, Key, PreviewInput, PreviewJob, Work,
+    DesiredObject, Done, ExpectedObject, Item, Job, Key, PreviewInput, PreviewJob, Recreate, Work,
     WriteEffect,
 };
 pub use crate::desired::Namespace;
@@ -54,6 +54,8 @@ pub struct World {
     pub under_way: VecDeque<Job>,
     /// Names whose objects have a finalizer: a delete leaves them until they are finalized.
     pub finalized: BTreeSet<String>,
+    /// Names whose objects the API server does not delete, with its answers.
+    pub refused_deletes: BTreeMap<String, CopyError>,
     /// Names whose writes the API server refuses.
     pub poisoned: BTreeSet<String>,
     /// The accounts that may not write, by name.
@@ -210,6 +212,7 @@ impl World {
             undelivered: VecDeque::new(),
             under_way: VecDeque::new(),
             finalized: BTreeSet::new(),
+            refused_deletes: BTreeMap::new(),
             poisoned: BTreeSet::new(),
             refused_accounts: BTreeSet::new(),
             tries: 0,
@@ -797,6 +800,17 @@ impl World {
             Work::CreateNamespace | Work::Preview(_) => {}
             Work::Read => done.observed = Some(self.observed(&copy)),
             Work::Create(body) => self.write(&copy, None, &body, &mut done, false),
+            Work::Change(target, body) | Work::Overwrite(target, body)
+                if self.makes_way(&copy, &target, &body) =>
+            {
+                self.writes += 1;
+                self.edit(&copy, |object| {
+                    object.live.terminating = Some("is being deleted here".into());
+                });
+                (done.observed, done.wrote, done.deleted) =
+                    (Some(self.observed(&copy)), Some(WriteEffect::Deleted), true);
+                done.passed.push(target.version);
+            }
             Work::Change(target, body) => {
                 // An API server refuses the write of an object that has another version by now.
                 let there = self.objects.get(&copy).filter(|_| self.is(&copy, &target));
@@ -830,6 +844,9 @@ impl World {
                 done.compared = self
                     .is(&copy, &target)
                     .then(|| Box::new((target.version, copy_error)));
+            }
+            Work::Delete(_) if self.refused_deletes.contains_key(&*copy.name) => {
+                done.copy_error = self.refused_deletes.get(&*copy.name).cloned();
             }
             Work::Delete(target) if self.is(&copy, &target) => {
                 let created = self
@@ -887,6 +904,13 @@ impl World {
             }
         }
         done
+    }
+
+    /// Whether an object is deleted to be created again, and its finalizers keep it: all of them are immutable.
+    fn makes_way(&self, copy: &SourceRef, target: &ExpectedObject, body: &DesiredObject) -> bool {
+        let name = &*copy.name;
+        let is_kept = self.finalized.contains(name) && !self.poisoned.contains(name);
+        is_kept && body.recreate == Recreate::Yes && self.is(copy, target)
     }
 
     fn observed(&self, copy: &SourceRef) -> Observed {
