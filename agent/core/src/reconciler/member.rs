@@ -4,7 +4,7 @@
 //! terms to store and the states of rules, and knows no stream.
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use runnel_proto::model::{Reason, SourceRef};
 
@@ -27,11 +27,6 @@ use crate::live::{Live, Ownership};
 use crate::policy::{OnRevoke, Policy};
 use crate::records::{Observed, Records};
 use crate::report::{Report, ReportedObject};
-
-/// Time after which a deletion takes long, so that the outcome of the copy names what it waits for.
-const LONG_DELETION: Duration = Duration::from_secs(30);
-/// Longest time for which a deletion holds the removal of the later copies of its rule.
-const REMOVAL_WAIT: Duration = Duration::from_secs(300);
 
 /// The paths that are read in live objects.
 struct ReadPaths {
@@ -311,7 +306,12 @@ impl Member {
             }
             Visibility::Unreadable(copy_error) => {
                 let copy_error = self.decider().with_definition(copy, &want, copy_error);
-                self.jobs.cancel(copy);
+                self.jobs.cancel_queued(copy);
+                self.history.failed.remove(copy);
+                // Its object may exist.
+                if let Some(end) = self.await_removal(copy, &want, Some(&Arc::default()), now) {
+                    self.jobs.queue.add_at(&Key::Copy(copy.clone()), end);
+                }
                 self.prunes.forget(copy);
                 return self.record_outcome(copy, &want, Some(failure(&want, copy_error)), now);
             }
@@ -406,78 +406,6 @@ impl Member {
             }
         }
         self.record_outcome(copy, want, outcome, now);
-    }
-
-    /// Reports a deletion that takes long, and holds the removal of later copies until it ends: the controller that removes the
-    /// finalizers may be one of them. Both are bounded in time. Returns the outcome, and when it is to be checked again.
-    fn await_deletion(
-        &mut self,
-        copy: &SourceRef,
-        want: &DesiredCopy,
-        outcome: Option<CopyStatus>,
-        now: Instant,
-    ) -> (Option<CopyStatus>, Option<Instant>) {
-        let is_idle = |outcome: &CopyStatus| {
-            matches!(outcome, CopyStatus::UnderWay | CopyStatus::Removing(None))
-        };
-        let live = self.records.live(copy);
-        let live = live.filter(|_| outcome.as_ref().is_some_and(is_idle));
-        let deletion = live.and_then(|live| Some((live.uid.clone(), live.terminating.clone()?)));
-        let uid = deletion.as_ref().map(|(uid, _)| uid);
-        let before = match want {
-            DesiredCopy::Copy(wanted) => self.report.outcome(copy, &wanted.intent.rule),
-            _ => None,
-        };
-        let since = self.history.terminating_since(copy, uid, before, now);
-        let Some((since, (_, message))) = since.zip(deletion) else {
-            self.jobs.leave(copy);
-            return (outcome, None);
-        };
-        if matches!(want, DesiredCopy::Absent(..)) && now < since + REMOVAL_WAIT {
-            self.jobs.budget.leave(copy);
-            self.enter_phase(copy, want, true);
-        } else {
-            self.jobs.leave(copy);
-        }
-        let outcome = if now < since + LONG_DELETION {
-            outcome
-        } else {
-            let copy_error = CopyError::new(Reason::WaitingForDependency, message);
-            Some(self.long_deletion(copy, want, copy_error))
-        };
-        let mut ends = [LONG_DELETION, REMOVAL_WAIT]
-            .into_iter()
-            .map(|wait| since + wait);
-        (outcome, ends.find(|end| *end > now))
-    }
-
-    /// Returns the outcome of a copy whose deletion takes long. People get one Event about it.
-    fn long_deletion(
-        &mut self,
-        copy: &SourceRef,
-        want: &DesiredCopy,
-        copy_error: CopyError,
-    ) -> CopyStatus {
-        let outcome = failure(want, copy_error.clone());
-        let rule = match want {
-            DesiredCopy::Copy(wanted) => Some((&wanted.intent.rule, &wanted.rule)),
-            DesiredCopy::Absent(key, rule, _) => Some((&key.rule, rule)),
-            DesiredCopy::Nothing | DesiredCopy::OlderVersion(..) => None,
-        };
-        if let Some((uid, rule)) = rule
-            && self.report.outcome(copy, uid) != Some(&outcome)
-            && self.desired.cluster().denies_place(copy).is_none()
-        {
-            let notice = Notice::Failed(copy.clone(), rule.clone(), copy_error);
-            self.history.notify(notice);
-        }
-        outcome
-    }
-
-    /// Whether the object of a copy is being deleted.
-    pub(super) fn is_terminating(&self, copy: &SourceRef) -> bool {
-        let live = self.records.live(copy);
-        live.is_some_and(|live| live.terminating.is_some())
     }
 
     /// Returns the desired state of a copy whose job is to start, the decision about it, and whether
@@ -602,14 +530,19 @@ impl Member {
         }
         if let Some(later) = self.jobs.delete_later(action, now) {
             self.jobs.queue.add_at(&key, later);
-            self.jobs.leave_phase(copy);
+            // The limit is that of all copies, so that no later one goes before.
+            self.enter_phase(copy, want, true);
             let waits = self.jobs.delete_limit();
             return self.record_outcome(copy, want, Some(CopyStatus::Removing(Some(waits))), now);
         }
         match self.history.failed.get(copy) {
             Some(failed) if Some(&failed.target) == want.target().as_ref() => {
                 let copy_error = failed.copy_error.clone();
-                self.jobs.leave(copy);
+                let uid = match action {
+                    Action::Delete(target) => Some(&target.uid),
+                    _ => None,
+                };
+                let end = self.await_removal(copy, want, uid, now);
                 if self.is_blocked(copy, &copy_error) {
                     self.jobs.poll(copy, now);
                 } else {
@@ -621,6 +554,9 @@ impl Member {
                     }
                     _ => copy_error,
                 };
+                if let Some(end) = end {
+                    self.jobs.queue.add_at(&key, end);
+                }
                 return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
             }
             Some(_) => {
@@ -680,7 +616,7 @@ impl Member {
     }
 
     /// Records that a copy is written or removed, if other copies of its rule may come before or after it.
-    fn enter_phase(&mut self, copy: &SourceRef, want: &DesiredCopy, removes: bool) {
+    pub(super) fn enter_phase(&mut self, copy: &SourceRef, want: &DesiredCopy, removes: bool) {
         match want.rule_uid() {
             Some(rule) if removes || self.desired.rules().has_phases(rule) => {
                 self.jobs.enter_phase(copy, rule, removes);
@@ -782,7 +718,8 @@ fn is_foreign(live: &Live) -> bool {
     live.ownership != Ownership::Ours
 }
 
-fn failure(want: &DesiredCopy, copy_error: CopyError) -> CopyStatus {
+/// Returns the outcome of a copy that fails so.
+pub(super) fn failure(want: &DesiredCopy, copy_error: CopyError) -> CopyStatus {
     match want {
         DesiredCopy::Absent(..) => CopyStatus::Removing(Some(copy_error)),
         _ if copy_error.reason == Reason::WaitingForDependency => CopyStatus::Delayed(copy_error),

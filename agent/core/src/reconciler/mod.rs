@@ -21,6 +21,7 @@
 //! - `store`: terms and tombstones that are stored in a Secret.
 //! - `watches`: the state of the watches.
 mod decider;
+mod deletions;
 mod events;
 mod history;
 mod inspect;

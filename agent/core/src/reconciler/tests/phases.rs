@@ -169,6 +169,88 @@ fn object_that_never_goes_holds_later_ones_for_minutes() {
 }
 
 #[test]
+fn refused_removal_holds_later_ones_for_minutes() {
+    for reason in [Reason::Forbidden, Reason::Denied, Reason::NotEmpty] {
+        let mut world = with_operator();
+        world
+            .refused_deletes
+            .insert("db".into(), CopyError::new(reason, "not now"));
+        world.remove_rule("r", DeletionPolicy::Delete);
+        pass(&mut world, 299);
+        assert_eq!(world.objects.len(), 3, "{reason}");
+        let failure = &world.reported_state("r").unwrap().failures[0];
+        assert_eq!((&failure.copy, failure.reason), (&db(), reason));
+        pass(&mut world, 3);
+        let left: Vec<_> = world.objects.keys().collect();
+        assert_eq!(left, [&db()], "{reason}");
+
+        // Allowed at last, its deletion is only that of itself.
+        world.refused_deletes.clear();
+        world.finalized.clear();
+        pass(&mut world, 301);
+        assert!(world.objects.is_empty(), "{reason}");
+        assert!(world.core.member.jobs.phases.is_empty());
+    }
+}
+
+#[test]
+fn removal_refused_for_a_while_keeps_the_order() {
+    let mut world = with_operator();
+    let refused = CopyError::new(Reason::Denied, "not now");
+    world.refused_deletes.insert("db".into(), refused);
+    world.remove_rule("r", DeletionPolicy::Delete);
+    pass(&mut world, 60);
+    world.refused_deletes.clear();
+    // Its deletion waits for its finalizer. The whole removal has one bound.
+    pass(&mut world, 239);
+    assert_eq!(world.objects.len(), 3);
+    pass(&mut world, 3);
+    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&db()]);
+}
+
+#[test]
+fn unreadable_copy_holds_later_removals_for_minutes() {
+    let mut world = with_operator();
+    let area = Area {
+        resource: WIDGETS.into(),
+        namespace: None,
+    };
+    let forbidden = CopyError::new(Reason::Forbidden, "may not");
+    let forbidden = Event::CopiesForbidden(area, forbidden);
+    world.core.handle(forbidden, world.now);
+    world.remove_rule("r", DeletionPolicy::Delete);
+    pass(&mut world, 299);
+    assert_eq!(world.objects.len(), 3);
+    pass(&mut world, 3);
+    assert_eq!(world.objects.keys().collect::<Vec<_>>(), [&db()]);
+    assert!(world.core.member.jobs.phases.is_empty());
+}
+
+#[test]
+fn limit_of_deletes_keeps_the_order() {
+    let mut world = world();
+    world.policy.deletes_per_hour = 1;
+    world.set_policy(world.policy.clone());
+    // No order of names is that of the removal.
+    let upserts = [(WIDGETS, "w"), (DEPLOYMENTS, "d"), ("configmaps", "c")];
+    world.batch(vec![RuleDelta {
+        upserts: upserts.map(|(kind, name)| of_kind(kind, name, 1)).into(),
+        ..with_terms("r", terms("r", &["a"]))
+    }]);
+    run(&mut world);
+    world.remove_rule("r", DeletionPolicy::Delete);
+    let mut left = vec![];
+    for _ in 0..3 {
+        pass(&mut world, 10);
+        let kinds = world.objects.keys().map(|copy| copy.resource.to_string());
+        left.push(kinds.collect::<Vec<_>>());
+        world.now += Duration::from_secs(3600);
+    }
+    let expected = [vec!["configmaps", DEPLOYMENTS], vec!["configmaps"], vec![]];
+    assert_eq!(left, expected);
+}
+
+#[test]
 fn wanted_copy_that_hangs_in_deletion_is_delayed() {
     let mut world = with_operator();
     let begin = |world: &mut World| {
