@@ -12,21 +12,19 @@ mod yaml_reader;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use futures::future::Either;
 use futures::stream::{FuturesUnordered, StreamExt};
 use http::Method;
 use http::header::HeaderValue;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{ApiResource, Request, Status};
+use kube::core::{ApiResource, Request};
 use kube::{Client, Resource};
 use runnel_proto::json_nodes::CONTENT_NODES;
 use runnel_proto::model::{Content, Kind, Payload, Propagation, Reason, RuleName, SourceRef};
-use runnel_transport::readable::has_many_nodes;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::Instrument;
 
-use crate::call::{Call, with_timeout};
+use crate::call::{Call, decoded, with_timeout};
 use crate::kinds::KindRegistry;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::{CallError, kind_error, write_error};
@@ -160,11 +158,7 @@ impl Member {
         &self,
         request: Result<http::Request<Vec<u8>>, kube::core::request::Error>,
     ) -> Call<DynamicObject> {
-        let text = self.text(request).await?;
-        if has_many_nodes(&text) {
-            return Err(CallError::Unanswered);
-        }
-        serde_json::from_str(&text).map_err(|_| CallError::Unanswered)
+        decoded(&self.text(request).await?)
     }
 
     async fn apply(&self, kind: &Kind, copy: &SourceRef, body: &Value) -> Call<DynamicObject> {
@@ -194,25 +188,15 @@ impl Member {
         copy: &SourceRef,
         target: &ExpectedObject,
         propagation: Propagation,
-    ) -> Call<Either<DynamicObject, Status>> {
+    ) -> Call<DynamicObject> {
         let conditions = Preconditions {
             uid: Some(target.uid.to_string()),
             resource_version: Some(target.version.to_string()),
         };
         let params = delete_params(kind, propagation).preconditions(conditions);
-        let text = self
-            .text(at(kind, copy).delete(&copy.name, &params))
-            .await?;
-        if has_many_nodes(&text) {
-            return Err(CallError::Unanswered);
-        }
-        let answer: Value = serde_json::from_str(&text).map_err(|_| CallError::Unanswered)?;
-        if answer["kind"] == "Status" {
-            return Ok(Either::Right(Status::success()));
-        }
-        serde_json::from_value(answer)
-            .map(Either::Left)
-            .map_err(|_| CallError::Unanswered)
+        // The answer may be a Status, which has no time of deletion.
+        self.object(at(kind, copy).delete(&copy.name, &params))
+            .await
     }
 }
 
@@ -636,7 +620,7 @@ impl ApplyRun<'_> {
             .member
             .delete(&self.kind, self.copy, &target, self.propagation);
         match deleted.await {
-            Ok(Either::Left(object)) if object.metadata.deletion_timestamp.is_some() => {
+            Ok(object) if object.metadata.deletion_timestamp.is_some() => {
                 self.record_object(&object);
                 self.passed(target.version);
             }

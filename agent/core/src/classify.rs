@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use kube_core::Status;
 use kube_core::response::StatusDetails;
+use runnel_proto::json_nodes::{MANAGED_FIELDS_NODES, OBJECT_NODES};
 use runnel_proto::model::{Kind, NAMESPACES, Reason, Scope, SourceRef, clip, split_resource};
 
 use crate::copy::CopyError;
@@ -22,7 +23,11 @@ pub enum CallError {
     Throttled(Duration),
     /// The request was not sent: another agent may be the active one.
     NotActive,
-    /// There was no usable answer.
+    /// The answer has an object that is not decoded: it has too many values, or is nested too deeply.
+    TooLarge,
+    /// The answer is not what was requested.
+    Unreadable,
+    /// There was no answer.
     Unanswered,
 }
 
@@ -41,7 +46,7 @@ impl CallError {
         match self {
             Self::Refused(status) => status.code,
             Self::Throttled(_) => 429,
-            Self::NotActive | Self::Unanswered => 0,
+            Self::NotActive | Self::TooLarge | Self::Unreadable | Self::Unanswered => 0,
         }
     }
 
@@ -49,7 +54,7 @@ impl CallError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Throttled(after) => Some((*after).min(LONGEST_WAIT)),
-            Self::Refused(_) | Self::NotActive | Self::Unanswered => None,
+            _ => None,
         }
     }
 
@@ -217,6 +222,17 @@ pub fn copy_error(error: &CallError) -> CopyError {
         CallError::NotActive => CopyError::new(
             Reason::Unavailable,
             "this agent does not hold its Lease: another one may be the active one, or the Lease cannot be renewed",
+        ),
+        CallError::TooLarge => {
+            let message = format!(
+                "the object here has more than {OBJECT_NODES} JSON values, or more than {MANAGED_FIELDS_NODES} in its managedFields, \
+                 or is nested too deeply, so that the agent does not decode it: remove what other clients added, or delete it"
+            );
+            CopyError::new(Reason::TooLarge, message)
+        }
+        CallError::Unreadable => CopyError::new(
+            Reason::Unavailable,
+            "the agent cannot read the answer of this cluster's API server: it may come from a proxy before it",
         ),
         CallError::Unanswered => CopyError::new(
             Reason::Unavailable,
@@ -825,6 +841,8 @@ mod tests {
             (status(413, "too large", none.clone()), Reason::TooLarge),
             (status(429, "slow down", none.clone()), Reason::Unavailable),
             (status(500, "x", none), Reason::Unavailable),
+            (CallError::TooLarge, Reason::TooLarge),
+            (CallError::Unreadable, Reason::Unavailable),
             (CallError::Unanswered, Reason::Unavailable),
             (CallError::NotActive, Reason::Unavailable),
             (

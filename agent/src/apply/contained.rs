@@ -64,12 +64,12 @@ impl Member {
         let mut params = ListParams::default().limit(1);
         params.field_selector.clone_from(&listing.fields);
         let text = self.text(Request::new(path).list_metadata(&params)).await?;
-        let list: Value = serde_json::from_str(&text).map_err(|_| CallError::Unanswered)?;
+        let list: Value = serde_json::from_str(&text).map_err(|_| CallError::Unreadable)?;
         match &list["items"] {
             Value::Array(items) => Ok(!items.is_empty()),
             // An API server may write an empty list so.
             Value::Null if list["kind"] == "PartialObjectMetadataList" => Ok(false),
-            _ => Err(CallError::Unanswered),
+            _ => Err(CallError::Unreadable),
         }
     }
 }

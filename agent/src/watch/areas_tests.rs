@@ -82,3 +82,52 @@ async fn unserved_kind_stops_no_watch_while_many_begin() {
         in_time = tokio::time::timeout(DEADLINE, collect) => assert!(in_time.is_ok(), "the watches stand still"),
     }
 }
+
+#[tokio::test]
+async fn copy_that_is_too_large_is_not_taken_for_its_former_state() {
+    let deep = format!("{}0{}", "[".repeat(200), "]".repeat(200));
+    let metadata = r#"{"name":"a","namespace":"team-1","uid":"u","resourceVersion":"8"}"#;
+    let shown = format!(
+        "{{\"type\":\"MODIFIED\",\"object\":{{\"kind\":\"ConfigMap\",\"apiVersion\":\"v1\",\"metadata\":{metadata},\"x\":{deep}}}}}\n"
+    );
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let query = request.uri().query().unwrap_or_default();
+        let body = if query.contains("watch=") {
+            shown.clone()
+        } else {
+            json!({"metadata": {"resourceVersion": "7"}, "items": []}).to_string()
+        };
+        async { Ok::<_, Infallible>(Response::new(Body::from(body))) }
+    });
+    let (events, mut received) = mpsc::channel(32);
+    let kind = Kind::by_resource("configmaps").unwrap().clone();
+    let area = Area {
+        resource: kind.resource.clone(),
+        namespace: None,
+    };
+    let copies = Copies {
+        kind,
+        area,
+        sealer: Sealer::new(&[7; 32], "hub", ["member", ""]),
+        kinds: KindRegistry::default(),
+    };
+    let watches = Watches {
+        client: Client::new(service, "default"),
+        ..watches("{}", events)
+    };
+    let watch = watches.follow(copies, Arc::new(Semaphore::new(1)));
+    let outdated = async {
+        loop {
+            if let Event::CopyDeleted(copy, uid) = received.recv().await.unwrap() {
+                return (copy.to_string(), uid);
+            }
+        }
+    };
+    tokio::select! {
+        () = watch.run() => unreachable!(),
+        outdated = tokio::time::timeout(DEADLINE, outdated) => {
+            let expected = ("configmaps/team-1/a".to_owned(), "u".into());
+            assert_eq!(outdated.unwrap(), expected);
+        }
+    }
+}

@@ -11,7 +11,7 @@ use kube::api::{GetParams, ListParams, Request, WatchParams};
 use kube::core::{ListMeta, Status, WatchEvent};
 use runnel_transport::ops::Liveness;
 use runnel_transport::pages::{PageSize, parse_page, read_page};
-use runnel_transport::readable::Readable;
+use runnel_transport::readable::{Identity, Readable};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -58,6 +58,10 @@ pub(super) trait Source: Send {
     fn object_events(&self, object: Self::Object, listed: bool) -> Vec<Event>;
     /// Returns the event for a deleted object.
     fn deletion_event(&self, object: Self::Object) -> Option<Event>;
+    /// Returns the event for an object of the watch that was not decoded: a former state of it is out of date.
+    fn unreadable(&self, _: Identity) -> Option<Event> {
+        None
+    }
     /// Returns the event for the end of a list.
     fn complete(&self) -> Event;
     /// Returns the event for a missing permission.
@@ -225,7 +229,7 @@ impl<S: Source> Follow<S> {
                     self.page_size.record_timeout();
                     return Ok(Err(WatchError::Timeout));
                 }
-                Ok(None) => return Ok(Err(WatchError::Unanswered)),
+                Ok(None) => return Ok(Err(WatchError::Unreadable)),
                 Err(error) => return Ok(Err(error)),
             };
             self.page_size.record_page_size(bytes.len());
@@ -257,7 +261,7 @@ impl<S: Source> Follow<S> {
             next = metadata.continue_.filter(|token| !token.is_empty());
             if next.is_none() {
                 self.page_size.complete();
-                return Ok(metadata.resource_version.ok_or(WatchError::Unanswered));
+                return Ok(metadata.resource_version.ok_or(WatchError::Unreadable));
             }
         }
     }
@@ -270,8 +274,10 @@ impl<S: Source> Follow<S> {
             return object;
         };
         let text = in_time(self.client.request_text(request)).await;
-        let read = text.ok().and_then(|text| serde_json::from_str(&text).ok());
-        read.unwrap_or(object)
+        match text.ok().and_then(|text| serde_json::from_str(&text).ok()) {
+            Some(Readable::Read(read)) => *read,
+            _ => object,
+        }
     }
 
     async fn page(
@@ -355,7 +361,7 @@ impl<S: Source> Follow<S> {
             .map_err(|_| WatchError::Unanswered)?;
         let bytes = read(&self.client, request, PageSize::default().bytes())
             .await?
-            .ok_or(WatchError::Unanswered)?;
+            .ok_or(WatchError::Unreadable)?;
         let metadata = parse(&bytes, |_: serde::de::IgnoredAny| {})?;
         let number = |version: &str| version.parse::<u64>().ok();
         let now = metadata.resource_version.as_deref().and_then(number);
@@ -456,6 +462,9 @@ impl<S: Source> Follow<S> {
                         "an object cannot be read"
                     );
                     self.passed(object.resource_version.as_deref(), version);
+                    if let Some(event) = self.source.unreadable(*object) {
+                        self.send(event).await?;
+                    }
                 }
                 WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
                 WatchEvent::Error(_) => {}
@@ -496,11 +505,11 @@ impl<S: Source> Follow<S> {
         if code == 404 {
             self.source.not_found();
         }
-        tracing::warn!(
-            status = code,
-            "a watch failed; trying again: {}",
-            hint(code)
-        );
+        let hint = match error {
+            WatchError::Unreadable => "the answer cannot be read: it may come from a proxy",
+            _ => hint(code),
+        };
+        tracing::warn!(status = code, "a watch failed; trying again: {hint}");
         let begin = Instant::now();
         let wait = self.next_wait();
         let lost_at = self.answered_at + self.lost_after;
@@ -536,7 +545,9 @@ const ANSWER: Duration = Duration::from_secs(30);
 enum WatchError {
     /// The API server refused the request.
     Refused(Box<Status>),
-    /// There was no usable answer.
+    /// The answer is not what was requested, or one object of it has too many bytes.
+    Unreadable,
+    /// There was no answer.
     Unanswered,
     /// There was no answer in time.
     Timeout,
@@ -547,7 +558,7 @@ impl WatchError {
     fn code(&self) -> u16 {
         match self {
             Self::Refused(status) => status.code,
-            Self::Unanswered | Self::Timeout => 0,
+            Self::Unreadable | Self::Unanswered | Self::Timeout => 0,
         }
     }
 }
@@ -591,5 +602,5 @@ async fn read(
 /// Parses a list and passes its objects to `each` one by one. Only one parsed object is in memory
 /// at any time.
 fn parse<T: DeserializeOwned>(bytes: &[u8], each: impl FnMut(T)) -> Result<ListMeta, WatchError> {
-    parse_page(bytes, each).map_err(|_| WatchError::Unanswered)
+    parse_page(bytes, each).map_err(|_| WatchError::Unreadable)
 }

@@ -22,9 +22,10 @@ use std::sync::Arc;
 use kube::Client;
 use kube::api::{DynamicObject, Request};
 use kube::core::{Resource, Status};
-use runnel_proto::model::{CUSTOM_RESOURCE_DEFINITIONS, HUB_LABEL, Kind};
+use runnel_proto::model::{CUSTOM_RESOURCE_DEFINITIONS, HUB_LABEL, Kind, SourceRef};
 use runnel_transport::discovery::DiscoverySchedule;
 use runnel_transport::ops::{Liveness, WatchTimes};
+use runnel_transport::readable::Identity;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
@@ -456,6 +457,13 @@ impl Source for Copies {
     fn deletion_event(&self, object: DynamicObject) -> Option<Event> {
         live::reduce(&self.kind, &object, &self.sealer)
             .map(|(copy, live)| Event::CopyDeleted(copy, live.uid))
+    }
+
+    fn unreadable(&self, object: Identity) -> Option<Event> {
+        // A read of the copy gives the reason.
+        let namespace = object.namespace.unwrap_or_default();
+        let copy = SourceRef::new(&self.kind.resource, &namespace, &object.name?);
+        Some(Event::CopyDeleted(copy, object.uid?.into()))
     }
 
     fn complete(&self) -> Event {
