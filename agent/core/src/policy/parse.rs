@@ -55,8 +55,9 @@ const ACCOUNTS_LIMIT: usize = 1000;
 const LISTS: [&str; 2] = ["allowed", "denied"];
 /// Limit of the entries of one list.
 const ENTRIES: usize = 10_000;
-/// Limit of the watches: one per kind, or one per kind and namespace.
-const WATCHES_LIMIT: usize = 20_000;
+/// Limit of the watches: one per kind, or one per kind and namespace. Each has a connection and takes about 50 KiB (3,000 watches: 165 MiB
+/// in all), so that this many take half of the chart's memory limit of 512Mi. Large objects that are decoded need the rest.
+const WATCHES_LIMIT: usize = 5_000;
 /// The API group of Runnel's own objects, which are never distributed.
 const OWN_GROUP: &str = "runnel.dev";
 
@@ -174,7 +175,7 @@ impl Policy {
         if watches > WATCHES_LIMIT {
             let hint = format!(
                 "need {watches} watches, one per kind and namespace, and the agent opens at most {WATCHES_LIMIT}: name fewer \
-                 kinds, or namespaces by a glob (namespaces.allowed)"
+                 kinds, or namespaces by a glob (namespaces.allowed), which needs one watch per kind"
             );
             return Err(error("kinds", hint));
         }
