@@ -9,12 +9,12 @@ use futures::stream::StreamExt;
 use kube::Client;
 use kube::api::{GetParams, ListParams, Request, WatchParams};
 use kube::core::{ListMeta, Status, WatchEvent};
-use runnel_transport::ops::Liveness;
+use runnel_transport::ops::MovingPart;
 use runnel_transport::pages::{PageSize, parse_page, read_page};
 use runnel_transport::readable::{Identity, Readable};
 use serde::de::DeserializeOwned;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::Instrument;
 
 use runnel_agent_core::reconciler::Event;
@@ -124,8 +124,8 @@ pub(super) struct Follow<S> {
     failed_watches: usize,
     /// Time after the last answer until a failure is reported.
     pub(super) lost_after: Duration,
-    /// The part of the agent whose liveness the watch shows.
-    pub(super) moves: Option<(Liveness, &'static str)>,
+    /// The watch as a part of the agent that must move.
+    pub(super) part: Option<MovingPart>,
 }
 
 impl<S: Source> Follow<S> {
@@ -155,7 +155,7 @@ impl<S: Source> Follow<S> {
             failures: 0,
             failed_watches: 0,
             lost_after: LOST_AFTER,
-            moves: None,
+            part: None,
         }
     }
 
@@ -194,8 +194,8 @@ impl<S: Source> Follow<S> {
 
     /// Records that the watch moves, also while the API server fails. Each step between two calls has a timeout.
     fn moved(&self) {
-        if let Some((liveness, part)) = &self.moves {
-            liveness.moved(part);
+        if let Some(part) = &self.part {
+            part.moved();
         }
     }
 
@@ -212,13 +212,15 @@ impl<S: Source> Follow<S> {
     async fn list(&mut self) -> Result<Result<String, WatchError>, ReceiverDropped> {
         let mut next = None;
         loop {
+            let mut permit = std::pin::pin!(self.pages.clone().acquire_owned());
+            // Each page of the lists before this one has a timeout, and there may be many.
+            let _permit = loop {
+                self.moved();
+                if let Ok(permit) = timeout(ANSWER, &mut permit).await {
+                    break permit.map_err(|_| ReceiverDropped)?;
+                }
+            };
             self.moved();
-            let _permit = self
-                .pages
-                .clone()
-                .acquire_owned()
-                .await
-                .map_err(|_| ReceiverDropped)?;
             let size = self.page_size;
             let bytes = match self.page(size.limit(), next.as_deref(), size.bytes()).await {
                 Ok(Some(bytes)) => bytes,
@@ -268,6 +270,7 @@ impl<S: Source> Follow<S> {
 
     /// Reads an object in another version. Returns the object as it is if that fails: the core then reads it itself.
     async fn read_again(&self, path: Request, object: S::Object) -> S::Object {
+        self.moved();
         let Some(request) =
             S::object_name(&object).and_then(|name| path.get(name, &GetParams::default()).ok())
         else {
@@ -577,7 +580,7 @@ impl From<kube::Error> for WatchError {
 async fn in_time<T, E: Into<WatchError>>(
     call: impl Future<Output = Result<T, E>>,
 ) -> Result<T, WatchError> {
-    match tokio::time::timeout(ANSWER, call).await {
+    match timeout(ANSWER, call).await {
         Ok(answer) => answer.map_err(Into::into),
         Err(_) => Err(WatchError::Timeout),
     }

@@ -52,8 +52,7 @@ const WATCH_SECONDS: u32 = 50;
 /// detected within 30 seconds, which concerns all watches.
 const HEARTBEAT_SECONDS: u32 = 20;
 
-/// The parts that must move, for the liveness of the agent.
-const WATCHES: &str = "watches of copies";
+/// The part that puts policies and kinds into force, for the liveness of the agent.
 const POLICY: &str = "policy and kinds of the watches";
 
 /// Limit of the pages of a kind that are read at once: with literal namespaces, each namespace has
@@ -192,12 +191,9 @@ impl Watches {
         self.begin(&mut running, &schedule).await?;
         let mut tick = tokio::time::interval(POLL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let kinds = self.kinds.clone();
+        let (kinds, part) = (self.kinds.clone(), self.liveness.part(POLICY));
         loop {
-            self.liveness.moved(POLICY);
-            if running.watches.is_empty() {
-                self.liveness.ended(WATCHES);
-            }
+            part.moved();
             let now = Instant::now().into_std();
             let due = schedule.due(now, &self.named(), &kinds.current());
             tokio::select! {
@@ -366,6 +362,8 @@ impl Watches {
     fn follow(&self, copies: Copies, pages: Arc<Semaphore>) -> Follow<Copies> {
         let namespace = copies.area.namespace.as_deref();
         let path = DynamicObject::url_path(&resource(&copies.kind), namespace);
+        let place = namespace.unwrap_or("the cluster");
+        let name = format!("watch of {} in {place}", copies.area.resource);
         let labels = format!("{HUB_LABEL}={}", copies.sealer.hub());
         let client = self.client.clone();
         let mut follow = Follow::new(
@@ -377,7 +375,7 @@ impl Watches {
             WATCH_SECONDS,
         );
         follow.labels = Some(labels);
-        follow.moves = Some((self.liveness.clone(), WATCHES));
+        follow.part = Some(self.liveness.part(name));
         follow
     }
 

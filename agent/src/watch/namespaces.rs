@@ -22,7 +22,7 @@ pub async fn namespaces(client: Client, liveness: Liveness, events: mpsc::Sender
     let (path, pages) = (Namespace::url_path(&(), None), Arc::new(Semaphore::new(1)));
     let mut follow = Follow::new(client, path, Namespaces, events, pages, HEARTBEAT_SECONDS);
     follow.metadata = true;
-    follow.moves = Some((liveness, "watch of namespaces"));
+    follow.part = Some(liveness.part("watch of namespaces"));
     follow.run().await;
 }
 

@@ -60,31 +60,72 @@ impl Drop for PendingPart {
 
 /// Time without a move after which a part stands still: several times what its longest step takes.
 const STALL_LIMIT: Duration = Duration::from_secs(180);
+/// Interval at which a task that is polled moves.
+const POLLED: Duration = Duration::from_secs(20);
 
 /// The parts of a process that must move, with their last moves. Clones share them.
 #[derive(Clone, Default)]
-pub struct Liveness(Arc<Mutex<BTreeMap<&'static str, Instant>>>);
+pub struct Liveness(Arc<Mutex<BTreeMap<u64, (String, Instant)>>>);
 
 impl Liveness {
-    /// Records that a part moves. It must move again within three minutes, or the process is not alive.
-    pub fn moved(&self, part: &'static str) {
-        self.parts().insert(part, Instant::now());
+    /// Returns a part. Until it is dropped it must move at least once within three minutes, or the process is not alive.
+    #[must_use]
+    pub fn part(&self, name: impl Into<String>) -> MovingPart {
+        let mut parts = self.parts();
+        let number = parts.last_key_value().map_or(0, |(last, _)| last + 1);
+        parts.insert(number, (name.into(), Instant::now()));
+        MovingPart {
+            number,
+            liveness: self.clone(),
+        }
     }
 
-    /// Records that a part has nothing to do, so that it need not move.
-    pub fn ended(&self, part: &'static str) {
-        self.parts().remove(part);
+    /// Runs a task as a part that moves while it is polled. A poll that does not return is seen, such as one that waits for a lock. A
+    /// future that never becomes ready is not seen.
+    pub async fn polled<T>(&self, name: &str, task: impl Future<Output = T>) -> T {
+        let (part, mut task) = (self.part(name), std::pin::pin!(task));
+        let mut tick = tokio::time::interval(POLLED);
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut task => return ended,
+                _ = tick.tick() => part.moved(),
+            }
+        }
     }
 
     /// Returns the parts that stand still, sorted.
-    fn stalled(&self) -> Vec<&'static str> {
+    fn stalled(&self) -> Vec<String> {
         let parts = self.parts();
-        let stalled = parts.iter().filter(|(_, at)| at.elapsed() > STALL_LIMIT);
-        stalled.map(|(part, _)| *part).collect()
+        let stalled = parts.values().filter(|(_, at)| at.elapsed() > STALL_LIMIT);
+        let mut names: Vec<_> = stalled.map(|(name, _)| name.clone()).collect();
+        names.sort();
+        names
     }
 
-    fn parts(&self) -> MutexGuard<'_, BTreeMap<&'static str, Instant>> {
+    fn parts(&self) -> MutexGuard<'_, BTreeMap<u64, (String, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One part that must move; dropping it ends that.
+pub struct MovingPart {
+    number: u64,
+    liveness: Liveness,
+}
+
+impl MovingPart {
+    /// Records that the part moves.
+    pub fn moved(&self) {
+        if let Some((_, at)) = self.liveness.parts().get_mut(&self.number) {
+            *at = Instant::now();
+        }
+    }
+}
+
+impl Drop for MovingPart {
+    fn drop(&mut self) {
+        self.liveness.parts().remove(&self.number);
     }
 }
 
@@ -270,20 +311,40 @@ mod tests {
             shutdown.clone(),
         );
         assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
-        liveness.moved("watches");
-        liveness.moved("policy");
+        let stopped = liveness.part("watch of secrets in a");
+        let others = [
+            liveness.part("watch of secrets in b"),
+            liveness.part("watch of secrets in a"),
+        ];
         assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
-        for at in liveness.parts().values_mut() {
+        for (_, at) in liveness.parts().values_mut() {
             *at -= STALL_LIMIT;
         }
-        liveness.moved("policy");
-        let text = "stands still: watches\n".to_owned();
+        others.iter().for_each(MovingPart::moved);
+        let text = "stands still: watch of secrets in a\n".to_owned();
         assert_eq!(
             answer(&router, "/livez").await,
             (StatusCode::SERVICE_UNAVAILABLE, text)
         );
-        liveness.ended("watches");
+        drop(stopped);
         assert_eq!(answer(&router, "/livez").await.0, StatusCode::OK);
+    }
+
+    #[tokio::test]
+    async fn task_is_alive_as_long_as_its_polls_return() {
+        let liveness = Liveness::default();
+        let task = async {
+            for (_, at) in liveness.parts().values_mut() {
+                *at -= STALL_LIMIT;
+            }
+            let in_long_poll = liveness.stalled();
+            while !liveness.stalled().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            in_long_poll
+        };
+        assert_eq!(liveness.polled("writer", task).await, ["writer"]);
+        assert!(liveness.parts().is_empty());
     }
 
     #[tokio::test]

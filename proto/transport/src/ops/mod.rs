@@ -5,7 +5,7 @@ mod metrics;
 mod shutdown;
 mod watches;
 
-pub use health::{BindError, Liveness, PendingPart, Readiness, bind, router, serve};
+pub use health::{BindError, Liveness, MovingPart, PendingPart, Readiness, bind, router, serve};
 pub use logs::{LOG_FILTER, LOG_KEYS, LogError, LogFormat, init_logs, log_filter};
 pub use metrics::{Registry, registry};
 pub use shutdown::{Aborted, DRAIN_LIMIT, Signals};
