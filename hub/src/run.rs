@@ -262,22 +262,18 @@ async fn start(
 
     let registry = Arc::new(registry);
     let liveness = Liveness::default();
+    let stop = || (shutdown.clone(), liveness.clone());
     let ops = ops::serve(
         ops_listener,
         registry,
         readiness.clone(),
-        liveness,
+        liveness.clone(),
         shutdown.clone(),
     );
     tasks.spawn(async move { ("ops", ops.await.map_err(Into::into)) });
     let (connection_router, accepted, views) =
         ConnectionRouter::new(listeners, hub_state.clone(), metrics.clone());
-    forever(
-        tasks,
-        shutdown.clone(),
-        "connection router",
-        connection_router.run(),
-    );
+    forever(tasks, stop(), "connection router", connection_router.run());
     if hub_state.settings.serves_views {
         let mut names = options.view_names.clone();
         if names.is_empty() {
@@ -290,7 +286,7 @@ async fn start(
             hub_cas,
             names,
         );
-        forever(tasks, shutdown.clone(), "view API", server.run(views));
+        forever(tasks, stop(), "view API", server.run(views));
     }
     let serve = serve(
         accepted,
@@ -300,7 +296,7 @@ async fn start(
         shutdown.clone(),
     );
     tasks.spawn(async move { ("server", serve.await) });
-    forever(tasks, shutdown.clone(), "CA rotation", ca_rotator.run());
+    forever(tasks, stop(), "CA rotation", ca_rotator.run());
 
     let [rules, cluster_rules, members, records] = awaited.map(|part| {
         let hub_state = hub_state.clone();
@@ -309,7 +305,6 @@ async fn start(
             hub_state.leadership.progress.notify_one();
         }
     });
-    let stop = || shutdown.clone();
     let analyses = AnalysisRunner::new(
         hub_state.clone(),
         object_cache.clone(),
@@ -389,8 +384,9 @@ async fn start(
     let election = Election::new(client.clone(), namespace, me, timing, hub_state.clone());
     let (known, known_sender) = channel::channel(false);
     let elect = election.run(known_sender, shutdown.clone());
+    let alive = liveness.clone();
     tasks.spawn(async move {
-        elect.await;
+        alive.polled(ELECTION, elect).await;
         (ELECTION, Ok(()))
     });
     let gate = until_listed(hub_state.clone(), readiness, serving_awaited, known);
@@ -432,13 +428,13 @@ fn in_span(resource: &'static str, watch: impl Future<Output = ()>) -> impl Futu
 /// Spawns a task that must not end before the process.
 fn forever(
     tasks: &mut Tasks,
-    shutdown: CancellationToken,
+    (shutdown, liveness): (CancellationToken, Liveness),
     name: &'static str,
     task: impl Future<Output = ()> + Send + 'static,
 ) {
     tasks.spawn(async move {
         tokio::select! {
-            () = task => (name, Err(anyhow!("it ended"))),
+            () = liveness.polled(name, task) => (name, Err(anyhow!("it ended"))),
             () = shutdown.cancelled() => (name, Ok(())),
         }
     });
