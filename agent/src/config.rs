@@ -3,10 +3,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use runnel_transport::ops::LogFormat;
-
-/// The agent's name in requests to the API server.
-pub const USER_AGENT: &str = concat!("runnel-agent/", env!("CARGO_PKG_VERSION"));
+use kube::Client;
+use runnel_transport::api_client::{self, ApiClientError};
+use runnel_transport::ops::{LogFormat, WatchTimes};
 
 /// The Runnel agent: applies and corrects the copies of a hub in a member cluster.
 #[derive(Debug, Parser)]
@@ -56,4 +55,16 @@ pub struct Options {
     /// The format of log lines.
     #[arg(long, env = "RUNNEL_LOG_FORMAT", default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
+}
+
+impl Options {
+    /// Returns a client for the member's API server that records in `watches` when its watches last received data. It sends no
+    /// request yet.
+    ///
+    /// # Errors
+    /// When the settings are unusable.
+    pub async fn client(&self, watches: &WatchTimes) -> Result<Client, ApiClientError> {
+        let user_agent = concat!("runnel-agent/", env!("CARGO_PKG_VERSION"));
+        api_client::client(self.kubeconfig.as_deref(), user_agent, watches).await
+    }
 }

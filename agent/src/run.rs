@@ -14,8 +14,10 @@ use runnel_proto::model::Hello;
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use runnel_transport::identity::JoinStringError;
 use runnel_transport::ops::{DRAIN_LIMIT, Liveness, PendingPart, WatchTimes};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::apply::{self, Member};
 use crate::call::with_timeout;
@@ -51,6 +53,10 @@ pub type Task = Pin<Box<dyn Future<Output = anyhow::Result<()>> + Send>>;
 pub struct Settings {
     /// The client for the member cluster. It must not retry by itself.
     pub client: Client,
+    /// The client for the Lease. It shares no connection with the other, because a connection is served by the threads that open it.
+    pub lease_client: Client,
+    /// The runtime of the tasks that compute. The other tasks run on the caller's.
+    pub workers: Handle,
     /// The agent's namespace.
     pub namespace: String,
     /// The name of the agent's pod, which no other process has at the same time.
@@ -65,7 +71,7 @@ pub struct Settings {
     pub metrics: Metrics,
     /// The times at which the client's watches last received data.
     pub watches: WatchTimes,
-    /// Whether the watches move.
+    /// Whether the tasks move.
     pub liveness: Liveness,
     /// Ends the agent in order.
     pub drain: CancellationToken,
@@ -93,7 +99,7 @@ pub async fn boot(
     };
     let (drain, stop) = (settings.drain.clone(), settings.drain.child_token());
     let (election, right) = Election::new(
-        settings.client.clone(),
+        settings.lease_client.clone(),
         &settings.namespace,
         settings.pod_name.clone(),
         seed()?,
@@ -231,6 +237,7 @@ fn tasks(
         drain,
         watches: times,
         liveness,
+        workers,
         ..
     } = settings;
     let sealer = Sealer::new(
@@ -246,6 +253,14 @@ fn tasks(
     let (notices, to_events) = mpsc::channel(256);
     let (start, started) = oneshot::channel();
     let mut tasks: Vec<(&'static str, Task)> = vec![];
+    let alive = liveness.clone();
+    let on_workers = |name: &'static str, part: Task| {
+        let alive = alive.clone();
+        let part = workers.spawn(async move { alive.polled(name, part).await });
+        let part = AbortOnDropHandle::new(part);
+        let part: Task = Box::pin(async move { part.await? });
+        (name, part)
+    };
     let kinds = KindRegistry::default();
     if let Some(paths) = core.take_feedback(Instant::now()) {
         kinds.set_feedback(paths);
@@ -262,8 +277,9 @@ fn tasks(
         deleted: BTreeSet::new(),
         events: watched.clone(),
     };
-    tasks.push(("watches of copies", task(drain.clone(), watches.run())));
-    tasks.push((
+    let watches = task(drain.clone(), watches.run());
+    tasks.push(on_workers("watches of copies", watches));
+    tasks.push(on_workers(
         "watch of namespaces",
         task(
             drain.clone(),
@@ -271,14 +287,14 @@ fn tasks(
         ),
     ));
     let member = Member::new(client.clone(), sealer, kinds.clone());
-    tasks.push((
+    tasks.push(on_workers(
         "worker",
         Box::pin(async {
             apply::run(member, to_worker, done).await;
             Ok(())
         }),
     ));
-    tasks.push((
+    tasks.push(on_workers(
         "events",
         task(drain.clone(), events::run(client, kinds.clone(), to_events)),
     ));
@@ -321,7 +337,7 @@ fn tasks(
             Ok(())
         }),
     ));
-    tasks.push((
+    tasks.push(on_workers(
         "core",
         Box::pin(async {
             event_loop.run().await;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use runnel_agent::config::{Options, client};
+use runnel_agent::config::Options;
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
 use runnel_proto::model::*;
@@ -152,7 +152,9 @@ impl Alone {
         };
         let drain = CancellationToken::new();
         let settings = Settings {
-            client: client(&options).await?,
+            client: options.client(&WatchTimes::default()).await?,
+            lease_client: options.client(&WatchTimes::default()).await?,
+            workers: tokio::runtime::Handle::current(),
             namespace: options.namespace,
             pod_name: options.pod_name,
             join_file: options.join_string_file,
