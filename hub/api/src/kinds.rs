@@ -42,6 +42,10 @@ pub(super) const LOCAL_KINDS: &[&str] = &[
     "volumeattachments.storage.k8s.io",
 ];
 
+/// Kinds among them whose objects are made for Services: by controllers, or by people where a Service has no selector. As manifests
+/// they are distributed.
+const ENDPOINTS: [&str; 2] = ["endpoints", "endpointslices.discovery.k8s.io"];
+
 /// Groups without stored objects: their requests are answered, and metrics are measured.
 pub(super) const LOCAL_GROUPS: &[&str] = &[
     "authentication.k8s.io",
@@ -63,6 +67,11 @@ pub fn is_local_kind(resource: &str) -> bool {
             .strip_suffix(GROUP)
             .is_some_and(|part| part.ends_with('.'));
     is_own || LOCAL_KINDS.contains(&resource) || LOCAL_GROUPS.contains(&group)
+}
+
+/// Whether no manifest of a kind, by its `plural[.group]`, is distributed: as [`is_local_kind`], but for what people write.
+pub fn is_no_kind_of_manifests(resource: &str) -> bool {
+    is_local_kind(resource) && !ENDPOINTS.contains(&resource)
 }
 
 #[cfg(test)]

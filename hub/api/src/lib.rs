@@ -49,7 +49,7 @@ pub use grant::{
     DistributionGrant, DistributionGrantSpec, GrantedNamespaces, GrantedPolicies, GrantedRules,
 };
 pub use json_text::JsonText;
-pub use kinds::{BUNDLE_KIND, CLUSTER_KINDS, is_local_kind};
+pub use kinds::{BUNDLE_KIND, CLUSTER_KINDS, is_local_kind, is_no_kind_of_manifests};
 pub use member::{
     Certificate, Join, MemberCluster, MemberClusterSpec, MemberClusterStatus, OrphanedRule,
 };

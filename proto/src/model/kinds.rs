@@ -310,6 +310,7 @@ const PRIVILEGED_GROUPS: &[&str] = &[
     "authorization.k8s.io",
     "batch",
     "certificates.k8s.io",
+    "discovery.k8s.io",
     "flowcontrol.apiserver.k8s.io",
     "rbac.authorization.k8s.io",
     // Of OpenShift, and of controllers that apply or change objects with the rights of the cluster's administrator.
@@ -324,8 +325,9 @@ const PRIVILEGED_GROUPS: &[&str] = &[
     "user.openshift.io",
 ];
 
-/// Kinds of the core group that run programs, carry rights or belong to the cluster.
+/// Kinds of the core group that run programs, carry rights, send the traffic of Services anywhere or belong to the cluster.
 const PRIVILEGED_RESOURCES: &[&str] = &[
+    "endpoints",
     "namespaces",
     "nodes",
     "persistentvolumes",

@@ -9,7 +9,7 @@ use futures::future::try_join_all;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::discovery::{Discovery, Scope};
-use runnel_api::is_local_kind;
+use runnel_api::is_no_kind_of_manifests;
 use runnel_proto::model::is_privileged;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -109,7 +109,7 @@ impl CorpusLab {
     async fn open(&self, manifests: &[Manifest]) -> Result<()> {
         let (mut kinds, mut cluster_kinds) = (BTreeSet::new(), BTreeSet::new());
         for kind in manifests.iter().filter_map(|one| self.any_version(one)) {
-            if is_local_kind(&kind.name()) {
+            if is_no_kind_of_manifests(&kind.name()) {
                 continue;
             } else if kind.is_namespaced {
                 kinds.insert(kind.name());

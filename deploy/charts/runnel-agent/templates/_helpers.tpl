@@ -110,10 +110,10 @@ presets that count. */}}
 {{/* Kinds whose objects carry rights, run programs or change how the cluster works: API groups, and kinds of the core group. */}}
 {{- define "runnel-agent.privileged" -}}
 {"groups": ["admissionregistration.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io", "apps", "authentication.k8s.io",
-"authorization.k8s.io", "batch", "certificates.k8s.io", "flowcontrol.apiserver.k8s.io", "rbac.authorization.k8s.io",
+"authorization.k8s.io", "batch", "certificates.k8s.io", "discovery.k8s.io", "flowcontrol.apiserver.k8s.io", "rbac.authorization.k8s.io",
 "apps.openshift.io", "argoproj.io", "authorization.openshift.io", "helm.toolkit.fluxcd.io", "kustomize.toolkit.fluxcd.io",
 "kyverno.io", "oauth.openshift.io", "security.openshift.io", "user.openshift.io"],
-"resources": ["namespaces", "nodes", "persistentvolumes", "pods", "podtemplates", "replicationcontrollers", "serviceaccounts"]}
+"resources": ["endpoints", "namespaces", "nodes", "persistentvolumes", "pods", "podtemplates", "replicationcontrollers", "serviceaccounts"]}
 {{- end -}}
 
 {{/* The kinds of a list of the policy as a JSON map from API groups to plurals. Fails for privileged kinds that the values do not

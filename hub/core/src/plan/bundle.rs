@@ -16,7 +16,7 @@ use runnel_proto::model::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::content::{ContentRefusal, check_distributed, is_never_a_source, source_content};
+use super::content::{ContentRefusal, check_distributed, is_never_a_manifest, source_content};
 use super::portable::{NEVER, Origin, is_controlled};
 use super::stored_source::{StoredSource, named, source_of};
 use super::{RenderError, RenderErrorKind, SourceContent, SourceState};
@@ -464,7 +464,7 @@ impl ManifestReader<'_> {
             .and_then(|metadata| metadata.get("labels"))
             .and_then(|labels| BTreeMap::deserialize(labels).ok())
             .unwrap_or_default();
-        if is_never_a_source(kind, name, &labels) {
+        if is_never_a_manifest(kind, name, &labels) {
             return Err(
                 "every cluster makes such an object itself, or it is one of Runnel's own: remove it"
                     .to_owned(),

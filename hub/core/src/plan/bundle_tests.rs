@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::super::content_of;
+use super::super::{content_of, is_never_a_source};
 use super::*;
 
 fn kinds() -> Kinds {
@@ -27,6 +27,7 @@ fn kinds() -> Kinds {
                 "leases",
                 Scope::Namespaced,
             ),
+            kind("", "v1", "Endpoints", "endpoints", Scope::Namespaced),
             kind(
                 "runnel.dev",
                 "v1alpha1",
@@ -93,6 +94,20 @@ fn manifest_is_the_source_that_the_object_would_be() {
     assert_eq!(found.revision, expected);
     assert!(found.payload.decode().unwrap() == content);
     assert!(found.denied.is_none(), "its author wrote all of it");
+}
+
+#[test]
+fn endpoints_that_people_write_are_sent() {
+    let manifest = json!({
+        "apiVersion": "v1", "kind": "Endpoints", "metadata": {"name": "db"},
+        "subsets": [{"addresses": [{"ip": "192.0.2.1"}], "ports": [{"port": 5432}]}],
+    });
+    let of = SourceRef::new("endpoints", "team", "db");
+    let sent = &manifests(json!({"manifests": [manifest]}))[&of];
+    assert!(sent.is_ok(), "{:?}", sent.as_ref().err());
+    let kinds = kinds();
+    let kind = kinds.preferred("endpoints").unwrap();
+    assert!(is_never_a_source(kind, "db", &BTreeMap::new()));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::portable::{
     portable_fields,
 };
 use crate::guard::{Cause, CauseKind};
-use runnel_api::is_local_kind;
+use runnel_api::{is_local_kind, is_no_kind_of_manifests};
 
 /// Annotations and labels of an object of the hub cluster that are not copied unless a rule allows it: they control tools of
 /// that cluster, which own or prune what has them, or repeat the whole object. A trailing `*` matches any rest. Argo CD's
@@ -122,12 +122,22 @@ impl From<ContentRefusal> for UnsupportedSource {
 /// Whether an object is never a source, by its kind, name and labels alone: it is made by every cluster itself, it is a
 /// copy, or it is Runnel's own.
 pub fn is_never_a_source(kind: &Kind, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    let local = || kind.content.fields.is_empty() && is_local_kind(&kind.resource);
+    is_never_a_manifest(kind, name, labels) || local()
+}
+
+/// Whether a manifest is never distributed, as [`is_never_a_source`].
+pub(super) fn is_never_a_manifest(
+    kind: &Kind,
+    name: &str,
+    labels: &BTreeMap<String, String>,
+) -> bool {
     let copy = labels.contains_key(HUB_LABEL)
         && labels
             .get(MANAGED_BY_LABEL)
             .is_some_and(|by| by == MANAGED_BY);
     let own = OWN_SECRETS.contains(&name) || name.starts_with(ROLLBACK_SECRETS);
-    let local = || kind.content.fields.is_empty() && is_local_kind(&kind.resource);
+    let local = || kind.content.fields.is_empty() && is_no_kind_of_manifests(&kind.resource);
     let automatic = || kind.content.is_owned() && is_automatic(labels);
     copy || own || kind.content.refuses_name(name) || automatic() || local()
 }
