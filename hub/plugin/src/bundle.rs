@@ -8,7 +8,7 @@ use runnel_api::{
     limits,
 };
 use runnel_hub_core::plan::{
-    LAST_APPLIED, LeftOut, MANIFEST_METADATA, Origin, content_of, left_out,
+    LAST_APPLIED, LeftOutByKind, MANIFEST_METADATA, Origin, content_of, left_out,
 };
 use runnel_proto::model::{Kind, Scope, is_subdomain, plain_text};
 use serde_json::{Map, Value, json};
@@ -171,7 +171,7 @@ struct Collected {
     /// The kinds that CustomResourceDefinitions of the input define.
     defined: Vec<BundleKind>,
     /// What the hub leaves out of the manifests.
-    left_out: LeftOut,
+    left_out: LeftOutByKind,
     notes: Vec<String>,
 }
 
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_hub_leaves_out_of_manifests_is_noted() {
+    fn parts_of_manifests_that_are_not_sent_are_named() {
         let mut one = map("a");
         one["metadata"]["labels"] = json!({"app.kubernetes.io/managed-by": "Helm", "app": "a"});
         let mut job = json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}});

@@ -62,6 +62,7 @@ struct MissingPaths {
 impl MissingPaths {
     fn compare(&mut self, path: &[&str], value: &Value, sent: Option<&Value>) {
         match (value, sent) {
+            (value, Some(sent)) if value == sent => {}
             (_, None) if is_nothing(value) || path.last().is_some_and(|key| is_of_server(key)) => {}
             // A map that lost all of one item may be in another: its fields are named.
             (Value::Object(fields), None) => {
@@ -80,10 +81,14 @@ impl MissingPaths {
                     self.compare(&below(path, "*"), item, Some(sent));
                 }
             }
+            // What is left out of a list leaves the others as they are, in their order.
             (Value::Array(items), Some(Value::Array(sent))) => {
-                for item in items.iter().filter(|item| !sent.contains(item)) {
-                    let name = item["name"].as_str().unwrap_or_default();
-                    self.insert(&below(path, &format!("[name={name}]")));
+                let mut sent = sent.iter().peekable();
+                for item in items {
+                    if sent.next_if_eq(&item).is_none() {
+                        let name = item["name"].as_str().unwrap_or_default();
+                        self.insert(&below(path, &format!("[name={name}]")));
+                    }
                 }
             }
             _ => {}
@@ -137,9 +142,9 @@ impl SourceContent {
 
 /// What the copies of several objects lack, by kind.
 #[derive(Default)]
-pub struct LeftOut(BTreeMap<String, BTreeSet<String>>);
+pub struct LeftOutByKind(BTreeMap<String, BTreeSet<String>>);
 
-impl LeftOut {
+impl LeftOutByKind {
     /// Adds paths of an object of a kind.
     pub fn add(&mut self, kind: &str, paths: impl IntoIterator<Item = impl Into<String>>) {
         let mut paths = paths.into_iter().map(Into::into).peekable();
@@ -274,7 +279,7 @@ mod tests {
 
     #[test]
     fn sentences_are_by_kind_and_bounded() {
-        let mut all = LeftOut::default();
+        let mut all = LeftOutByKind::default();
         all.add("jobs.batch", [] as [&str; 0]);
         all.add("services", ["/spec/b"]);
         all.add("services", ["/spec/a", "/spec/b"]);

@@ -74,7 +74,7 @@ pub use grants::{
     RuleGrants, TargetClusters, TermsResolver,
 };
 use left_out::LeftOutPaths;
-pub use left_out::{LAST_APPLIED, LeftOut, left_out};
+pub use left_out::{LAST_APPLIED, LeftOutByKind, left_out};
 use manifests::Manifests;
 pub use named_terms::NamedTerms;
 use parking_lot::Mutex;

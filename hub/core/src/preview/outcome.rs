@@ -9,7 +9,7 @@ use runnel_proto::model::{
 
 use super::{AgentAnswer, PreviewIndex, ReportedCopiesFn, diff};
 use crate::index::{ReportedCopies, RuleEntry};
-use crate::plan::{LeftOut, RulePlan, SourceState};
+use crate::plan::{LeftOutByKind, RulePlan, SourceState};
 
 /// The id in the removal guard for a set that no agent has.
 const PRUNES: PruneDigest = PruneDigest([0x67; 16]);
@@ -214,8 +214,8 @@ impl PreviewIndex {
 
     /// What the copies of a rule lack of their sources by default, and what the rule does not allow. The index has the
     /// newest state of an object, also where its content is as before.
-    fn left_out(&self, entry: &RuleEntry) -> LeftOut {
-        let mut left_out = LeftOut::default();
+    fn left_out(&self, entry: &RuleEntry) -> LeftOutByKind {
+        let mut left_out = LeftOutByKind::default();
         for object in entry.plan.objects().filter(|_| !entry.rule.deleting) {
             let known = self.index().sources().get(object);
             let Some(SourceState::Read(content) | SourceState::Stale(content)) =
