@@ -22,6 +22,9 @@ use crate::cargo;
 use order::{Durations, at_once};
 use programs::TestProgram;
 
+/// The seconds of the programs that take a minute or more, for the first run on a machine.
+const FIRST_RUN: &str = include_str!("seconds.json");
+
 /// Runs all tests, several test programs at a time.
 #[derive(Debug, Parser)]
 #[command(name = "test-all")]
@@ -81,8 +84,8 @@ fn run(options: &TestOptions) -> Result<bool> {
 
     let folder = programs::target()?.join("test-all");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut durations =
-        Durations::read(&fs::read_to_string(folder.join("seconds.json")).unwrap_or_default());
+    let last_run = fs::read_to_string(folder.join("seconds.json"));
+    let mut durations = Durations::read(last_run.as_deref().unwrap_or(FIRST_RUN));
     durations.sort(&mut programs, |program| &program.name);
     programs.reverse();
 
