@@ -87,8 +87,9 @@ fn listed(differences: &[String]) -> String {
 /// Returns the error of an apply whose answer lacks the values of these fields.
 pub fn dropped(paths: &[String]) -> CopyError {
     let message = format!(
-        "an admission plugin of this cluster, or a feature that its API server has switched off, drops fields of the copy whenever \
-         it is written; let it pass Runnel's copies, or leave the fields to it (ignoreFields): {}",
+        "an admission plugin of this cluster, a feature that its API server has switched off, or the stored version of the kind \
+         drops fields of the copy whenever it is written; let the plugin pass Runnel's copies, or leave the fields out \
+         (ignoreFields): {}",
         joined(paths)
     );
     CopyError::new(Reason::Denied, message)
