@@ -279,7 +279,7 @@ pub fn reduce(kind: &Kind, object: &DynamicObject, sealer: &Sealer) -> Option<(S
         is_widened = !seal.adopted
             && facts.mode.is_none()
             && is_widened_by_additions(&kind.resource)
-            && managed_fields::has_additions(object, &written.ignored);
+            && managed_fields::added_by_others(object, &written.ignored).is_some();
         sealed = Some(Box::new(written));
     }
     let live = Live {

@@ -245,14 +245,17 @@ pub fn additions(
     ignored: &BTreeSet<FieldPath>,
 ) -> Option<AppliedFields> {
     let is_exact = content.mode == Some(CopyMode::Exact) && kind.content.is_owned();
-    let added = is_exact.then(|| AppliedFields::of_others(object, ignored));
-    added.filter(|added| !added.differences(1).is_empty())
+    is_exact.then(|| added_by_others(object, ignored)).flatten()
 }
 
-/// Whether other clients have added fields to an object that the agent applied, as for [`additions`] of an exact copy.
-pub fn has_additions(object: &DynamicObject, ignored: &BTreeSet<FieldPath>) -> bool {
+/// Returns what other clients have added to an object that the agent applied, whether its copy is to be exact or not; see
+/// [`additions`].
+pub fn added_by_others(
+    object: &DynamicObject,
+    ignored: &BTreeSet<FieldPath>,
+) -> Option<AppliedFields> {
     let added = AppliedFields::of_others(object, ignored);
-    !added.differences(1).is_empty()
+    (!added.differences(1).is_empty()).then_some(added)
 }
 
 fn is_of_controller(entry: &ManagedFieldsEntry) -> bool {

@@ -637,13 +637,14 @@ mod tests {
         copy: &SourceRef,
         namespace: NamespaceState,
         states: Vec<CopyState>,
+        live: Option<LiveObject>,
     ) -> (&'static str, String) {
         let mut explanations = all(index, "one", copy);
         let answer = Inspected {
             question: 1,
             namespace,
             states,
-            live: None,
+            live,
         };
         with_answer(&mut explanations, &answer);
         let first = &explanations[0];
@@ -657,7 +658,7 @@ mod tests {
             json!({"all": true}),
         );
         let copy = SourceRef::new("configmaps", "x", "s");
-        let of = |states| answered(&index, &copy, NamespaceState::Missing, states);
+        let of = |states| answered(&index, &copy, NamespaceState::Missing, states, None);
         let failed = CopyState {
             rule: "r".into(),
             outcome: CopyOutcome::Failed,
@@ -679,7 +680,6 @@ mod tests {
         );
         let copy = SourceRef::new("configmaps", "x", "s");
         let message = |outcome, widened| {
-            let mut explanations = all(&index, "one", &copy);
             let live = LiveObject {
                 ours: true,
                 intact: true,
@@ -695,14 +695,14 @@ mod tests {
                 outcome,
                 copy_error: None,
             };
-            let answer = Inspected {
-                question: 1,
-                namespace: NamespaceState::Ready,
-                states: vec![state],
-                live: Some(live),
-            };
-            with_answer(&mut explanations, &answer);
-            explanations.remove(0).message
+            answered(
+                &index,
+                &copy,
+                NamespaceState::Ready,
+                vec![state],
+                Some(live),
+            )
+            .1
         };
         assert!(message(CopyOutcome::Applied, true).contains("exact: true"));
         assert_eq!(message(CopyOutcome::Applied, false), "");
@@ -817,7 +817,7 @@ mod tests {
                 outcome,
                 copy_error,
             }];
-            answered(&index, &copy, NamespaceState::Ready, states)
+            answered(&index, &copy, NamespaceState::Ready, states, None)
         };
         let (state, message) = of(CopyOutcome::Applied, None);
         assert!(

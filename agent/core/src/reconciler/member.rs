@@ -548,15 +548,15 @@ impl Member {
                 } else {
                     self.jobs.queue.add(&key);
                 }
+                if let Some(end) = end {
+                    self.jobs.queue.add_at(&key, end);
+                }
                 let copy_error = match want {
                     DesiredCopy::Absent(..) => {
                         self.decider().with_definition(copy, want, copy_error)
                     }
                     _ => copy_error,
                 };
-                if let Some(end) = end {
-                    self.jobs.queue.add_at(&key, end);
-                }
                 return self.record_outcome(copy, want, Some(failure(want, copy_error)), now);
             }
             Some(_) => {
