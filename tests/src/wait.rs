@@ -7,8 +7,12 @@ use anyhow::{Context, Result, anyhow};
 use crate::{memory, scratch};
 
 const BETWEEN: Duration = Duration::from_millis(50);
+/// How much slower a busy or small machine may be than those that the deadlines in tests are meant for. It costs only the
+/// tests that fail.
+const SLOWER: u32 = 3;
 
 /// Calls `probe` every 50 ms until it returns `Some`, and returns that value.
+/// The deadline is what an idle machine needs at most: three times as long is waited.
 /// `None` means "not yet". An error means the same, and the last one is part of the message at the
 /// deadline, so a probe should describe its observation. A probe that hangs is aborted at the
 /// deadline.
@@ -21,7 +25,7 @@ pub async fn eventually<T>(
     deadline: Duration,
     mut probe: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    let begin = Instant::now();
+    let (begin, deadline) = (Instant::now(), deadline * SLOWER);
     let mut seen = anyhow!("the condition was never met");
     while let Some(left) = deadline.checked_sub(begin.elapsed()) {
         match tokio::time::timeout(left, probe()).await {

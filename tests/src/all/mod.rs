@@ -1,13 +1,14 @@
 //! `cargo test-all`: every test that `cargo test --workspace` runs, several test programs at a time.
 //!
-//! Most of the time of a live test is waiting, and cargo runs one program after another. Here the programs that took longest
-//! the last time begin first, as many at a time as there are cores and memory for; what each prints is shown in one piece
+//! Most of the time of a live test is waiting, and cargo runs one program after another. Here as many run at a time as there are
+//! cores and memory for. Every other worker begins with those that took longest the last time, the rest with the shortest: those
+//! that take long mostly work their API servers hard, and would starve each other. What a program prints is shown in one piece
 //! when it ends, and all of it stays in `target/test-all`.
 
 mod order;
 mod programs;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,9 @@ use programs::TestProgram;
 /// The seconds of the programs that take a minute or more, for the first run on a machine.
 const FIRST_RUN: &str = include_str!("seconds.json");
 
+/// How much garbage the Go programs keep, in percent of what they need: they spend a fifth of their time on collecting it by default.
+const GARBAGE: &str = "300";
+
 /// Runs all tests, several test programs at a time.
 #[derive(Debug, Parser)]
 #[command(name = "test-all")]
@@ -41,7 +45,7 @@ struct TestOptions {
 /// The shared state of one run.
 struct Run {
     folder: PathBuf,
-    waiting: Mutex<Vec<TestProgram>>,
+    waiting: Mutex<VecDeque<TestProgram>>,
     ended: Mutex<Vec<ProgramResult>>,
     of: usize,
 }
@@ -87,7 +91,6 @@ fn run(options: &TestOptions) -> Result<bool> {
     let last_run = fs::read_to_string(folder.join("seconds.json"));
     let mut durations = Durations::read(last_run.as_deref().unwrap_or(FIRST_RUN));
     durations.sort(&mut programs, |program| &program.name);
-    programs.reverse();
 
     let at_once = options
         .at_once
@@ -95,11 +98,16 @@ fn run(options: &TestOptions) -> Result<bool> {
     let run = Run {
         of: programs.len(),
         folder,
-        waiting: Mutex::new(programs),
+        waiting: Mutex::new(programs.into()),
         ended: Mutex::default(),
     };
     let failed = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(|| run.work())).collect();
+        let workers: Vec<_> = (0..at_once)
+            .map(|worker| {
+                let run = &run;
+                scope.spawn(move || run.work(End::of(worker)))
+            })
+            .collect();
         workers
             .into_iter()
             .filter_map(|worker| worker.join().ok()?.err())
@@ -121,13 +129,34 @@ fn run(options: &TestOptions) -> Result<bool> {
     Ok(summary(&ended, documented, begin.elapsed()))
 }
 
+/// The end of the queue that a worker takes programs from.
+#[derive(Clone, Copy)]
+enum End {
+    Longest,
+    Shortest,
+}
+
+impl End {
+    fn of(worker: usize) -> Self {
+        if worker.is_multiple_of(2) {
+            Self::Longest
+        } else {
+            Self::Shortest
+        }
+    }
+
+    fn take<T>(self, queue: &mut VecDeque<T>) -> Option<T> {
+        match self {
+            Self::Longest => queue.pop_front(),
+            Self::Shortest => queue.pop_back(),
+        }
+    }
+}
+
 impl Run {
     /// Runs what waits, one program after another.
-    fn work(&self) -> Result<()> {
-        loop {
-            let Some(program) = self.waiting.lock().pop() else {
-                return Ok(());
-            };
+    fn work(&self, end: End) -> Result<()> {
+        while let Some(program) = self.next(end) {
             let log = self.folder.join(format!("{}.log", program.file_name()));
             let begin = Instant::now();
             let passed = execute(&program, &log)?;
@@ -149,6 +178,11 @@ impl Run {
                 took.as_secs()
             )?;
         }
+        Ok(())
+    }
+
+    fn next(&self, end: End) -> Option<TestProgram> {
+        end.take(&mut self.waiting.lock())
     }
 }
 
@@ -160,7 +194,8 @@ fn execute(program: &TestProgram, log: &Path) -> Result<bool> {
     cargo::without_own_package(&mut command);
     command
         .current_dir(&program.package)
-        .env("CARGO_MANIFEST_DIR", &program.package);
+        .env("CARGO_MANIFEST_DIR", &program.package)
+        .env("GOGC", GARBAGE);
     command
         .stdin(Stdio::null())
         .stderr(out.try_clone()?)

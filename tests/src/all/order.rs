@@ -29,13 +29,12 @@ impl Durations {
         self.0.extend(took);
     }
 
-    /// Sorts programs by duration, the longest first, so that none runs alone at the end. Programs
-    /// without a known duration come first.
+    /// Sorts programs by duration, the longest first. Programs without a known duration come last.
     pub fn sort<T>(&self, programs: &mut [T], name: impl Fn(&T) -> &str) {
         programs.sort_by_key(|program| {
             let known = self.0.get(name(program)).copied();
             (
-                std::cmp::Reverse(known.unwrap_or(u64::MAX)),
+                std::cmp::Reverse(known.unwrap_or_default()),
                 name(program).to_owned(),
             )
         });
@@ -53,12 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slowest_and_unknown_programs_start_first() {
+    fn programs_are_sorted_by_their_last_duration() {
         let mut durations = Durations::read(r#"{"wire": 100, "join": 7, "gone": 3}"#);
         durations.note([("join".to_owned(), 8), ("faults".to_owned(), 109)]);
         let mut programs = ["join", "wire", "new", "faults"];
         durations.sort(&mut programs, |name| name);
-        assert_eq!(programs, ["new", "faults", "wire", "join"]);
+        assert_eq!(programs, ["faults", "wire", "join", "new"]);
         let mut again = ["join", "wire", "new", "faults"];
         Durations::read(&durations.to_string()).sort(&mut again, |name| name);
         assert_eq!(again, programs);

@@ -24,7 +24,7 @@ use crate::fleet::{AGENT, HUB, NAMESPACE as SYSTEM, rendered};
 use crate::helm::Helm;
 use crate::scratch::Scratch;
 
-const ANSWERS: Duration = Duration::from_secs(15);
+const ANSWERS: Duration = Duration::from_secs(30);
 
 /// Runs the demo on the given clusters, and removes the objects that it created.
 ///

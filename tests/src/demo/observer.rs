@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::cluster::Cluster;
 use crate::scratch;
 
-const BEGINS: Duration = Duration::from_secs(20);
+const BEGINS: Duration = Duration::from_secs(60);
 
 /// A kind and a namespace to watch; no namespace for kinds without one.
 pub type WatchTarget<'a> = (&'a str, Option<&'a str>);

@@ -27,7 +27,7 @@ pub const LOGIN: &str = "app-login";
 pub const LIMITS: &str = "app-limits";
 
 /// The time limit of every step; the longest is the second read of a conflict, within 30 s.
-pub const SOON: Duration = Duration::from_secs(45);
+pub const SOON: Duration = Duration::from_secs(120);
 
 /// The expected state of a copy.
 #[derive(Clone, Copy, Debug)]

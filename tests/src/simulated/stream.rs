@@ -20,7 +20,7 @@ use super::{Credentials, Record, sketch};
 /// The call of a session.
 const SESSION: &str = "/runnel.v1.Runnel/Session";
 /// How long a test waits for a frame that must come.
-const FRAME: Duration = Duration::from_secs(30);
+const FRAME: Duration = Duration::from_secs(90);
 
 /// An open stream. Frames of the hub stay in the connection until [`AgentStream::next`].
 pub struct AgentStream {

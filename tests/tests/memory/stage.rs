@@ -10,7 +10,7 @@ use runnel_tests::memory::{Enforcement, parse_quantity};
 use runnel_tests::scene::{Draft, Id, RuleDraft, Scene, is_copy_of};
 use runnel_tests::wait::eventually;
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, MutexGuard};
 
 const HONEST: &str = "honest";
 /// How long anything may take in a debug build, on a machine with much else to do.
@@ -21,7 +21,11 @@ pub struct Stage {
     pub scene: Scene,
     source: Value,
     rule: Id,
+    _turn: MutexGuard<'static, ()>,
 }
+
+/// Large objects cost an API server some 5 s each on a core of its own: of these tests one runs at a time.
+static TURN: Mutex<()> = Mutex::const_new(());
 
 impl Stage {
     /// A fleet of one member with an honest rule, with these namespaces everywhere.
@@ -31,6 +35,7 @@ impl Stage {
 
     /// As [`Stage::start`], with these values of the agent's chart.
     pub async fn start_with(namespaces: &[&str], agent_values: Value) -> Result<Self> {
+        let turn = TURN.lock().await;
         let options = FleetOptions {
             agent_values,
             log: "runnel=info".to_owned(),
@@ -61,6 +66,7 @@ impl Stage {
             scene,
             source,
             rule: Id::rule(HONEST, "all"),
+            _turn: turn,
         };
         stage.is_served("before the attack").await?;
         Ok(stage)
@@ -99,12 +105,10 @@ impl Stage {
         all.get(edits / 2).copied().context("no edits")
     }
 
-    /// Creates objects on the hub, one after the other. A large one costs an API server some 5 s on a core of its own: no two of the
-    /// tests make one at the same time. What takes it a minute beside others it refuses (504), and it may exist then.
+    /// Creates objects on the hub, one after the other. What takes an API server a minute it refuses (504), and it may exist
+    /// then.
     pub async fn make_all(&self, objects: impl Iterator<Item = Value>) -> Result<()> {
-        static TURN: Mutex<()> = Mutex::const_new(());
         for object in objects {
-            let _turn = TURN.lock().await;
             let id = Id::of(&object)?;
             eventually(&format!("{id} to be made"), PATIENCE, async || {
                 match self.scene.hub.make(&object).await {

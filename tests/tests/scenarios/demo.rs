@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
 const STARTS: Duration = Duration::from_secs(60);
-const WHOLE_STORY: Duration = Duration::from_secs(300);
+const WHOLE_STORY: Duration = Duration::from_secs(600);
 
 struct Clusters {
     hub: ControlPlane,
