@@ -26,6 +26,7 @@ use tracing::Instrument;
 
 use crate::call::{Call, decoded, with_timeout};
 use crate::kinds::KindRegistry;
+use crate::newest_object::NewestObject;
 use runnel_agent_core::body::{ApplyInput, ReplacedObject};
 use runnel_agent_core::classify::{CallError, kind_error, write_error};
 use runnel_agent_core::copy::{CopyError, NewPayload};
@@ -55,6 +56,8 @@ pub struct Member {
     client: Client,
     sealer: Sealer,
     kinds: KindRegistry,
+    /// The object of the newest event, which need not be read again.
+    newest: NewestObject,
     /// The account under which copies are written; `None` for the agent's own. Reads are always the agent's.
     account: Option<ServiceAccount>,
 }
@@ -62,11 +65,12 @@ pub struct Member {
 impl Member {
     /// Returns access with this client, for copies of these kinds sealed by this sealer. The client must not retry
     /// by itself.
-    pub fn new(client: Client, sealer: Sealer, kinds: KindRegistry) -> Self {
+    pub fn new(client: Client, sealer: Sealer, kinds: KindRegistry, newest: NewestObject) -> Self {
         Self {
             client,
             sealer,
             kinds,
+            newest,
             account: None,
         }
     }

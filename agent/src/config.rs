@@ -42,6 +42,10 @@ pub struct Options {
     /// under its own name at once.
     #[arg(long, env = "RUNNEL_POD_NAME")]
     pub pod_name: Option<String>,
+    /// No second agent stands by: the Lease is renewed once a minute instead of every 5 seconds, and an agent in another pod
+    /// takes it 100 seconds after the last renewal instead of 20.
+    #[arg(long, env = "RUNNEL_SINGLE_REPLICA")]
+    pub single_replica: bool,
     /// The address of the probes and metrics.
     #[arg(long, env = "RUNNEL_OPS_LISTEN", default_value = "0.0.0.0:8082")]
     pub ops_listen: SocketAddr,

@@ -28,11 +28,21 @@ use crate::call::{NotActive, Throttled, call_error};
 pub const LEASE: &str = "runnel-agent";
 /// Each member cluster bears the load of the renewals, so they are rarer than the hub's: twelve per
 /// minute.
-const TIMING: Timing = Timing {
+pub const WITH_STANDBY: Timing = Timing {
     lease: Duration::from_secs(20),
     renew: Duration::from_secs(15),
-    retry: Duration::from_secs(5),
+    interval: RETRY,
+    retry: RETRY,
 };
+/// Without a standby the Lease only keeps a lost agent from writing beside the one that replaces it: one renewal per minute.
+pub const SINGLE_REPLICA: Timing = Timing {
+    lease: Duration::from_secs(100),
+    renew: Duration::from_secs(90),
+    interval: Duration::from_secs(60),
+    retry: RETRY,
+};
+/// The interval of retries, and the timeout of a request.
+const RETRY: Duration = Duration::from_secs(5);
 /// Duration of a watch, in seconds.
 const WATCH_SECONDS: u32 = 290;
 /// The resource that the span of the watch names.
@@ -123,6 +133,7 @@ impl Election {
         client: Client,
         namespace: &str,
         pod_name: Option<String>,
+        timing: Timing,
         random: u64,
     ) -> (Self, WriteRight) {
         let is_unique = pod_name.is_some();
@@ -141,7 +152,7 @@ impl Election {
                 component: "agent",
             },
             me.clone(),
-            TIMING,
+            timing,
         );
         let (lease_state, right) = watch::channel(LeaseState::Starting);
         let leases = Api::namespaced(client, namespace);
@@ -254,14 +265,14 @@ impl Election {
         }
     }
 
-    /// Sends one request, with a timeout of a third of the renewal deadline.
+    /// Sends one request, with a timeout.
     async fn call(
         &self,
         verb: &str,
         call: impl Future<Output = Result<Option<Lease>, Error>>,
     ) -> LeaseResponse {
         let namespace = &self.namespace;
-        match tokio::time::timeout(TIMING.renew / 3, call).await {
+        match tokio::time::timeout(RETRY, call).await {
             Ok(Ok(lease)) => LeaseResponse::Lease(lease.map(Box::new)),
             // The server refuses a PUT without a version if the Lease exists.
             Ok(Err(Error::Api(status))) if matches!(status.code, 400 | 404 | 409 | 422) => {

@@ -11,6 +11,7 @@ pub mod kinds;
 pub mod lease;
 pub mod link;
 pub mod metrics;
+pub mod newest_object;
 pub mod policy_file;
 pub mod run;
 pub mod store;

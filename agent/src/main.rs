@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::{anyhow, bail};
 use clap::Parser;
 use runnel_agent::config::{Cli, Command, Options};
+use runnel_agent::lease::{SINGLE_REPLICA, WITH_STANDBY};
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
 use runnel_transport::ops::{
@@ -94,6 +95,11 @@ async fn run(options: Options, workers: Handle) -> anyhow::Result<()> {
         workers,
         namespace: options.namespace,
         pod_name: options.pod_name,
+        lease_timing: if options.single_replica {
+            SINGLE_REPLICA
+        } else {
+            WITH_STANDBY
+        },
         join_file: options.join_string_file,
         policy_file: options.policy_file,
         allow_everything: options.allow_everything,

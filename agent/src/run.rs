@@ -10,6 +10,7 @@ use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Client;
 use kube::api::Api;
+use runnel_proto::lease::Timing;
 use runnel_proto::model::Hello;
 use runnel_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use runnel_transport::identity::JoinStringError;
@@ -29,6 +30,7 @@ use crate::lease::guarded;
 use crate::lease::{Election, WriteRight};
 use crate::link::{HistoryTokenStore, Link};
 use crate::metrics::Metrics;
+use crate::newest_object::NewestObject;
 use crate::policy_file::PolicyFile;
 use crate::store::{Identity, Store};
 use crate::watch::{self, Watches};
@@ -61,6 +63,8 @@ pub struct Settings {
     pub namespace: String,
     /// The name of the agent's pod, which no other process has at the same time.
     pub pod_name: Option<String>,
+    /// The times of the election.
+    pub lease_timing: Timing,
     /// The path of the join string.
     pub join_file: Option<PathBuf>,
     /// The path of this cluster's policy. Without it, the default policy applies.
@@ -102,6 +106,7 @@ pub async fn boot(
         settings.lease_client.clone(),
         &settings.namespace,
         settings.pod_name.clone(),
+        settings.lease_timing,
         seed()?,
     );
     let election = election.counted(settings.metrics.active.clone());
@@ -265,6 +270,7 @@ fn tasks(
     if let Some(paths) = core.take_feedback(Instant::now()) {
         kinds.set_feedback(paths);
     }
+    let newest = NewestObject::default();
     let watches = Watches {
         client: client.clone(),
         sealer: sealer.clone(),
@@ -274,6 +280,7 @@ fn tasks(
         times,
         liveness: liveness.clone(),
         kinds: kinds.clone(),
+        newest: newest.clone(),
         deleted: BTreeSet::new(),
         events: watched.clone(),
     };
@@ -286,7 +293,7 @@ fn tasks(
             watch::namespaces(client.clone(), liveness, watched),
         ),
     ));
-    let member = Member::new(client.clone(), sealer, kinds.clone());
+    let member = Member::new(client.clone(), sealer, kinds.clone(), newest);
     tasks.push(on_workers(
         "worker",
         Box::pin(async {

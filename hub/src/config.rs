@@ -139,7 +139,7 @@ pub struct Run {
         value_name = "HOST"
     )]
     pub view_names: Vec<String>,
-    /// How long after the last renewal another replica takes the Lease: 1s to 60s.
+    /// How long after the last renewal another replica takes the Lease: 1s to 120s.
     #[arg(long, env = "RUNNEL_LEASE_DURATION", default_value = "15s", value_parser = duration, value_name = "DURATION")]
     pub lease_duration: Duration,
     /// How long the leader leads without a successful renewal; shorter than the lease duration.

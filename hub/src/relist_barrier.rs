@@ -6,6 +6,9 @@
 //! round: every watch starts with a new, consistent list, and nothing is served before all lists of
 //! the round are complete.
 //!
+//! A process that starts while nobody leads lists everything once: if it takes the Lease as it was
+//! before its first lists, no other process has sent anything since.
+//!
 //! A watch also relists by itself when it cannot continue. If the API server was restored from a
 //! backup, that list is older, and nothing of it may be sent. So such a list takes effect only
 //! after a renewal of the Lease that began after the list was read. That renewal fails if the Lease
@@ -33,12 +36,31 @@ pub struct RelistBarrier {
     requested: watch::Sender<u64>,
     renewed: watch::Sender<Option<Instant>>,
     done: LeafMutex<BTreeMap<Watched, u64>>,
+    /// When the lists of this round began, at the earliest.
+    begun: LeafMutex<Option<Instant>>,
+    /// Since when no other process has led.
+    free_since: LeafMutex<Option<Instant>>,
 }
 
 impl RelistBarrier {
-    /// Starts a round: every watch relists.
+    /// Starts a round: every watch relists. Not if the lists of this one are newer than all that another process has sent.
     pub fn begin(&self) {
-        self.requested.send_modify(|round| *round += 1);
+        let free_since = *self.free_since.lock();
+        let begun = *self.begun.lock();
+        if free_since.is_none_or(|since| begun.is_none_or(|begun| begun < since)) {
+            self.lists_begin();
+            self.requested.send_modify(|round| *round += 1);
+        }
+    }
+
+    /// The lists of this round begin now.
+    pub fn lists_begin(&self) {
+        *self.begun.lock() = Some(Instant::now());
+    }
+
+    /// Records since when no other process has led; `None` if one may have led until this process did.
+    pub fn free(&self, since: Option<Instant>) {
+        *self.free_since.lock() = since;
     }
 
     /// Records when the last successful renewal of the right to lead was sent; `None` if this
@@ -95,6 +117,23 @@ pub struct RelistSubscription {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_a_free_lease_are_not_read_again() {
+        let rounds = RelistBarrier::default();
+        let before = Instant::now();
+        rounds.free(Some(before));
+        rounds.begin();
+        assert_eq!(rounds.round(), 1, "nothing is known of its lists");
+        rounds.begin();
+        assert_eq!(rounds.round(), 1);
+        rounds.free(Some(Instant::now()));
+        rounds.begin();
+        assert_eq!(rounds.round(), 2, "another has led since they began");
+        rounds.free(None);
+        rounds.begin();
+        assert_eq!(rounds.round(), 3);
+    }
 
     #[test]
     fn a_round_is_over_when_each_has_had_its_own_list() {

@@ -311,6 +311,11 @@ async fn start(
         options.analysis_ca_file.as_deref(),
     )?;
     forever(tasks, stop(), "analyses", analyses.run());
+    let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
+    let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
+    let namespace = &options.access.namespace;
+    let mut election = Election::new(client.clone(), namespace, me, timing, hub_state.clone());
+    election.read_first().await;
     let watched = watch::watch_members::<MemberCluster>(
         client.clone(),
         hub_state.clone(),
@@ -378,10 +383,6 @@ async fn start(
         "grace period of deleted sources",
         watch::expire_deleted_sources(hub_state.clone()),
     );
-    let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
-    let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
-    let namespace = &options.access.namespace;
-    let election = Election::new(client.clone(), namespace, me, timing, hub_state.clone());
     let (known, known_sender) = channel::channel(false);
     let elect = election.run(known_sender, shutdown.clone());
     let alive = liveness.clone();

@@ -99,6 +99,10 @@ impl ApplyRun<'_> {
         kind: &Kind,
         target: &ExpectedObject,
     ) -> Result<Option<DynamicObject>, CopyError> {
+        if let Some(object) = self.member.newest.take(kind, self.copy, target) {
+            self.kind = kind.clone();
+            return Ok(Some(object));
+        }
         let object = self.same(target).await?;
         if object.is_none() || std::mem::replace(&mut self.kind, kind.clone()) == *kind {
             return Ok(object);

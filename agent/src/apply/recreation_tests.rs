@@ -72,7 +72,12 @@ fn member(kinds: &[Kind], deletes: &Deletes) -> Member {
     let registry = KindRegistry::default();
     registry.replace(kinds.iter().cloned().collect());
     let sealer = Sealer::new(&[7; 32], "hub", ["member", ""]);
-    Member::new(Client::new(service, "default"), sealer, registry)
+    Member::new(
+        Client::new(service, "default"),
+        sealer,
+        registry,
+        NewestObject::default(),
+    )
 }
 
 /// Changes a copy whose rule has `immutablePolicy: Recreate`. Returns the result, and the options of its deletes.

@@ -49,6 +49,7 @@ fn watches(policy: &str, events: mpsc::Sender<Event>) -> Watches {
         times: WatchTimes::default(),
         liveness: Liveness::default(),
         kinds: KindRegistry::default(),
+        newest: NewestObject::default(),
         deleted: BTreeSet::new(),
         events,
     }
@@ -110,6 +111,7 @@ async fn copy_that_is_too_large_is_not_taken_for_its_former_state() {
         area,
         sealer: Sealer::new(&[7; 32], "hub", ["member", ""]),
         kinds: KindRegistry::default(),
+        newest: NewestObject::default(),
     };
     let watches = Watches {
         client: Client::new(service, "default"),

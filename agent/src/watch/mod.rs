@@ -35,6 +35,7 @@ use crate::call::Call;
 use crate::event_loop::until;
 use crate::kinds::{KindRegistry, KindsRead, discover};
 use crate::metrics::Metrics;
+use crate::newest_object::NewestObject;
 use crate::policy_file::{POLL, PolicyFile};
 use follow::{Follow, ReceiverDropped, Source, hint};
 pub use namespaces::namespaces;
@@ -77,6 +78,8 @@ pub struct Watches {
     pub liveness: Liveness,
     /// The kinds that the cluster serves.
     pub kinds: KindRegistry,
+    /// The object of the newest event.
+    pub newest: NewestObject,
     /// The kinds that are not served, and whose definitions are known to be deleted.
     pub deleted: BTreeSet<Arc<str>>,
     /// The events for the core.
@@ -350,6 +353,7 @@ impl Watches {
                 area: area.clone(),
                 sealer: self.sealer.clone(),
                 kinds: self.kinds.clone(),
+                newest: self.newest.clone(),
             };
             let watch = self.follow(copies, pages).run();
             state.watch = Some(running.watches.spawn(watch));
@@ -406,6 +410,7 @@ struct Copies {
     area: Area,
     sealer: Sealer,
     kinds: KindRegistry,
+    newest: NewestObject,
 }
 
 impl Copies {
@@ -443,6 +448,7 @@ impl Source for Copies {
         let content = if listed {
             live::learn(&kind, &object, &live)
         } else {
+            self.newest.set(kind, object);
             None
         };
         content

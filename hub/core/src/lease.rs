@@ -42,6 +42,11 @@ impl Candidate {
         self.election.lead(now)
     }
 
+    /// Returns since when no other process has led, if this process took the Lease just as it was then.
+    pub fn free_since(&self) -> Option<Instant> {
+        self.election.free_since()
+    }
+
     /// Returns the position of this process, if it leads.
     pub fn position(&self, now: Instant) -> Option<LeaderPosition> {
         self.lead(now)?;
@@ -151,6 +156,7 @@ mod tests {
     const TIMING: Timing = Timing {
         lease: Duration::from_secs(15),
         renew: Duration::from_secs(10),
+        interval: Duration::from_secs(2),
         retry: Duration::from_secs(2),
     };
 

@@ -93,6 +93,13 @@ impl Election {
         }
     }
 
+    /// Reads the Lease before anything is listed. If this process takes it as it was then, its lists are new enough to lead
+    /// with: nothing was sent by another since.
+    pub async fn read_first(&mut self) {
+        self.act(Step::Read).await;
+        self.hub_state.leadership.relist_barrier.lists_begin();
+    }
+
     /// Participates until `shutdown`, and then releases the Lease. Leads only when `known` reports
     /// that the process has complete lists.
     pub async fn run(mut self, mut known: watch::Receiver<bool>, shutdown: CancellationToken) {
@@ -226,6 +233,8 @@ impl Election {
             lead.as_ref()
                 .and_then(|lead| lead.valid_until.checked_sub(self.timing.renew)),
         );
+        let free_since = self.candidate.free_since();
+        self.hub_state.leadership.relist_barrier.free(free_since);
         self.hub_state.set_lead(lead);
         let leader = self.candidate.leader();
         self.hub_state.leadership.leader.send_if_modified(|known| {

@@ -18,8 +18,8 @@ use super::WatchHealth;
 use super::crd_deletion::{DeletedCrdFilter, read_crd};
 use super::first_grant::make_first_grant;
 use super::{
-    DecodedObject, RelistingWatch, WatchEvent, events, events_of, failure, mapped, own_events,
-    refusal,
+    DecodedObject, PAGE, RelistingWatch, WatchEvent, events, events_of, failure, mapped,
+    own_events, refusal,
 };
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
@@ -76,7 +76,8 @@ pub async fn watch_grants(client: Client, hub_state: Arc<HubState>, first: bool)
         read_crd(reader_client.clone(), DistributionGrant::crd_name())
     })
     .trusting_the_first_list();
-    let grants = move || defined.events(own_events::<DistributionGrant>(client.clone()).boxed());
+    let grants =
+        move || defined.events(own_events::<DistributionGrant>(client.clone(), PAGE).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), grants);
     into.follow(events, &hub_state, |grant| RuleGrant::read(&grant))
         .await;
@@ -100,7 +101,7 @@ pub async fn watch_fleet(client: Client, hub_state: Arc<HubState>) {
     let reader_client = client.clone();
     let defined = DeletedCrdFilter::by(move || read_crd(reader_client.clone(), Fleet::crd_name()))
         .trusting_the_first_list();
-    let fleets = move || defined.events(own_events::<Fleet>(client.clone()).boxed());
+    let fleets = move || defined.events(own_events::<Fleet>(client.clone(), PAGE).boxed());
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), fleets);
     let read = |fleet: Fleet| {
         if fleet.metadata.name.as_deref() == Some(FLEET) {
@@ -126,7 +127,7 @@ pub async fn watch_hub_namespaces(client: Client, hub_state: Arc<HubState>) {
     };
     let api: Api<DecodedObject<PartialObjectMeta<Namespace>>> = Api::all(client);
     let events = RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
-        events(api.clone()).boxed()
+        events(api.clone(), PAGE).boxed()
     });
     let read = |namespace: PartialObjectMeta<Namespace>| HubNamespace {
         labels: namespace.labels().clone(),

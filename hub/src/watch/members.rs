@@ -10,8 +10,8 @@ use runnel_proto::model::{ClusterName, DeletionPolicy, RuleUid};
 
 use super::crd_deletion::{CrdMemory, CrdState, DeletedCrdFilter, read_crd};
 use super::{
-    DecodedObject, FailureLog, READ_LIMIT, RelistingWatch, failure, has_lost_objects, own_events,
-    refusal,
+    DecodedObject, FailureLog, MEMBERS_PAGE, READ_LIMIT, RelistingWatch, failure, has_lost_objects,
+    own_events, refusal,
 };
 use crate::hub_state::HubState;
 use crate::member_records::write_record;
@@ -127,7 +127,7 @@ pub async fn watch_members<K: WatchedMember>(
     let filter = DeletedCrdFilter::remembering(&memory, read).trusting_the_first_list();
     let mut events =
         RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
-            filter.events(own_events::<K>(own.clone()).boxed())
+            filter.events(own_events::<K>(own.clone(), MEMBERS_PAGE).boxed())
         });
     let mut seen = BTreeSet::new();
     let mut failures = FailureLog::default();

@@ -52,6 +52,8 @@ pub use sources::{api_in, api_resource};
 /// The number of objects in one page of a list. A user who may create an object can give it some
 /// megabytes of labels, annotations and field managers, and a page is in memory as a whole.
 const PAGE: u32 = 20;
+/// The number of members in one page. The hub and its administrators alone write them, some KiB each, and there can be many.
+const MEMBERS_PAGE: u32 = 200;
 /// The server ends a watch after this time, and a dead connection is detected 5 s later. Until then
 /// a revocation is not seen. The next watch continues where this one ended, which costs one small
 /// request.
@@ -63,12 +65,12 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) type WatchEvent<K> = Result<Event<K>, watcher::Error>;
 
 /// The events of a kind, with backoff (0.8 s to 30 s, with jitter) on errors.
-fn events<K>(api: Api<K>) -> impl Stream<Item = WatchEvent<K>> + Send
+fn events<K>(api: Api<K>, page: u32) -> impl Stream<Item = WatchEvent<K>> + Send
 where
     K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let config = watcher::Config::default()
-        .page_size(PAGE)
+        .page_size(page)
         .timeout(WATCH_SECONDS);
     watcher::watcher(api, config).default_backoff()
 }
@@ -335,11 +337,14 @@ fn mapped<K, T>(event: WatchEvent<K>, map: impl FnOnce(K) -> T) -> WatchEvent<T>
 }
 
 /// The events of a kind of Runnel's own. An object that this build cannot read does not break the whole watch.
-fn own_events<K>(client: Client) -> impl Stream<Item = WatchEvent<DecodedObject<K>>> + Send
+fn own_events<K>(
+    client: Client,
+    page: u32,
+) -> impl Stream<Item = WatchEvent<DecodedObject<K>>> + Send
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    events(Api::<DecodedObject<K>>::all(client)).inspect(|event| {
+    events(Api::<DecodedObject<K>>::all(client), page).inspect(|event| {
         if let Ok(
             Event::Apply(DecodedObject::Unreadable(meta))
             | Event::InitApply(DecodedObject::Unreadable(meta)),

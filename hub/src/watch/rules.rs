@@ -9,7 +9,7 @@ use kube::{Client, Resource, ResourceExt};
 use runnel_proto::model::RuleUid;
 
 use super::origins::Origins;
-use super::{DecodedObject, FailureLog, RelistingWatch, failure, own_events, refusal};
+use super::{DecodedObject, FailureLog, PAGE, RelistingWatch, failure, own_events, refusal};
 use crate::hub_state::HubState;
 use crate::object_cache::{ObjectCache, RuleKind, RuleObject};
 use crate::relist_barrier::Watched;
@@ -35,7 +35,7 @@ pub async fn watch_rules<K: RuleKind>(
     let watching = client.clone();
     let mut events =
         RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
-            own_events::<K>(watching.clone()).boxed()
+            own_events::<K>(watching.clone(), PAGE).boxed()
         });
     let mut seen = BTreeSet::new();
     let mut origins = Origins::new(client);

@@ -16,7 +16,7 @@ use tracing::Instrument;
 
 use super::crd_deletion::{CrdMemory, DeletedCrdFilter};
 use super::{
-    RelistingWatch, WatchHealth, events, failure, is_crd_unreadable, is_not_served, refusal,
+    PAGE, RelistingWatch, WatchHealth, events, failure, is_crd_unreadable, is_not_served, refusal,
 };
 use crate::hub_state::{HubState, until};
 use crate::relist_barrier::Watched;
@@ -80,7 +80,7 @@ async fn follow(
     });
     let mut events =
         RelistingWatch::new(hub_state.leadership.relist_barrier.subscribe(), move || {
-            let events = events(api.clone()).boxed();
+            let events = events(api.clone(), PAGE).boxed();
             if has_no_crd {
                 events
             } else {

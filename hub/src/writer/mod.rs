@@ -34,7 +34,7 @@ use crate::hub_state::{HubState, until};
 use crate::object_cache::{ObjectCache, RuleObject};
 use runnel_api::{GROUP, VERSION};
 use runnel_hub_core::now::is_ahead;
-use runnel_hub_core::status::{Notice, Now, Pace, SETTLING, View, is_settled};
+use runnel_hub_core::status::{InProgress, Notice, Now, Pace, SETTLING, View, in_progress};
 
 /// The limit of concurrent writes.
 const WRITES: usize = 8;
@@ -59,6 +59,8 @@ pub struct Writer {
     object_cache: Arc<ObjectCache>,
     events: mpsc::Sender<(ObjectReference, Notice)>,
     paces: BTreeMap<RuleUid, Pace>,
+    /// Where a change of a rule was in progress when that was last looked for.
+    in_progress: BTreeMap<RuleUid, InProgress>,
     members: BTreeSet<ClusterName>,
     /// Those of them that have become unreachable. Their statuses are written before those of
     /// rules.
@@ -139,6 +141,7 @@ impl Writer {
             object_cache,
             events,
             paces: BTreeMap::new(),
+            in_progress: BTreeMap::new(),
             members: BTreeSet::new(),
             silent: BTreeSet::new(),
             retries: Vec::new(),
@@ -288,9 +291,15 @@ impl Writer {
     }
 
     /// Returns the work that is due for a rule, and when to check again. [`Self::is_settled`] is
-    /// called once, because it reads all clusters of the rule.
-    fn due(&self, uid: &RuleUid, pace: &Pace, now: Instant) -> (Option<RuleWork>, Option<Instant>) {
-        let status = pace.due(|| self.is_settled(uid, now));
+    /// called once, because it may read all clusters of the rule.
+    fn due(
+        &self,
+        uid: &RuleUid,
+        pace: &Pace,
+        progress: &mut Option<InProgress>,
+        now: Instant,
+    ) -> (Option<RuleWork>, Option<Instant>) {
+        let status = pace.due(|| self.is_settled(uid, progress, now));
         if status.is_some_and(|at| at <= now) {
             return (
                 Some(RuleWork::ReleaseAndStatus {
@@ -308,8 +317,8 @@ impl Writer {
 
     /// Whether the status of a rule can be written at once: no change is in progress, or the rule
     /// still needs the finalizer. The status of a deleted rule is written at once only if removals
-    /// need approval; otherwise the rule disappears soon.
-    fn is_settled(&self, uid: &RuleUid, now: Instant) -> bool {
+    /// need approval; otherwise the rule disappears soon. `progress`: where a change is in progress.
+    fn is_settled(&self, uid: &RuleUid, progress: &mut Option<InProgress>, now: Instant) -> bool {
         let started = self.hub_state.leadership.serving_since().unwrap_or(now);
         let index = self.hub_state.index.read();
         let report_store = self.hub_state.report_store.lock();
@@ -321,7 +330,9 @@ impl Writer {
                 return index.rules().is_blocked(uid);
             }
             let view = View::of(&index, &report_store, uid, &object.status, started, false);
-            view.is_none_or(|view| is_settled(&view, &report_store, now))
+            *progress =
+                view.and_then(|view| in_progress(&view, &report_store, progress.as_ref(), now));
+            progress.is_none()
         })
     }
 
@@ -347,9 +358,13 @@ impl Writer {
     async fn write_rules(&mut self, now: Now) -> Option<Instant> {
         let mut due = Vec::new();
         let mut next: Option<Instant> = None;
+        let mut former = std::mem::take(&mut self.in_progress);
         for (uid, pace) in &self.paces {
-            let (work, later) = self.due(uid, pace, now.instant);
+            let mut progress = former.remove(uid);
+            let (work, later) = self.due(uid, pace, &mut progress, now.instant);
             due.extend(work.map(|work| (uid.clone(), work)));
+            self.in_progress
+                .extend(progress.map(|progress| (uid.clone(), progress)));
             next = next.into_iter().chain(later).min();
         }
         let this = &*self;
@@ -555,21 +570,24 @@ mod tests {
         pace.mark(changed);
         see(&object);
         let waits = (None, Some(start + TICK));
-        assert!(writer.due(&uid, &pace, changed) == waits, "a status waits");
+        assert!(
+            writer.due(&uid, &pace, &mut None, changed) == waits,
+            "a status waits"
+        );
         object["metadata"]["deletionTimestamp"] = serde_json::json!("2026-01-01T00:00:00Z");
         see(&object);
-        let (work, later) = writer.due(&uid, &pace, changed);
+        let (work, later) = writer.due(&uid, &pace, &mut None, changed);
         assert!(work == Some(RuleWork::Release), "the finalizer does not");
         assert!(later >= Some(start + TICK));
         pace.tried_release();
-        let (work, later) = writer.due(&uid, &pace, changed);
+        let (work, later) = writer.due(&uid, &pace, &mut None, changed);
         assert!(
             work.is_none() && later >= Some(start + TICK),
             "until something changes"
         );
         let after = start + TICK * 3;
         assert!(
-            writer.due(&uid, &pace, after)
+            writer.due(&uid, &pace, &mut None, after)
                 == (Some(RuleWork::ReleaseAndStatus { overdue: true }), None)
         );
     }

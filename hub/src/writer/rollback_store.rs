@@ -62,14 +62,15 @@ impl RollbackStore {
     /// Reads and writes until the process ends.
     pub async fn run(mut self) {
         let mut rounds = self.hub_state.leadership.relist_barrier.subscribe();
-        let mut loaded = 0;
+        let mut lead = self.hub_state.leadership.lead.subscribe();
+        let mut loaded = None;
         loop {
             let round = *rounds.requested.borrow_and_update();
-            if loaded != round {
+            if loaded != Some(round) && self.hub_state.leadership.leads() {
                 match self.load().await {
                     Ok(()) => {
                         self.load_reverted().await;
-                        loaded = round;
+                        loaded = Some(round);
                         self.hub_state
                             .leadership
                             .relist_barrier
@@ -89,7 +90,7 @@ impl RollbackStore {
                 match self.write().await {
                     Ok(()) => {}
                     // Another process has written: read the Secrets again.
-                    Err(error) if error.is_conflict() => (loaded, wait) = (0, RETRY_DELAY),
+                    Err(error) if error.is_conflict() => (loaded, wait) = (None, RETRY_DELAY),
                     Err(error) => {
                         tracing::error!(%error, "cannot store the states of completed rollouts; trying again");
                         wait = RETRY_DELAY;
@@ -98,6 +99,7 @@ impl RollbackStore {
             }
             tokio::select! {
                 _ = rounds.requested.changed() => {}
+                Ok(()) = lead.changed() => {}
                 () = self.hub_state.queues.completed_rules.added() => {}
                 () = tokio::time::sleep(wait) => {}
             }

@@ -3,7 +3,7 @@
 //!
 //! The module has no clock: `now` is an instant of the process's monotonic clock.
 //!
-//! The timing is client-go's: the holder renews the Lease every `retry` and stops leading when no
+//! The timing is client-go's: the holder renews the Lease every `interval` and stops leading when no
 //! renewal succeeded for `renew`; another process takes the Lease when it has *seen* no change for
 //! `lease`. `renew` is shorter than `lease` and counts from before the request was sent, so no two
 //! processes lead at one time, whatever the clocks of the nodes are.
@@ -121,6 +121,9 @@ pub struct Candidate {
     /// Whether a Lease with a holder was observed since the start: the first one may be a
     /// predecessor's.
     has_observed_holder: bool,
+    /// The version of the Lease that was the first observed one without a living holder, and when it was. This process took
+    /// that version, or no process has led since.
+    free: Option<(String, u64, Instant)>,
     /// The highest observed term of each epoch: a restored Lease begins again with lower ones.
     terms: BTreeMap<String, u64>,
 }
@@ -176,6 +179,7 @@ impl Candidate {
             stale: false,
             received_at: None,
             has_observed_holder: false,
+            free: None,
             terms: BTreeMap::new(),
         }
     }
@@ -191,6 +195,16 @@ impl Candidate {
             Seen::Present(lease, _) => Some(lease),
             Seen::Nothing | Seen::Absent(_) => None,
         }
+    }
+
+    /// Returns since when no other process has led, if this process took the Lease just as it was then.
+    pub fn free_since(&self) -> Option<Instant> {
+        self.free.as_ref().map(|(.., since)| *since)
+    }
+
+    fn is_first_free(&self, lease: &Lease) -> bool {
+        let free = self.free.as_ref();
+        free.is_some_and(|(known, number, _)| *known == uid(lease) && *number == version(lease))
     }
 
     /// Whether another process leads, by the last observation.
@@ -250,7 +264,7 @@ impl Candidate {
                 Seen::Present(..) | Seen::Nothing => now,
             };
             self.last_observed = Seen::Absent(may_create);
-            self.lead = None;
+            (self.lead, self.free) = (None, None);
             return;
         };
         let is_older = self.is_older(&lease);
@@ -279,6 +293,10 @@ impl Candidate {
         } else {
             since
         };
+        if !self.is_first_free(&lease) {
+            let is_free = holder(&lease).is_none() || self.is_predecessors(&lease);
+            self.free = is_free.then(|| (uid(&lease), version(&lease), now));
+        }
         self.has_observed_holder |= holder(&lease).is_some();
         self.last_observed = Seen::Present(Box::new(lease), since);
     }
@@ -291,13 +309,16 @@ impl Candidate {
             term: term(&lease),
             valid_until: sent + self.timing.renew,
         };
+        if !self.lease().is_some_and(|taken| self.is_first_free(taken)) {
+            self.free = None;
+        }
         self.remember(&lease);
         self.stale = false;
         self.received_at = Some(now);
         self.has_observed_holder = true;
         self.last_observed = Seen::Present(Box::new(lease), now);
         self.lead = Some(lead).filter(|lead| mine && now < lead.valid_until);
-        self.not_before = Some(sent + self.timing.retry);
+        self.not_before = Some(sent + self.timing.interval);
     }
 
     /// A write or a read failed; `changed`: because the Lease differs from the last observed one.
@@ -345,7 +366,7 @@ impl Candidate {
         // A working watch delivers each renewal; without one the Lease must be read.
         let read_at = self
             .received_at
-            .map_or(now, |at| at + 2 * self.timing.retry);
+            .map_or(now, |at| at + self.timing.interval + self.timing.retry);
         if self.stale || matches!(self.last_observed, Seen::Nothing) {
             return Step::Read;
         }

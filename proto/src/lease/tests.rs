@@ -7,6 +7,7 @@ const NAME: LeaseName = LeaseName {
 const TIMING: Timing = Timing {
     lease: Duration::from_secs(15),
     renew: Duration::from_secs(10),
+    interval: Duration::from_secs(2),
     retry: Duration::from_secs(2),
 };
 
@@ -70,7 +71,7 @@ fn times_that_do_not_fit_are_refused_by_the_flag() {
     let second = Duration::from_secs;
     assert!(Timing::new(second(15), second(10), second(2)).is_ok());
     let wrong = |lease, renew, retry| Timing::new(lease, renew, retry).unwrap_err().to_string();
-    assert!(wrong(second(61), second(10), second(2)).contains("--lease-duration"));
+    assert!(wrong(second(121), second(10), second(2)).contains("--lease-duration"));
     assert!(wrong(second(10), second(10), second(2)).contains("--renew-deadline"));
     assert!(wrong(second(15), second(10), second(10)).contains("--retry-period"));
     assert!(wrong(second(15), second(10), second(0)).contains("--retry-period"));

@@ -2,7 +2,7 @@
 use std::time::Duration;
 
 /// No Lease of Runnel is longer. A longer one was written by another program.
-pub const LONGEST_LEASE: Duration = Duration::from_secs(60);
+pub const LONGEST_LEASE: Duration = Duration::from_secs(120);
 /// Shorter ones cannot be written down: the Lease counts whole seconds.
 pub const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
@@ -39,12 +39,14 @@ pub struct Timing {
     pub lease: Duration,
     /// The time that the holder leads without a successful renewal.
     pub renew: Duration,
-    /// The interval of renewals and of retries.
+    /// The interval of renewals.
+    pub interval: Duration,
+    /// The interval of retries after a failure.
     pub retry: Duration,
 }
 
 impl Timing {
-    /// Checks that the times fit together.
+    /// Checks that the times fit together. Renewals are as frequent as retries.
     ///
     /// # Errors
     /// [`TimingError`], which names the flag.
@@ -61,6 +63,7 @@ impl Timing {
         Ok(Self {
             lease,
             renew,
+            interval: retry,
             retry,
         })
     }

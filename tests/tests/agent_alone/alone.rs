@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use runnel_agent::config::Options;
+use runnel_agent::lease::WITH_STANDBY;
 use runnel_agent::metrics::Metrics;
 use runnel_agent::run::{Settings, boot};
 use runnel_proto::model::*;
@@ -145,6 +146,7 @@ impl Alone {
             kubeconfig: Some(self.kubeconfig.clone()),
             namespace: self.name.clone(),
             pod_name: Some(format!("{}-{pod}", self.name)),
+            single_replica: false,
             ops_listen: ([127, 0, 0, 1], 0).into(),
             policy_file: self.policy_file.clone(),
             allow_everything: self.allow_everything && self.policy_file.is_none(),
@@ -157,6 +159,7 @@ impl Alone {
             workers: tokio::runtime::Handle::current(),
             namespace: options.namespace,
             pod_name: options.pod_name,
+            lease_timing: WITH_STANDBY,
             join_file: options.join_string_file,
             policy_file: options.policy_file,
             allow_everything: options.allow_everything,

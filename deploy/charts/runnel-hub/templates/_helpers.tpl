@@ -145,7 +145,7 @@ presets that count. */}}
 {{- template "runnel-hub.within" dict "field" "certificate.caLife" "value" .caLife "least" "2160h" "most" "876000h" -}}
 {{- end -}}
 {{- with .Values.lease -}}
-{{- template "runnel-hub.within" dict "field" "lease.duration" "value" .duration "least" "1s" "most" "60s" -}}
+{{- template "runnel-hub.within" dict "field" "lease.duration" "value" .duration "least" "1s" "most" "120s" -}}
 {{- $duration := include "runnel-hub.milliseconds" .duration | atoi -}}
 {{- $deadline := include "runnel-hub.milliseconds" .renewDeadline | atoi -}}
 {{- $retry := include "runnel-hub.milliseconds" .retryPeriod | atoi -}}

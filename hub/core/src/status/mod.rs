@@ -47,7 +47,7 @@ pub use member::{MemberView, fold_member};
 pub use notices::{EventReason, Notice, connection_notice, fleet_notices, notices};
 pub use report_store::{ReportStore, SessionFacts, Uncertain, Unconfirmed};
 pub use reports::{Deliveries, DeliveryTimes, ReportOutcome, ReportState, prune_requests};
-pub use rule_cluster_state::{ProofState, SentRule, is_settled};
+pub use rule_cluster_state::{InProgress, ProofState, SentRule, in_progress};
 pub(crate) use view::counted;
 pub use view::{Rolling, View};
 pub use write_pace::Pace;

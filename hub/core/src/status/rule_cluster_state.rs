@@ -60,13 +60,39 @@ pub(super) struct RuleClusterState {
     pub(super) is_blind: bool,
 }
 
-/// Whether no change is in progress: every cluster has reported its copies of the newest plan, or
-/// is unreachable.
-pub fn is_settled(view: &View<'_>, report_store: &ReportStore, now: Instant) -> bool {
-    !is_reading(view)
-        && view
-            .clusters(report_store)
-            .all(|cluster| state(view, &cluster, now) != ClusterState::Progressing)
+/// Where a change of a rule is in progress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InProgress {
+    /// The hub is still determining what the rule selects.
+    Reading,
+    /// This cluster has not reported its copies of the newest plan, and others may not have either.
+    In(ClusterName),
+}
+
+/// Returns where a change of the rule is in progress; `None` if every cluster has reported its copies of the newest plan, or is
+/// unreachable. Looks first at `former`, the answer of the last time: it stays the answer for as long as that cluster takes, and
+/// then the others need not be read.
+pub fn in_progress(
+    view: &View<'_>,
+    report_store: &ReportStore,
+    former: Option<&InProgress>,
+    now: Instant,
+) -> Option<InProgress> {
+    if is_reading(view) {
+        return Some(InProgress::Reading);
+    }
+    let chosen = &view.target_clusters.clusters;
+    let former = match former {
+        Some(InProgress::In(name)) if chosen.contains_key(name) => {
+            Some(view.cluster(report_store, name))
+        }
+        Some(_) | None => None,
+    };
+    former
+        .into_iter()
+        .chain(view.clusters(report_store))
+        .find(|cluster| state(view, cluster, now) == ClusterState::Progressing)
+        .map(|cluster| InProgress::In(cluster.name.clone()))
 }
 
 /// Whether the hub is still determining what the rule selects: a source is not read, or a kind is

@@ -142,6 +142,11 @@ impl World {
         }
     }
 
+    fn is_settled(&self) -> bool {
+        let (view, now) = (self.view(&self.status), self.now().instant);
+        in_progress(&view, &self.report_store, None, now).is_none()
+    }
+
     fn view<'a>(&'a self, previous: &'a RuleStatus) -> View<'a> {
         let mut view = View {
             rule: &self.rule,
@@ -260,11 +265,7 @@ fn rule_is_ready_when_all_is_applied_and_then_is_not_written() {
     assert_eq!(world.ready(), pair("False", "Progressing"));
     assert_eq!(world.status.revision, None);
     world.applied("two");
-    assert!(is_settled(
-        &world.view(&world.status),
-        &world.report_store,
-        world.now().instant
-    ));
+    assert!(world.is_settled());
     assert!(world.fold());
     assert_eq!(world.ready(), pair("True", "AllApplied"));
     assert!(world.status.revision.is_some());
@@ -284,11 +285,7 @@ fn an_edit_that_has_arrived_changes_the_revision() {
         &SourceRef::new("configmaps", "a", "s"),
         Some(&SourceState::Read(content.into())),
     );
-    assert!(!is_settled(
-        &world.view(&world.status),
-        &world.report_store,
-        world.now().instant
-    ));
+    assert!(!world.is_settled());
     world.applied("one");
     assert!(world.fold());
     assert_ne!(world.status.revision, before);
@@ -299,8 +296,7 @@ fn rule_with_unlisted_kinds_is_not_ready() {
     let mut world = World::new(&["eu-1"]);
     world.applied("eu-1");
     world.plan.unknown.insert(WatchScope::everywhere("secrets"));
-    let view = world.view(&world.status);
-    assert!(!is_settled(&view, &world.report_store, world.now().instant));
+    assert!(!world.is_settled());
     world.fold();
     assert_eq!(
         (world.ready(), &world.status.revision),
@@ -658,11 +654,7 @@ fn rule_with_missing_reports_is_not_ready() {
     let unread = SourceRef::new("configmaps", "a", "t");
     world.plan.set(&unread, Some(&SourceState::Unread));
     world.applied("one");
-    assert!(!is_settled(
-        &world.view(&world.status),
-        &world.report_store,
-        world.now().instant
-    ));
+    assert!(!world.is_settled());
     world.fold();
     assert_eq!(world.ready(), pair("False", "Progressing"));
     world.plan.set(&unread, None);

@@ -55,8 +55,8 @@ impl Process for Candidate {
 struct World {
     election: Election<Candidate>,
     starts: u64,
-    /// The terms in which a process led, with which process that was (one life of one process).
-    led: BTreeMap<(String, u64), String>,
+    /// The terms in which a process led, with which process that was (one life of one process), and until when.
+    led: BTreeMap<(String, u64), (String, Instant)>,
 }
 
 impl World {
@@ -108,10 +108,13 @@ impl World {
         }
     }
 
-    fn leads(&self) -> Vec<(String, &Lead)> {
+    fn leads(&self) -> Vec<(String, &Lead, Option<Instant>)> {
         let processes = self.election.processes.iter();
         processes
-            .filter_map(|process| Some((process.me.identity(), process.lead(self.election.now)?)))
+            .filter_map(|process| {
+                let lead = process.lead(self.election.now)?;
+                Some((process.me.identity(), lead, process.free_since()))
+            })
             .collect()
     }
 
@@ -120,16 +123,26 @@ impl World {
         prop_assert!(leads.len() <= 1, "two lead: {leads:?}");
         let leads: Vec<_> = leads
             .into_iter()
-            .map(|(who, lead)| (who, (lead.epoch.clone(), lead.term)))
+            .map(|(who, lead, free_since)| (who, (lead.epoch.clone(), lead.term), free_since))
             .collect();
-        for (who, term) in leads {
+        for (who, term, free_since) in leads {
             let higher = self
                 .led
                 .keys()
                 .any(|(epoch, known)| *epoch == term.0 && *known > term.1);
             prop_assert!(!higher, "a term lower than one before: {term:?}");
-            let known = self.led.entry(term).or_insert_with(|| who.clone());
-            prop_assert_eq!(&*known, &who, "one term of two processes");
+            let (now, others) = (self.election.now, self.led.values());
+            let last = others
+                .filter(|(other, _)| *other != who)
+                .map(|(_, at)| *at)
+                .max();
+            prop_assert!(
+                free_since.is_none_or(|since| last.is_none_or(|last| last <= since)),
+                "{who} takes it for free while another leads"
+            );
+            let known = self.led.entry(term).or_insert_with(|| (who.clone(), now));
+            prop_assert_eq!(&known.0, &who, "one term of two processes");
+            known.1 = now;
         }
         Ok(())
     }

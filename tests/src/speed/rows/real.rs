@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::{GAP, of_each_sample, reading};
+use crate::control_plane::{ControlPlane, client_of};
 use crate::fleet::Fleet;
 use crate::speed::bar::Bar;
 use crate::speed::bare;
@@ -59,6 +60,8 @@ async fn run_with(sample: Sample, rows: &[u8], quick: bool) -> Result<Vec<Readin
 struct RealStage {
     lab: Lab,
     members: Vec<Client>,
+    /// Clients of the members with the rights of an ordinary program, for the bare ones.
+    bare: Vec<Client>,
     seen: Vec<WatchedEvents>,
     _watches: JoinSet<()>,
 }
@@ -77,6 +80,8 @@ impl RealStage {
             make_namespace(member, SOURCES).await?;
             make_namespace(member, BARE).await?;
         }
+        let bare = (1..=MEMBERS).map(|number| ordinary_client(lab.fleet.member(number), sample));
+        let bare = try_join_all(bare).await?;
         let mut watches = JoinSet::new();
         let seen = members
             .iter()
@@ -85,6 +90,7 @@ impl RealStage {
         Ok(Self {
             lab,
             members,
+            bare,
             seen,
             _watches: watches,
         })
@@ -133,7 +139,7 @@ impl RealStage {
     async fn edits(&self, edits: usize) -> Result<Vec<Reading>> {
         let relay = bare::relay(
             self.lab.client.clone(),
-            self.members.clone(),
+            self.bare.clone(),
             self.lab.sample,
             BARE.to_owned(),
         );
@@ -240,7 +246,7 @@ impl RealStage {
     async fn bare_many(&self, namespace: &str, copies: &[(String, Value)]) -> Result<f64> {
         self.rest().await?;
         let (marks, begin) = (self.marks(), Instant::now());
-        bare::apply_all(&self.members, self.lab.sample, namespace, copies, AT_ONCE).await?;
+        bare::apply_all(&self.bare, self.lab.sample, namespace, copies, AT_ONCE).await?;
         Ok(milliseconds(
             begin,
             self.shown(&marks, copies.len(), (namespace, RULE, ""))
@@ -251,11 +257,12 @@ impl RealStage {
     /// Row 13: a copy is edited in a member and corrected, alternating with one of a bare keeper.
     async fn drift(&self, edits: usize) -> Result<Vec<Reading>> {
         let member = self.members.first().context("no members")?;
+        let client = self.bare.first().context("no members")?;
         let kept = "kept";
         make_namespace(member, kept).await?;
         let mut tasks = JoinSet::new();
         tasks.spawn(bare::keep(
-            member.clone(),
+            client.clone(),
             self.lab.sample,
             kept.to_owned(),
             (EDITED, "right"),
@@ -332,6 +339,23 @@ impl RealStage {
         }
         Ok(())
     }
+}
+
+/// Returns a client of a ServiceAccount that may write objects of this kind in all namespaces: no program runs as an
+/// administrator, for whom no role is looked up.
+async fn ordinary_client(member: &ControlPlane, sample: Sample) -> Result<Client> {
+    let (resource, account) = (sample.resource(), format!("--serviceaccount={BARE}:{BARE}"));
+    let verbs = "--verb=get,list,watch,create,patch";
+    member
+        .kubectl(&["create", "serviceaccount", BARE, "--namespace", BARE])
+        .await?;
+    let role = ["create", "clusterrole", BARE, verbs, "--resource", resource];
+    member.kubectl(&role).await?;
+    let role = format!("--clusterrole={BARE}");
+    member
+        .kubectl(&["create", "clusterrolebinding", BARE, &role, &account])
+        .await?;
+    client_of(&member.token_kubeconfig(BARE, BARE).await?).await
 }
 
 /// 1 KiB that is another one for each object and does not compress.

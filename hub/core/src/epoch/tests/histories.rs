@@ -17,6 +17,7 @@ const AGENTS: usize = 3;
 const TIMING: Timing = Timing {
     lease: Duration::from_secs(15),
     renew: Duration::from_secs(10),
+    interval: Duration::from_secs(2),
     retry: Duration::from_secs(2),
 };
 
