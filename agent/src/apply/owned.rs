@@ -101,6 +101,7 @@ impl ApplyRun<'_> {
     ) -> Result<Option<DynamicObject>, CopyError> {
         if let Some(object) = self.member.newest.take(kind, self.copy, target) {
             self.kind = kind.clone();
+            self.record_object(&object);
             return Ok(Some(object));
         }
         let object = self.same(target).await?;
