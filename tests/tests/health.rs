@@ -351,7 +351,8 @@ async fn health_that_changes_all_the_time_is_written_once_a_second() -> Result<(
     let seconds = begin.elapsed().as_secs();
     let writes = u64::try_from(recorder.about("", id.name())?.len())?;
     let frames = sent().await? - before;
-    ensure!(writes <= seconds + 2, "{writes} writes in {seconds} s");
+    // Once a second in the long run: eight may follow each other at once.
+    ensure!(writes <= seconds + 10, "{writes} writes in {seconds} s");
     // Reports, and frames that keep the stream alive.
     let limit = 2 * (seconds + 2);
     ensure!(frames <= limit as f64, "{frames} frames in {seconds} s");

@@ -1,20 +1,21 @@
 //! The pace of status writes.
 use std::time::{Duration, Instant};
 
-/// Minimum interval between two writes of one status, and maximum delay of a change.
+/// The interval of the writes of one status in the long run, and maximum delay of a change.
 const BEAT: Duration = Duration::from_secs(1);
+/// The writes that may follow each other at once where each shows the end of a change: the waves of a rollout without soaks.
+const BURST: u32 = 8;
 
-/// Paces the writes of one status: a change that settles quickly costs one write, one that does not is shown after a
-/// second, and no status is written more often than once a second, but that the end of a change which was shown in
-/// progress is written at once. The finalizer of a deleted rule waits for no beat.
+/// Paces the writes of one status: the end of a change is written at once, a change that does not end is shown after a second, and
+/// no status is written more often than once a second in the long run. The finalizer of a deleted rule waits for no beat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     dirty_since: Option<Instant>,
     last_write: Option<Instant>,
     /// Whether something changed since the last attempt to release the rule.
     unreleased: bool,
-    /// Whether the last write showed a change in progress.
-    shows_progress: bool,
+    /// Where one beat per write has come to: the long run that the writes so far are allowed for.
+    paid_until: Option<Instant>,
 }
 
 impl Pace {
@@ -38,12 +39,13 @@ impl Pace {
     /// Returns when to check the status after a change; `settled` is called only then.
     pub fn due(&self, settled: impl FnOnce() -> bool) -> Option<Instant> {
         let since = self.dirty_since?;
-        let settled = settled();
-        let wanted = if settled { since } else { since + BEAT };
-        let last_write = self
-            .last_write
-            .filter(|_| !(settled && self.shows_progress));
-        Some(last_write.map_or(wanted, |last| wanted.max(last + BEAT)))
+        let earliest = if settled() {
+            self.paid_until
+                .and_then(|paid| paid.checked_sub(BURST * BEAT))
+        } else {
+            Some(self.last_write.map_or(since, |last| last.max(since)) + BEAT)
+        };
+        Some(earliest.map_or(since, |earliest| earliest.max(since)))
     }
 
     /// Whether there is an unchecked change.
@@ -51,10 +53,9 @@ impl Pace {
         self.dirty_since.is_some()
     }
 
-    /// Whether the last write still delays the next one.
+    /// Whether the writes so far may still delay the next one.
     pub fn is_recent(&self, now: Instant) -> bool {
-        self.last_write
-            .is_some_and(|last| now.saturating_duration_since(last) < BEAT)
+        self.paid_until.is_some_and(|paid| now < paid)
     }
 
     /// Whether the change has been in progress for so long that the status should report it.
@@ -66,8 +67,8 @@ impl Pace {
     /// The status was checked; `written`: with a write. The next change marks it again.
     pub fn done(&mut self, now: Instant, written: bool) {
         if written {
-            self.shows_progress = self.is_overdue(now);
             self.last_write = Some(now);
+            self.paid_until = Some(self.paid_until.map_or(now, |paid| paid.max(now)) + BEAT);
         }
         (self.dirty_since, self.unreleased) = (None, false);
     }
@@ -78,20 +79,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settled_change_is_written_at_once_and_next_after_a_second() {
+    fn settled_changes_are_written_at_once_and_paid_later() {
         let start = Instant::now();
         let mut pace = Pace::default();
         assert_eq!(pace.due(|| true), None);
-        pace.mark(start);
-        assert_eq!(pace.due(|| true), Some(start));
-        pace.done(start, true);
-        assert_eq!(pace.due(|| true), None);
-        pace.mark(start + BEAT / 4);
-        assert_eq!(pace.due(|| true), Some(start + BEAT));
+        for _ in 0..BURST + 1 {
+            pace.mark(start);
+            assert_eq!(pace.due(|| true), Some(start));
+            pace.done(start, true);
+            assert_eq!(pace.due(|| true), None);
+        }
+        for number in 1..4 {
+            pace.mark(start);
+            let due = pace.due(|| true).unwrap();
+            assert_eq!(due, start + BEAT * number);
+            pace.done(due, true);
+        }
+        let later = start + BEAT * 100;
+        assert!(!pace.is_recent(later));
+        pace.mark(later);
+        assert_eq!(pace.due(|| true), Some(later));
     }
 
     #[test]
-    fn end_of_a_change_does_not_wait_for_the_write_of_its_progress() {
+    fn progress_is_shown_once_a_second_and_its_end_at_once() {
         let start = Instant::now();
         let at = |part: u32| start + BEAT / 10 * part;
         let mut pace = Pace::default();
@@ -102,11 +113,7 @@ mod tests {
         assert_eq!(pace.due(|| true), Some(at(11)));
         pace.done(at(11), true);
         pace.mark(at(12));
-        assert_eq!(
-            pace.due(|| true),
-            Some(at(21)),
-            "two writes in a second at most"
-        );
+        assert_eq!(pace.due(|| false), Some(at(22)));
     }
 
     #[test]

@@ -384,6 +384,16 @@ pub const ROWS: &[Row] = &[
             bounded("agent CPU at rest", "mCPU", most(2.0, 0.5)),
         ],
     },
+    Row {
+        number: 30,
+        name: "waves",
+        meaning: "from the edit of a source to the end of its rollout, in six waves of 100 agents, without soaks",
+        lines: &[bounded(
+            "edit to the end of the last of 6 waves, p50",
+            "ms",
+            most(1500.0, 500.0),
+        )],
+    },
 ];
 
 /// The row with this number or name.

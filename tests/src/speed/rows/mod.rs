@@ -17,6 +17,7 @@ mod restart;
 mod shaped;
 mod slopes;
 mod views;
+mod waves;
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -59,6 +60,7 @@ const STEPS: &[(&[u8], Step)] = &[
     }),
     (kinds::ROWS, |_, quick| Box::pin(kinds::run(quick))),
     (cost::ROWS, |_, quick| Box::pin(cost::run(quick))),
+    (waves::ROWS, |_, quick| Box::pin(waves::run(quick))),
     (deletes::ROWS, |_, quick| Box::pin(deletes::run(quick))),
     (views::ROWS, |rows, quick| {
         Box::pin(async move { views::run(&rows, quick).await })
