@@ -34,7 +34,7 @@ pub enum Command {
 }
 
 /// The API server, and the namespace of Runnel in it.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct ApiAccess {
     /// Kubeconfig file of the hub cluster; without it, the ServiceAccount of the pod is used.
     #[arg(long, env = "RUNNEL_KUBECONFIG", value_name = "FILE")]

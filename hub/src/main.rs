@@ -8,6 +8,7 @@ use clap::Parser;
 use runnel_hub::config::{Cli, Command, Token};
 use runnel_hub::token;
 use runnel_transport::ops::{self, WatchTimes};
+use tokio::runtime::Handle;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -34,8 +35,19 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-#[tokio::main]
-async fn start(cli: Cli) -> anyhow::Result<()> {
+/// The Lease has a thread of its own: whatever the others compute, and whichever lock they wait for, a renewal is sent in time.
+const KEEPERS: usize = 1;
+
+fn start(cli: Cli) -> anyhow::Result<()> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let workers = builder.enable_all().build()?;
+    let keepers = builder.worker_threads(KEEPERS).build()?;
+    let ended = workers.block_on(command(cli, keepers.handle().clone()));
+    keepers.shutdown_background();
+    ended
+}
+
+async fn command(cli: Cli, keepers: Handle) -> anyhow::Result<()> {
     match cli.command {
         Command::Crds => {
             print!("{}", runnel_api::yaml());
@@ -44,7 +56,7 @@ async fn start(cli: Cli) -> anyhow::Result<()> {
         Command::Run(options) => {
             ops::init_logs(options.access.log_format)?;
             ops::forbid_core_dumps();
-            run::run(*options).await
+            run::run(*options, keepers).await
         }
         Command::Token(Token::Create(options)) => {
             ops::init_logs(options.access.log_format)?;

@@ -33,9 +33,11 @@ use runnel_transport::api_client;
 use runnel_transport::ops::{self, Liveness, Readiness, Signals, WatchTimes};
 use runnel_transport::tls;
 use tokio::net::TcpListener;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch as channel};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
 /// The delay between attempts to reach the API server at the start.
@@ -52,8 +54,8 @@ const ELECTION: &str = "election";
 
 type Tasks = JoinSet<(&'static str, anyhow::Result<()>)>;
 
-/// Runs the hub until a signal stops it.
-pub async fn run(options: Run) -> anyhow::Result<()> {
+/// Runs the hub until a signal stops it. `keepers` is the runtime of the Lease.
+pub async fn run(options: Run, keepers: Handle) -> anyhow::Result<()> {
     let signals = Signals::install().context("cannot catch signals")?;
     let shutdown = CancellationToken::new();
     let times = (
@@ -84,7 +86,7 @@ pub async fn run(options: Run) -> anyhow::Result<()> {
     let mut tasks = Tasks::new();
     let mut abort = std::pin::pin!(signals.run(shutdown.clone()));
     let ended = tokio::select! {
-        started = start(&options, timing, (client, watches), listeners, &shutdown, &mut tasks) => started,
+        started = start(&options, timing, (client, watches), listeners, (&shutdown, keepers), &mut tasks) => started,
         () = shutdown.cancelled() => Ok(()),
         aborted = &mut abort => return Err(aborted.into()),
     };
@@ -189,7 +191,7 @@ async fn start(
     timing: Timing,
     (client, watches): (Client, WatchTimes),
     (listeners, ops_listener): (Listeners, TcpListener),
-    shutdown: &CancellationToken,
+    (shutdown, keepers): (&CancellationToken, Handle),
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let readiness = Readiness::default();
@@ -314,7 +316,12 @@ async fn start(
     let me = lease::holder(options.pod_name.clone(), options.replica_address.clone());
     let me = me.map_err(|_| anyhow!("the system gives no random numbers"))?;
     let namespace = &options.access.namespace;
-    let mut election = Election::new(client.clone(), namespace, me, timing, hub_state.clone());
+    // A connection is served by the runtime that opens it.
+    let access = options.access.clone();
+    let lease_client =
+        keepers.spawn(async move { self::client(&access, &WatchTimes::default()).await });
+    let lease_client = lease_client.await??;
+    let mut election = Election::new(lease_client, namespace, me, timing, hub_state.clone());
     election.read_first().await;
     let watched = watch::watch_members::<MemberCluster>(
         client.clone(),
@@ -386,10 +393,9 @@ async fn start(
     let (known, known_sender) = channel::channel(false);
     let elect = election.run(known_sender, shutdown.clone());
     let alive = liveness.clone();
-    tasks.spawn(async move {
-        alive.polled(ELECTION, elect).await;
-        (ELECTION, Ok(()))
-    });
+    let elected = keepers.spawn(async move { alive.polled(ELECTION, elect).await });
+    let elected = AbortOnDropHandle::new(elected);
+    tasks.spawn(async move { (ELECTION, elected.await.map_err(Into::into)) });
     let gate = until_listed(hub_state.clone(), readiness, serving_awaited, known);
     forever(tasks, stop(), "readiness", gate);
     let instance = std::env::var("HOSTNAME").unwrap_or_else(|_| "runnel-hub".to_owned());
