@@ -277,3 +277,53 @@ fn late_watch_event_deposes_no_leader() {
 
 mod histories;
 mod simulation;
+
+#[test]
+fn lease_taken_as_it_was_first_seen_was_free_since_then() {
+    let start = Instant::now();
+    let take = |candidate: &mut Candidate, version: u64, after: u64| {
+        let taken = stored(replaced(next(candidate, start + at(after))), "e1", version);
+        candidate.record_write(taken, start + at(after), start + at(after));
+        candidate.free_since()
+    };
+    let free = |version| foreign("e1", version, "", 3);
+    let mut a = candidate("a");
+    a.observe(Some(free(5)), start);
+    a.observe(Some(free(5)), start + at(1));
+    assert_eq!(take(&mut a, 6, 2), Some(start));
+    assert_eq!(take(&mut a, 7, 4), None, "a renewal takes nothing");
+    // A dead process of its own name has led until then.
+    let mut again = Candidate::new(NAME, me("a", "1", true), TIMING);
+    again.observe(Some(foreign("e1", 7, "a_0", 3)), start);
+    assert_eq!(take(&mut again, 8, 1), Some(start));
+    // Another process may have led in between.
+    let mut b = candidate("b");
+    b.observe(Some(free(5)), start);
+    b.observe(Some(free(9)), start + at(3));
+    assert_eq!(take(&mut b, 10, 4), Some(start + at(3)));
+    let mut c = candidate("c");
+    c.observe(Some(free(5)), start);
+    c.observe(Some(foreign("e1", 6, "d_0", 4)), start + at(1));
+    assert_eq!(take(&mut c, 7, 20), None);
+}
+
+#[test]
+fn rare_renewals_are_retried_often() {
+    let timing = Timing {
+        lease: at(100),
+        renew: at(90),
+        interval: at(60),
+        retry: at(5),
+    };
+    let start = Instant::now();
+    let mut a = Candidate::new(NAME, me("a", "0", true), timing);
+    a.observe(None, start);
+    let made = stored(replaced(next(&mut a, start)), "e1", 1);
+    a.record_write(made, start, start);
+    assert_eq!(next(&mut a, start + at(59)), Step::Wait(start + at(60)));
+    replaced(next(&mut a, start + at(60)));
+    a.failed(false, start + at(61));
+    assert_eq!(next(&mut a, start + at(62)), Step::Wait(start + at(66)));
+    replaced(next(&mut a, start + at(66)));
+    assert!(a.lead(start + at(89)).is_some() && a.lead(start + at(90)).is_none());
+}

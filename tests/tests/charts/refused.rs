@@ -79,7 +79,7 @@ pub const REFUSED: &[(&str, &str, &str)] = &[
     ),
     (
         "runnel-hub",
-        "{lease: {duration: 61s}}",
+        "{lease: {duration: 121s}}",
         "lease.duration: 121s is not between 1s and 120s",
     ),
     (
