@@ -4,6 +4,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, stream};
 use runnel_agent_core::managed_fields::FIELD_MANAGER;
+use runnel_proto::model::CUSTOM_RESOURCE_DEFINITIONS;
 use serde_json::{Value, json};
 
 use super::values::{is_key, leaves, lists, other_value};
@@ -197,6 +198,7 @@ impl Specimens {
             added = self
                 .of_each(async |specimen, id| {
                     member.make(&specimen.source).await?;
+                    is_taken_up(member, specimen, id).await?;
                     replace_soon(member, "former-owner", (specimen, id), &with_other_values)
                         .await?;
                     specimen.add_foreign_fields(member).await
@@ -438,6 +440,21 @@ impl Specimens {
         }
         Ok(())
     }
+}
+
+/// Waits until the cluster serves the kind of a definition: before, fields can be changed that are immutable afterwards.
+async fn is_taken_up(member: &TestCluster, specimen: &Specimen, id: &Id) -> Result<()> {
+    if specimen.resource != CUSTOM_RESOURCE_DEFINITIONS {
+        return Ok(());
+    }
+    let is_served = |definition: &Value| {
+        let conditions = definition["status"]["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        let is_established = |one: &Value| one["type"] == "Established" && one["status"] == "True";
+        ensure!(conditions.any(is_established), "{}", definition["status"]);
+        Ok(())
+    };
+    member.sees("established", id, is_served).await.map(drop)
 }
 
 fn is_unmarked(object: &Value) -> Result<()> {
