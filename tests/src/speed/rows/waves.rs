@@ -1,6 +1,6 @@
 //! Row 30: an edit that is rolled out in waves without soaks.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use kube::api::{Patch, PatchParams};
@@ -21,6 +21,8 @@ const RULE: &str = "waves";
 const CLUSTERS: usize = 100;
 /// Six waves of the clusters.
 const AT_A_TIME: usize = 17;
+/// Then the hub may write the ends of all waves at once again: in the long run it writes a status once a second.
+const REST: Duration = Duration::from_secs(10);
 
 /// The change that a rule has completed.
 fn completed(rule: Option<&DistributionRule>) -> Option<String> {
@@ -29,7 +31,7 @@ fn completed(rule: Option<&DistributionRule>) -> Option<String> {
 }
 
 pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
-    let edits = if quick { 5 } else { 20 };
+    let edits = if quick { 3 } else { 20 };
     let mut lab = Lab::start().await?;
     lab.write(RULE, "first").await?;
     lab.rule(RULE, &[RULE], json!({"all": true})).await?;
@@ -55,6 +57,7 @@ pub(super) async fn run(quick: bool) -> Result<Vec<Reading>> {
     let bar = Bar::of(edits, "edits in six waves");
     let mut times = Vec::new();
     for number in 0..edits {
+        tokio::time::sleep(REST).await;
         at_rest(lab.pid()?).await?;
         let begin = Instant::now();
         lab.write(RULE, &noise(number as u64, 1024)).await?;
