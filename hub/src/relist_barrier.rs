@@ -6,7 +6,7 @@
 //! round: every watch starts with a new, consistent list, and nothing is served before all lists of
 //! the round are complete.
 //!
-//! A process that starts while nobody leads lists everything once: if it takes the Lease as it was
+//! A process that starts while no other one leads lists everything once: if it takes the Lease as it was
 //! before its first lists, no other process has sent anything since.
 //!
 //! A watch also relists by itself when it cannot continue. If the API server was restored from a

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::alone::Alone;
 
 /// Longer than others wait for a webhook that hangs, and less than the webhook's own timeout.
-const FAIR: Duration = Duration::from_secs(25);
+const FAIR: Duration = Duration::from_secs(20);
 
 #[tokio::test]
 async fn hanging_webhook_of_one_namespace_delays_no_other() -> Result<()> {
