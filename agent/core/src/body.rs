@@ -332,7 +332,8 @@ pub fn demote(object: &DynamicObject) -> Option<Patch> {
 /// `app.kubernetes.io/managed-by` stays if another manager has set it, too.
 ///
 /// With `proof` (Runnel created the object), the patch records the proof and the rule in
-/// annotations. An adopted object gets no such annotation.
+/// annotations. An adopted object gets no such annotation. An agent that ended before it had stored
+/// the terms of a rule knows only its uid: the copy's own mark has the name then.
 pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> Patch {
     let metadata = &object.metadata;
     let mut changes = vec![];
@@ -367,8 +368,16 @@ pub fn retain(object: &DynamicObject, rule: &RuleName, proof: Option<&str>) -> P
         changes.push(add(&["metadata", "annotations"], json!({})));
     }
     let notes = proof.map(|proof| {
+        let marked = metadata
+            .annotations
+            .as_ref()
+            .and_then(|annotations| annotations.get(RULE_ANNOTATION))
+            .filter(|_| rule.kind.is_empty());
         [
-            (RETAINED_ANNOTATION, rule.to_string()),
+            (
+                RETAINED_ANNOTATION,
+                marked.cloned().unwrap_or_else(|| rule.to_string()),
+            ),
             (RETAINED_PROOF_ANNOTATION, proof.to_owned()),
         ]
     });

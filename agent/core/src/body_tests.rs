@@ -396,6 +396,26 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
 }
 
 #[test]
+fn retained_object_names_its_rule_although_the_agent_lost_its_terms() {
+    let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
+    let mut object = served(&copy(), &sealer);
+    let unknown = RuleName {
+        name: "uid-of-r".into(),
+        ..RuleName::default()
+    };
+    let from = |object: &DynamicObject| {
+        let left = patched(object, retain(object, &unknown, Some("proof")));
+        left.metadata.annotations.unwrap()[RETAINED_ANNOTATION].clone()
+    };
+    let marks = object.metadata.annotations.as_mut().unwrap();
+    marks.insert(RULE_ANNOTATION.into(), "team/r".into());
+    assert_eq!(from(&object), "team/r");
+    let marks = object.metadata.annotations.as_mut().unwrap();
+    marks.remove(RULE_ANNOTATION);
+    assert_eq!(from(&object), "uid-of-r");
+}
+
+#[test]
 fn adoption_needs_equal_fields_and_no_other_value_of_a_label() {
     let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let object = served(&copy(), &sealer);
