@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{RuleUid, SourceRef};
 
-use super::{Items, RULES_LIMIT, RuleStreamState, Session};
+use super::{Items, RULES_LIMIT, Session};
 use crate::index::Directive;
 use crate::plan::SourceContent;
 
@@ -72,12 +72,10 @@ impl Session {
 
     /// Requests wait until the agent's intents of the rule are known.
     pub(super) fn serve_content_requests(&mut self, uid: &RuleUid) {
-        let Some(RuleStreamState {
-            items, directive, ..
-        }) = self.rules.get(uid)
-        else {
+        let Some(stream) = self.rules.get(uid) else {
             return;
         };
+        let (items, directive) = (&stream.items, &stream.directive);
         let assignment = match (items, directive) {
             (Items::ClusterAssignment { assignment, .. }, _) => assignment,
             (

@@ -50,7 +50,7 @@ pub const RULES_LIMIT: usize = 20_000;
 /// The hub's view of one agent.
 #[derive(Default)]
 pub struct Session {
-    rules: BTreeMap<RuleUid, RuleStreamState>,
+    rules: BTreeMap<RuleUid, Box<RuleStreamState>>,
     /// The messages that wait to be sent.
     outbox: Outbox,
     /// The batches that were sent.
@@ -87,7 +87,7 @@ impl Session {
             let mut stream = RuleStreamState::claimed_by_agent(&state);
             (stream.is_suspended, stream.sent_suspended) =
                 (Some(state.suspended), Some(state.suspended));
-            self.rules.insert(state.uid.clone(), stream);
+            self.rules.insert(state.uid.clone(), Box::new(stream));
         }
     }
 
@@ -235,7 +235,7 @@ impl Session {
 
     /// Whether a rule's report is still pending.
     fn is_waiting(&self) -> bool {
-        self.rules.values().any(RuleStreamState::is_waiting)
+        self.rules.values().any(|stream| stream.is_waiting())
     }
 
     fn take_removals(&mut self, deltas: &mut BTreeMap<RuleUid, RuleDelta>) {
@@ -291,8 +291,10 @@ impl Session {
         if !awaits && !matches!(directive, Directive::Assigned(_)) {
             self.content_requests.remove(uid);
         }
-        if let Some(stream) = self.rules.get_mut(uid) {
+        if let Some(mut stream) = self.rules.remove(uid) {
             stream.directive = Some(directive);
+            // The index's text of the uid is shared by all sessions.
+            self.rules.insert(uid.clone(), stream);
         }
         if awaits {
             self.serve_content_requests(uid);
@@ -422,14 +424,8 @@ struct RuleStreamState {
     /// The suspension that was sent; `None` before.
     sent_suspended: Option<bool>,
     items: Items,
-    /// The copies in namespaces that are no longer targets that the agent may remove, or may when what waits is sent.
-    prune: Option<PruneDigest>,
-    /// The batch that named them, once it is sent.
-    prune_sent: Option<u64>,
-    /// An approval that lapsed because the agent reported another set.
-    lapsed: Option<PruneDigest>,
-    /// The last reported digest of waiting prunes.
-    waits: Option<PruneDigest>,
+    /// `None` if there are none, as nearly always: there is a state for each rule in each cluster.
+    prunes: Option<Box<StreamPrunes>>,
     /// The last batch that named the rule.
     named: u64,
     /// The order to remove the rule that the agent has not answered.
@@ -440,6 +436,19 @@ struct RuleStreamState {
     former: bool,
     /// The last directive of the hub.
     directive: Option<Directive>,
+}
+
+/// The removals of copies in namespaces that are no longer targets.
+#[derive(Default, PartialEq)]
+struct StreamPrunes {
+    /// The copies that the agent may remove, or may when what waits is sent.
+    approved: Option<PruneDigest>,
+    /// The batch that named them, once it is sent.
+    sent: Option<u64>,
+    /// An approval that lapsed because the agent reported another set.
+    lapsed: Option<PruneDigest>,
+    /// The last reported digest of waiting prunes.
+    waits: Option<PruneDigest>,
 }
 
 impl RuleStreamState {
@@ -453,14 +462,25 @@ impl RuleStreamState {
             .as_ref()
             .map(|namespace_prunes| namespace_prunes.digest);
         let (terms, sent_terms) = (state.terms_digest, state.terms_digest);
-        Self {
+        let mut stream = Self {
             terms,
             sent_terms,
             items,
-            waits,
             former: true,
             ..Self::default()
-        }
+        };
+        stream.change_prunes(|prunes| prunes.waits = waits);
+        stream
+    }
+
+    fn change_prunes<R>(&mut self, change: impl FnOnce(&mut StreamPrunes) -> R) -> R {
+        let mut prunes = self
+            .prunes
+            .take()
+            .map_or_else(StreamPrunes::default, |prunes| *prunes);
+        let result = change(&mut prunes);
+        self.prunes = (prunes != StreamPrunes::default()).then(|| Box::new(prunes));
+        result
     }
 
     /// Whether a report is missing before the agent is up to date.

@@ -253,9 +253,9 @@ impl Session {
                     .or(heading.suspend);
                 stream.sent_suspended = suspended.or(stream.sent_suspended);
                 let next = Some(self.window.next());
-                stream.prune_sent = next
-                    .filter(|_| heading.prune.is_some())
-                    .or(stream.prune_sent);
+                if heading.prune.is_some() {
+                    stream.change_prunes(|prunes| prunes.sent = next);
+                }
             }
             *bytes += heading.terms.as_ref().map_or(0, |(terms, _)| weight(terms));
             let delta = delta_of(deltas, &uid);

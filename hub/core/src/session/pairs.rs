@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use runnel_proto::model::{AckedIntent, RuleState, RuleUid};
 
-use super::{Items, RULES_LIMIT, RuleStreamState, Session};
+use super::{Items, RULES_LIMIT, Session};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
@@ -124,13 +124,9 @@ impl Session {
             ..
         } = self;
         questions.requested.retain(|uid, _| {
-            matches!(
-                rules.get(uid),
-                Some(RuleStreamState {
-                    items: Items::PartialPairs(_),
-                    ..
-                })
-            )
+            rules
+                .get(uid)
+                .is_some_and(|stream| matches!(stream.items, Items::PartialPairs(_)))
         });
         let mut pairs: usize = questions.requested.values().sum();
         let mut uids = Vec::new();
@@ -163,13 +159,8 @@ impl Session {
     /// so any such answer is accepted. Others beyond the budget are left out, and requested again
     /// when the accepted ones have been removed.
     pub fn detail(&mut self, uid: &RuleUid, intents: Vec<AckedIntent>, last: bool) {
-        if !matches!(
-            self.rules.get(uid),
-            Some(RuleStreamState {
-                items: Items::PartialPairs(_),
-                ..
-            })
-        ) {
+        let stream = self.rules.get(uid);
+        if !stream.is_some_and(|stream| matches!(stream.items, Items::PartialPairs(_))) {
             return;
         }
         let assignment = self.assignment_of(uid).cloned();
@@ -185,10 +176,8 @@ impl Session {
                 self.pair_requests.left_out.insert(uid.clone(), false);
                 continue;
             }
-            if let Some(RuleStreamState {
-                items: Items::PartialPairs(pairs),
-                ..
-            }) = self.rules.get_mut(uid)
+            if let Some(stream) = self.rules.get_mut(uid)
+                && let Items::PartialPairs(pairs) = &mut stream.items
             {
                 pairs.insert(known.unwrap_or(source), revision);
             }

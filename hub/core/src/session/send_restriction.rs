@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use runnel_proto::model::{DeletionPolicy, PruneDigest, RuleUid};
 
 use super::outbox::{Heading, Window};
-use super::{Delta, Items, Session};
+use super::{Delta, Items, Session, StreamPrunes};
 use crate::index::Directive;
 use crate::plan::ClusterAssignment;
 
@@ -115,7 +115,7 @@ impl Session {
             stream.terms = stream.sent_terms;
             stream.is_suspended = stream.sent_suspended;
             stream.sent_orphaned = false;
-            stream.prune = None;
+            stream.change_prunes(|prunes| prunes.approved = None);
         }
         self.withdraw(uid);
     }
@@ -180,7 +180,7 @@ impl Session {
         }
         stream.removing = Some(policy);
         stream.sent_orphaned = false;
-        stream.prune = None;
+        stream.change_prunes(|prunes| prunes.approved = None);
         // Until the order is sent, the agent has its former pairs, and the order may wait again.
         let has_unsent = self.outbox.intents.drop_of(uid);
         if has_unsent || !stream.items.are_known() {
@@ -204,7 +204,8 @@ impl Session {
         if stream.removing.is_some() {
             return;
         }
-        (stream.items, stream.prune) = (Items::Uncertain, None);
+        stream.items = Items::Uncertain;
+        stream.change_prunes(|prunes| prunes.approved = None);
         stream.is_suspended = stream.sent_suspended;
         let was_sent = std::mem::replace(&mut stream.sent_orphaned, true);
         self.pair_requests.drop_unrequested(uid);
@@ -256,10 +257,14 @@ impl Session {
         let Some(stream) = self.rules.get_mut(uid) else {
             return;
         };
-        if std::mem::replace(&mut stream.prune, prune) == prune {
+        let is_known = stream.change_prunes(|prunes| {
+            let is_known = std::mem::replace(&mut prunes.approved, prune) == prune;
+            prunes.sent = prunes.sent.filter(|_| is_known);
+            is_known
+        });
+        if is_known {
             return;
         }
-        stream.prune_sent = None;
         let heading = self.outbox.headings.entry(uid.clone()).or_default();
         heading.prune = prune;
         if heading.is_empty() {
@@ -273,21 +278,26 @@ impl Session {
         let Some(stream) = self.rules.get_mut(uid) else {
             return false;
         };
-        let before = std::mem::replace(&mut stream.waits, waits);
-        if stream.prune.is_some() && stream.prune != waits {
-            stream.lapsed = stream.prune;
+        let renews = stream.change_prunes(|prunes| {
+            let before = std::mem::replace(&mut prunes.waits, waits);
+            if prunes.approved.is_some() && prunes.approved != waits {
+                prunes.lapsed = prunes.approved;
+                return None;
+            }
+            let was_early = prunes.approved.is_some() && before != waits && prunes.sent.is_some();
+            if was_early {
+                (prunes.approved, prunes.sent) = (None, None);
+            }
+            let has_lapsed = waits.is_some() && prunes.lapsed == waits;
+            if has_lapsed {
+                prunes.lapsed = None;
+            }
+            Some(was_early || has_lapsed)
+        });
+        renews.unwrap_or_else(|| {
             self.send_prune(uid, None);
-            return false;
-        }
-        let was_early = stream.prune.is_some() && before != waits && stream.prune_sent.is_some();
-        if was_early {
-            (stream.prune, stream.prune_sent) = (None, None);
-        }
-        let has_lapsed = waits.is_some() && stream.lapsed == waits;
-        if has_lapsed {
-            stream.lapsed = None;
-        }
-        was_early || has_lapsed
+            false
+        })
     }
 
     /// The agent asks for approval of exactly the removals that it was approved before, and has acked
@@ -299,28 +309,18 @@ impl Session {
             .get_mut(uid)
             .filter(|_| self.window.snapshot_received);
         stream.is_some_and(|stream| {
-            is_used_up(
-                &mut stream.prune,
-                &mut stream.prune_sent,
-                asked,
-                &self.window,
-            )
+            stream.change_prunes(|prunes| is_used_up(prunes, asked, &self.window))
         })
     }
 }
 
 /// Whether exactly this was sent in a batch that the agent has applied. Then nothing counts as sent
 /// any more.
-fn is_used_up(
-    message: &mut Option<PruneDigest>,
-    sent: &mut Option<u64>,
-    asked: PruneDigest,
-    window: &Window,
-) -> bool {
-    let is_taken_in = sent.is_some_and(|nonce| window.is_acked(nonce));
-    let is_used_up = *message == Some(asked) && is_taken_in;
+fn is_used_up(prunes: &mut StreamPrunes, asked: PruneDigest, window: &Window) -> bool {
+    let is_taken_in = prunes.sent.is_some_and(|nonce| window.is_acked(nonce));
+    let is_used_up = prunes.approved == Some(asked) && is_taken_in;
     if is_used_up {
-        (*message, *sent) = (None, None);
+        (prunes.approved, prunes.sent) = (None, None);
     }
     is_used_up
 }

@@ -81,10 +81,10 @@ fn detail_of(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cluste
         reason: cluster_state.reason,
         message: cluster_state.message,
         failures: rule_report
-            .map(|rule_report| rule_report.failures.clone())
+            .map(|rule_report| rule_report.details().failures.clone())
             .unwrap_or_default(),
         feedback: rule_report
-            .map(|rule_report| rule_report.feedback.clone())
+            .map(|rule_report| rule_report.details().feedback.clone())
             .unwrap_or_default(),
         has_plan: rule_report
             .is_some_and(|rule_report| has_applied_plan(view, cluster, rule_report)),

@@ -1,5 +1,6 @@
 //! The last reports of the agents.
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -13,30 +14,88 @@ use super::SILENCE;
 use crate::index::{Clusters, ReportedCopies, RuleEntry};
 use crate::session::state_bytes;
 
+/// How many names of rules are kept at least.
+const NAMES: usize = 1_000;
+
 /// An agent's last report about one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RuleReport {
+    /// The agent's name of the rule.
+    rule: Arc<RuleName>,
     pub(super) intents_digest: SetDigest,
     pub(super) terms_digest: Option<TermsDigest>,
     pub(super) intents: u32,
     pub(super) counts: Counts,
+    /// The proof of its copies.
+    pub(super) proof: Option<Proof>,
+    /// `None` if there are none, as nearly always: there is a report for each rule in each cluster.
+    details: Option<Box<ReportDetails>>,
+    /// The approximate size of the report, in bytes.
+    bytes: usize,
+}
+
+/// What only few reports have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ReportDetails {
     pub(super) failures: Vec<Failure>,
     /// Pending removals of copies whose namespace is no longer a target.
     pub(super) namespace_prunes: Option<NamespacePrunes>,
     /// The namespaces for which copies wait.
     pub(super) waiting: WaitingNamespaces,
-    /// The proof of its copies.
-    pub(super) proof: Option<Proof>,
     /// The fields that the rule has returned.
     pub(super) feedback: Vec<CopyFeedback>,
-    /// The approximate size of the report, in bytes.
-    pub(super) bytes: usize,
+}
+
+impl ReportDetails {
+    const NONE: Self = Self {
+        failures: Vec::new(),
+        namespace_prunes: None,
+        waiting: WaitingNamespaces {
+            first: Vec::new(),
+            count: 0,
+        },
+        feedback: Vec::new(),
+    };
+
+    fn boxed(self) -> Option<Box<Self>> {
+        (self != Self::NONE).then(|| Box::new(self))
+    }
+}
+
+/// Names of rules, of which each agent has its own text: equal ones are stored once.
+#[derive(Default)]
+struct SharedNames {
+    names: BTreeMap<RuleUid, Arc<RuleName>>,
+    /// How many there may be before those without a report are dropped.
+    limit: usize,
+}
+
+impl SharedNames {
+    fn share(&mut self, uid: RuleUid, name: RuleName) -> (RuleUid, Arc<RuleName>) {
+        if let Some((uid, known)) = self.names.get_key_value(&uid)
+            && **known == name
+        {
+            return (uid.clone(), Arc::clone(known));
+        }
+        if self.names.len() >= self.limit {
+            self.names.retain(|_, name| Arc::strong_count(name) > 1);
+            self.limit = (2 * self.names.len()).max(NAMES);
+        }
+        let name = Arc::new(name);
+        self.names.insert(uid.clone(), Arc::clone(&name));
+        (uid, name)
+    }
 }
 
 impl RuleReport {
+    pub(super) fn details(&self) -> &ReportDetails {
+        static NONE: ReportDetails = ReportDetails::NONE;
+        self.details.as_deref().unwrap_or(&NONE)
+    }
+
     /// The copies that the rule has, those in namespaces that are no longer targets too.
     fn copies(&self) -> u64 {
-        let prunes = self.namespace_prunes.as_ref();
+        let prunes = self.details().namespace_prunes.as_ref();
         let pruned = prunes.map_or(0, |prunes| prunes.copies);
         self.counts.existing().saturating_add(pruned).into()
     }
@@ -75,11 +134,9 @@ pub(super) struct Connectivity {
     /// The current session of the cluster; messages of an older one are void.
     number: u64,
     lost_at: Option<Instant>,
-    rule_reports: BTreeMap<RuleUid, RuleReport>,
+    rule_reports: BTreeMap<RuleUid, Box<RuleReport>>,
     /// The copies of all of them.
     copies: u64,
-    /// Rules of the agent, with their names.
-    names: BTreeMap<RuleUid, RuleName>,
     /// What is not sent to it until an administrator confirms.
     unconfirmed: Option<Unconfirmed>,
     /// Rules that are not sent to it, because it would have too many.
@@ -140,7 +197,9 @@ impl Connectivity {
 
     /// Returns the agent's last report about a rule.
     pub(super) fn rule_report(&self, rule: &RuleUid) -> Option<&RuleReport> {
-        self.rule_reports.get(rule)
+        self.rule_reports
+            .get(rule)
+            .map(|rule_report| &**rule_report)
     }
 }
 
@@ -171,6 +230,7 @@ pub struct ReportStore {
     pub(super) proof_key: Option<ProofKey>,
     /// Number of reports whose failures were dropped since the last query.
     shortened: u64,
+    names: SharedNames,
 }
 
 impl ReportStore {
@@ -220,7 +280,6 @@ impl ReportStore {
         connectivity.number = number;
         let before = std::mem::take(&mut connectivity.rule_reports);
         connectivity.copies = 0;
-        connectivity.names.clear();
         connectivity.over_limit.clear();
         connectivity.bytes = 0;
         connectivity.lost_at = None;
@@ -244,10 +303,10 @@ impl ReportStore {
                     || (before.intents_digest, before.terms_digest) != digests)
             {
                 connectivity.copies = connectivity.copies.saturating_sub(rule_report.copies());
-                rule_report.namespace_prunes = before
-                    .namespace_prunes
-                    .clone()
-                    .or_else(|| rule_report.namespace_prunes.take());
+                if let Some(prunes) = &before.details().namespace_prunes {
+                    let details = rule_report.details.get_or_insert_default();
+                    details.namespace_prunes = Some(prunes.clone());
+                }
                 connectivity.copies = connectivity.copies.saturating_add(rule_report.copies());
             }
         }
@@ -412,7 +471,6 @@ impl ReportStore {
         connectivity.bytes = connectivity.bytes.saturating_sub(bytes);
         connectivity.copies = connectivity.copies.saturating_sub(copies);
         if state.gone {
-            connectivity.names.remove(&state.uid);
             return connectivity.rule_reports.remove(&state.uid).is_some();
         }
         let has_details = !state.failures.is_empty() || !state.feedback.is_empty();
@@ -423,26 +481,29 @@ impl ReportStore {
         }
         let bytes = state_bytes(&state);
         connectivity.bytes += bytes;
-        connectivity.names.insert(state.uid.clone(), state.rule);
-        let rule_report = RuleReport {
+        let details = ReportDetails {
+            failures: state.failures,
             namespace_prunes: state
                 .namespace_prunes
                 .filter(|namespace_prunes| namespace_prunes.copies > 0),
+            waiting: state.waiting,
+            feedback: state.feedback,
+        };
+        let (uid, rule) = self.names.share(state.uid, state.rule);
+        let rule_report = Box::new(RuleReport {
+            rule,
             intents_digest: state.intents_digest,
             terms_digest: state.terms_digest,
             intents: state.intents,
             counts: state.counts,
-            failures: state.failures,
-            waiting: state.waiting,
             proof: state.proof,
-            feedback: state.feedback,
+            details: details.boxed(),
             bytes,
-        };
+        });
         connectivity.copies = connectivity.copies.saturating_add(rule_report.copies());
-        connectivity
-            .rule_reports
-            .insert(state.uid, rule_report.clone())
-            != Some(rule_report)
+        let is_news = connectivity.rule_reports.get(&uid) != Some(&rule_report);
+        connectivity.rule_reports.insert(uid, rule_report);
+        is_news
     }
 
     /// A cluster is revoked or deleted: nothing of it is known any more.
@@ -488,15 +549,10 @@ impl ReportStore {
         cluster: &ClusterName,
     ) -> impl Iterator<Item = (&RuleUid, &RuleName, u32)> {
         let connectivity = self.clusters.get(cluster);
-        connectivity.into_iter().flat_map(|connectivity| {
-            connectivity.names.iter().map(|(uid, rule)| {
-                let copies = connectivity
-                    .rule_reports
-                    .get(uid)
-                    .map_or(0, |rule_report| rule_report.counts.applied);
-                (uid, rule, copies)
-            })
-        })
+        connectivity
+            .into_iter()
+            .flat_map(|connectivity| &connectivity.rule_reports)
+            .map(|(uid, rule_report)| (uid, &*rule_report.rule, rule_report.counts.applied))
     }
 
     /// The session of a cluster that counts as connected: it is, or was a moment ago.
@@ -515,10 +571,8 @@ impl ReportStore {
         &self,
         cluster: &ClusterName,
     ) -> impl Iterator<Item = (&RuleUid, &RuleName)> {
-        self.clusters
-            .get(cluster)
-            .into_iter()
-            .flat_map(|connectivity| &connectivity.names)
+        self.copies_by_rule(cluster)
+            .map(|(uid, rule, _)| (uid, rule))
     }
 
     /// When the certificate of the cluster's newest session expires.
@@ -562,7 +616,7 @@ impl ReportStore {
     /// The last report of a cluster about a rule's copies.
     pub fn reported_copies(&self, rule: &RuleUid, cluster: &ClusterName) -> Option<ReportedCopies> {
         let rule_report = self.rule_report(cluster, rule)?;
-        let prunes = rule_report.namespace_prunes.as_ref();
+        let prunes = rule_report.details().namespace_prunes.as_ref();
         let prunes = prunes.map(|message| PruneRequest {
             objects: message.copies,
             digest: message.digest,
@@ -584,7 +638,7 @@ impl ReportStore {
     pub fn namespaces_of_prunes(&self, rule: &RuleUid, cluster: &ClusterName) -> &[String] {
         let rule_report = self
             .rule_report(cluster, rule)
-            .and_then(|rule_report| rule_report.namespace_prunes.as_ref());
+            .and_then(|rule_report| rule_report.details().namespace_prunes.as_ref());
         rule_report
             .map(|namespace_prunes| namespace_prunes.namespaces.as_slice())
             .unwrap_or_default()

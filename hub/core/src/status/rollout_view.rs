@@ -337,6 +337,7 @@ fn clusters_where(
 /// Whether a failure needs an action. The worst comes first.
 fn has_failed(rule_report: &RuleReport) -> bool {
     rule_report
+        .details()
         .failures
         .iter()
         .any(|failure| is_failure(failure) && failure.reason < CopyFailure::NamespaceTerminating)

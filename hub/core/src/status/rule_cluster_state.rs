@@ -168,7 +168,7 @@ fn applied_state(view: &View<'_>, cluster: &ClusterView<'_>, now: Instant) -> Cl
     let counts = rule_report.counts;
     // Copies that cannot be removed fail the cluster. The message names the cause.
     if rule_report.counts.failed > 0
-        || (counts.removing > 0 && rule_report.failures.iter().any(is_failure))
+        || (counts.removing > 0 && rule_report.details().failures.iter().any(is_failure))
     {
         ClusterState::Failed
     } else if (view.awaits(cluster.name) && !is_reading(view))
@@ -332,7 +332,7 @@ pub(super) fn state_of(
             )
         }
         ClusterState::Waiting => {
-            let namespaces = rule_report.map(|rule_report| absent_namespaces([&rule_report.waiting]));
+            let namespaces = rule_report.map(|rule_report| absent_namespaces([&rule_report.details().waiting]));
             let message = match (counts.waiting, namespaces.flatten()) {
                 (1, None) => "1 copy waits for a namespace that does not exist".to_owned(),
                 (more, None) => format!("{more} copies wait for namespaces that do not exist"),
@@ -377,7 +377,7 @@ pub(super) fn state_of(
         reason,
         message,
         absent: rule_report
-            .map(|rule_report| rule_report.waiting.clone())
+            .map(|rule_report| rule_report.details().waiting.clone())
             .unwrap_or_default(),
         is_connected: cluster.is_connected(now),
         is_blind: lost_watch.is_some(),
@@ -477,7 +477,7 @@ fn silent(was_connected: bool) -> (Reason, String) {
 /// Quotes the text of an agent, which any member can choose, so that it is not mistaken for a text
 /// of the hub.
 fn worst(rule_report: Option<&RuleReport>) -> Option<(Reason, String)> {
-    let mut failures = rule_report?.failures.iter();
+    let mut failures = rule_report?.details().failures.iter();
     failures
         .find(|failure| failure.reason != model::Reason::Unhealthy)
         .map(quoted)
@@ -498,13 +498,18 @@ fn quoted(failure: &Failure) -> (Reason, String) {
 /// Returns the reason and message about the first copy that waits for another object.
 fn delayed(rule_report: Option<&RuleReport>) -> Option<(Reason, String)> {
     let waits = |failure: &&Failure| failure.reason == model::Reason::WaitingForDependency;
-    rule_report?.failures.iter().find(waits).map(quoted)
+    rule_report?
+        .details()
+        .failures
+        .iter()
+        .find(waits)
+        .map(quoted)
 }
 
 /// Returns the reason and message of a cluster whose only failures are unhealthy copies. The message of an object is
 /// quoted like that of an agent.
 fn unhealthy(rule_report: Option<&RuleReport>) -> (Reason, String) {
-    let failures = rule_report.map_or(&[][..], |rule_report| &rule_report.failures);
+    let failures = rule_report.map_or(&[][..], |rule_report| &rule_report.details().failures);
     let first = failures
         .iter()
         .find(|failure| failure.reason == model::Reason::Unhealthy);
@@ -533,7 +538,7 @@ fn over_limit_message(cluster: &ClusterView<'_>) -> String {
 
 /// Whether copies in former target namespaces are being removed. Blocked ones stay.
 pub(super) fn is_pruning(view: &View<'_>, rule_report: &RuleReport) -> bool {
-    rule_report.namespace_prunes.is_some() && !view.blocks_prunes
+    rule_report.details().namespace_prunes.is_some() && !view.blocks_prunes
 }
 
 fn failed() -> (Reason, String) {
