@@ -3,6 +3,8 @@
 //! items; the cost of everything must grow linearly. Compare the figures of a row, a hundredfold
 //! each time.
 
+#[path = "planning/edits.rs"]
+mod edits;
 mod planning;
 
 use std::cell::RefCell;
@@ -37,7 +39,8 @@ use runnel_proto::wire;
 use runnel_tests::speed::text::noise;
 use serde_json::json;
 
-use planning::{NAMESPACE, body, cluster, edits, index, labels, payload, revision, rule, source};
+use edits::edits;
+use planning::{NAMESPACE, body, cluster, index, labels, payload, revision, rule, source};
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
 /// Items of a list in an object. The last number is about what an API server stores.

@@ -3,6 +3,8 @@
 //! `cargo bench -p runnel-tests --bench planner`. Compare with the row `bare`, which does only the
 //! unavoidable work: it compares the labels of the rules with those of every source, once.
 
+#[path = "planning/edits.rs"]
+mod edits;
 mod planning;
 
 use std::collections::BTreeMap;
@@ -10,7 +12,8 @@ use std::collections::BTreeMap;
 use divan::{Bencher, black_box};
 use runnel_hub_core::index::{Cluster, Index};
 
-use planning::{Labels, cluster, edits, index, index_input, labels, rule};
+use edits::edits;
+use planning::{Labels, cluster, index, index_input, labels, rule};
 
 const RULES: usize = 100;
 const SOURCES: usize = 1_000;

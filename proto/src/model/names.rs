@@ -4,6 +4,7 @@
 //! A string of a peer ends in statuses, Events, logs and terminals. A name is checked and refused;
 //! text for a person is cleaned and bounded.
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 macro_rules! text_name {
@@ -93,8 +94,14 @@ pub const VERSION_DIGITS: usize = 10;
 /// A source with a copy name is distinct from the same source under any other copy name: a rename
 /// removes one intent and adds another, each with its own tombstone. An intent's reference is
 /// [`SourceRef::as_copy`] of its source; all other references are plain objects.
+///
+/// A handle: a clone shares the texts. References are the keys of nearly every table of hub and agent.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceRef(Arc<SourceParts>);
+
+/// The parts of a [`SourceRef`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SourceRef {
+pub struct SourceParts {
     /// `plural[.group]`; not necessarily a kind that this build supports.
     pub resource: Arc<str>,
     /// The namespace; empty for an object of a kind without namespaces.
@@ -103,6 +110,20 @@ pub struct SourceRef {
     pub name: Arc<str>,
     /// The name of the copies, where it is another one; never equal to `name`.
     renamed: Option<Arc<str>>,
+}
+
+impl Deref for SourceRef {
+    type Target = SourceParts;
+
+    fn deref(&self) -> &SourceParts {
+        &self.0
+    }
+}
+
+impl fmt::Debug for SourceRef {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, out)
+    }
 }
 
 impl SourceRef {
@@ -116,29 +137,34 @@ impl SourceRef {
 
     /// An object's reference.
     pub fn new(resource: &str, namespace: &str, name: &str) -> Self {
-        Self {
+        Self(Arc::new(SourceParts {
             resource: resource.into(),
             namespace: namespace.into(),
             name: name.into(),
             renamed: None,
-        }
+        }))
     }
 
     /// Returns the intent of this source whose copies have this name.
     pub fn as_copy(&self, name: &str) -> Self {
-        let renamed = (name != &*self.name).then(|| name.into());
-        Self {
-            renamed,
-            ..self.plain()
+        if name == &*self.name {
+            return self.plain();
         }
+        Self(Arc::new(SourceParts {
+            renamed: Some(name.into()),
+            ..SourceParts::clone(self)
+        }))
     }
 
     /// Returns the object itself, independent of the names of its copies.
     pub fn plain(&self) -> Self {
-        Self {
-            renamed: None,
-            ..self.clone()
+        if self.renamed.is_none() {
+            return self.clone();
         }
+        Self(Arc::new(SourceParts {
+            renamed: None,
+            ..SourceParts::clone(self)
+        }))
     }
 
     /// The name of the copies.
@@ -170,12 +196,15 @@ impl SourceRef {
         } else {
             namespace
         };
-        Self {
+        if self.renamed.is_none() && *place == self.namespace {
+            return self.clone();
+        }
+        Self(Arc::new(SourceParts {
             resource: self.resource.clone(),
             namespace: place.clone(),
             name: self.copy_name().clone(),
             renamed: None,
-        }
+        }))
     }
 
     /// Whether the object is of a kind without namespaces.

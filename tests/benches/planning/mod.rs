@@ -63,15 +63,6 @@ pub fn body(number: usize) -> SourceState {
     )))
 }
 
-/// One after another, edits of the source 7 that a rule of this number selects.
-pub fn edits(rule: usize) -> impl FnMut() -> (SourceRef, Labels, SourceState) {
-    let mut number = 1_000_000;
-    move || {
-        number += 1;
-        (source(7), labels(rule), body(number))
-    }
-}
-
 /// The name of the cluster of this number.
 pub fn cluster(number: usize) -> ClusterName {
     format!("c{number}").as_str().into()
