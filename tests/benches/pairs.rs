@@ -72,7 +72,7 @@ fn sessions_that_sent(bencher: Bencher<'_, '_>) {
 
 /// Sessions of agents that had everything when they connected.
 #[divan::bench(sample_count = 1, sample_size = 1)]
-fn sessions_that_were_told(bencher: Bencher<'_, '_>) {
+fn sessions_that_reported(bencher: Bencher<'_, '_>) {
     let (index, names) = (index(RULES, CLUSTERS, RULES), names());
     bencher.bench_local(|| sessions(&index, &names, true));
 }

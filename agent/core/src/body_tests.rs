@@ -396,7 +396,7 @@ fn a_retained_object_is_no_longer_ours_and_keeps_its_content() {
 }
 
 #[test]
-fn retained_object_names_its_rule_although_the_agent_lost_its_terms() {
+fn retained_object_names_its_rule_without_known_terms() {
     let sealer = Sealer::new(b"key", "hub", ["eu-1", ""]);
     let mut object = served(&copy(), &sealer);
     let unknown = RuleName {
