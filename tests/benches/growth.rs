@@ -5,6 +5,8 @@
 
 #[path = "planning/edits.rs"]
 mod edits;
+#[path = "planning/facts.rs"]
+mod facts;
 mod planning;
 
 use std::cell::RefCell;
@@ -28,7 +30,7 @@ use runnel_hub_core::plan::{
     TermsResolver,
 };
 use runnel_hub_core::session::Session;
-use runnel_hub_core::status::{Now, ReportStore, SessionFacts, View, fold};
+use runnel_hub_core::status::{Now, ReportStore, View, fold};
 use runnel_proto::convert::{hub_frame, hub_frame_to_wire};
 use runnel_proto::json_nodes;
 use runnel_proto::model::{
@@ -40,6 +42,7 @@ use runnel_tests::speed::text::noise;
 use serde_json::json;
 
 use edits::edits;
+use facts::facts;
 use planning::{NAMESPACE, body, cluster, index, labels, payload, revision, rule, source};
 
 const SIZES: [usize; 3] = [10, 1_000, 100_000];
@@ -355,17 +358,6 @@ fn folded(bencher: Bencher<'_, '_>, clusters: usize, failures: &[Failure]) {
         };
         fold(&view, &report_store, now)
     });
-}
-
-fn facts() -> SessionFacts {
-    SessionFacts {
-        agent_version: "0.1.0".to_owned(),
-        kubernetes_version: "v1.36.3".to_owned(),
-        cluster_uid: "u".to_owned(),
-        key: String::new(),
-        boot_id: String::new(),
-        certificate_expires: Timestamp::UNIX_EPOCH,
-    }
 }
 
 fn state(rule: &Rule, plan: &RulePlan, failures: &[Failure]) -> RuleState {

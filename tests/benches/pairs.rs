@@ -1,18 +1,20 @@
 //! Memory of the hub for each rule in each cluster, whatever the rule sends.
 //! `cargo bench -p runnel-tests --bench pairs`. Read `max alloc` and divide the bytes by the pairs,
-//! which are [`PAIRS`]: 0.5 KiB in all are promised.
+//! which are [`PAIRS`]: the aim is 0.5 KiB in all.
 
+#[path = "planning/facts.rs"]
+mod facts;
 mod planning;
 
 use std::time::Instant;
 
 use divan::{AllocProfiler, Bencher};
-use jiff::Timestamp;
 use runnel_hub_core::index::{Directive, Index};
 use runnel_hub_core::session::Session;
-use runnel_hub_core::status::{ReportStore, SessionFacts};
+use runnel_hub_core::status::ReportStore;
 use runnel_proto::model::{ClusterName, Counts, RuleState, RuleUid};
 
+use facts::facts;
 use planning::{cluster, index};
 
 #[global_allocator]
@@ -84,15 +86,7 @@ fn reports(bencher: Bencher<'_, '_>) {
     bencher.bench_local(|| {
         let mut store = ReportStore::default();
         for name in &names {
-            let facts = SessionFacts {
-                agent_version: String::new(),
-                kubernetes_version: String::new(),
-                cluster_uid: String::new(),
-                key: String::new(),
-                boot_id: String::new(),
-                certificate_expires: Timestamp::UNIX_EPOCH,
-            };
-            store.connected(name, 1, facts, Vec::new());
+            store.connected(name, 1, facts(), Vec::new());
             for rule in 0..RULES {
                 store.report(name, 1, state(&index, rule));
             }

@@ -291,10 +291,12 @@ impl Session {
         if !awaits && !matches!(directive, Directive::Assigned(_)) {
             self.content_requests.remove(uid);
         }
-        if let Some(mut stream) = self.rules.remove(uid) {
-            stream.directive = Some(directive);
-            // The index's text of the uid is shared by all sessions.
-            self.rules.insert(uid.clone(), stream);
+        if let Some(stream) = self.rules.get_mut(uid) {
+            let is_first = stream.directive.replace(directive).is_none();
+            // The index's text of the uid is shared by all sessions, that of the report is not.
+            if is_first && let Some(stream) = self.rules.remove(uid) {
+                self.rules.insert(uid.clone(), stream);
+            }
         }
         if awaits {
             self.serve_content_requests(uid);
